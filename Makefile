@@ -1,0 +1,72 @@
+# Everything a contributor runs. It sets itself up in .venv; nothing but Python (3.11 or newer), make
+# and git has to be there:
+#
+#   make demo DEMO_ARGS="--seconds 6"     make test ARGS="-k conflict"     make test PYTHON=python3.13
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+DEMO_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.demo-ready
+DEV_READY := $(VENV)/.dev-ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help:  ## say what there is to run (the default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(DEMO_READY)  ## the example project, with the lock and without it; options in DEMO_ARGS
+	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
+
+.PHONY: test
+test: $(DEV_READY)  ## the tests that take less than 5 minutes together; options in ARGS
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
+
+.PHONY: test-all
+test-all: $(DEV_READY)  ## the slow rest
+	$(BIN)/python -m pytest -m slow -n $(JOBS) $(ARGS)
+
+.PHONY: check
+check: $(DEV_READY)  ## lint, format, types, imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(DEV_READY)  ## repair what lint and format can repair by themselves
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: build
+build: $(DEV_READY)  ## wheel and source archive in dist/
+	rm -rf dist
+	$(BIN)/python -m build
+
+.PHONY: clean
+clean:  ## remove everything that was made here
+	rm -rf $(VENV) build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps: installed again only when pyproject.toml is newer. Whatever dev needs, demo has too.
+$(DEV_READY): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(DEMO_READY)
+
+$(DEMO_READY): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(BIN)/python:
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo "make: no $(PYTHON) on the PATH. Install Python 3.11 or newer, or name yours: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$($(PYTHON) --version) is too old. Python 3.11 or newer is needed: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
+	  echo "make: $(PYTHON) can't make a virtual environment. On Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)

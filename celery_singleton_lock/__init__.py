@@ -1,0 +1,54 @@
+"""At most one body per lock key at a time, for Celery tasks: across workers, hosts and crashes."""
+
+from __future__ import annotations
+
+from celery_singleton_lock.core.key import PER_TASK
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.policy import CallOptions, OnConflict
+from celery_singleton_lock.errors import (
+    FenceUnavailable,
+    LeaseLost,
+    LockConflict,
+    LockKeyError,
+    NoLease,
+    SettingsError,
+    SingletonLockError,
+    StoreError,
+    StoreUnavailable,
+)
+from celery_singleton_lock.hold import hold
+from celery_singleton_lock.instrumentation.signals import (
+    lease_acquired,
+    lease_conflict,
+    lease_lost,
+    lease_released,
+)
+from celery_singleton_lock.skipped import is_skipped
+from celery_singleton_lock.task import SingletonTask, current_lease, singleton_task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PER_TASK",
+    "CallOptions",
+    "FenceUnavailable",
+    "Lease",
+    "LeaseLost",
+    "LockConflict",
+    "LockKeyError",
+    "NoLease",
+    "OnConflict",
+    "SettingsError",
+    "SingletonLockError",
+    "SingletonTask",
+    "StoreError",
+    "StoreUnavailable",
+    "current_lease",
+    "hold",
+    "is_skipped",
+    "lease_acquired",
+    "lease_conflict",
+    "lease_lost",
+    "lease_released",
+    "singleton_task",
+]

@@ -1,0 +1,1 @@
+"""The lease engine: no Celery, no client library of any store."""

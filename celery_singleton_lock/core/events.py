@@ -1,0 +1,64 @@
+"""What happens to leases, as data, and the one place that tells others of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from celery_singleton_lock.core.lease import Holder
+
+__all__ = ["Event", "EventName", "Events", "Sink"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+class EventName(StrEnum):
+    ACQUIRED = "acquired"
+    CONFLICT = "conflict"
+    LOST = "lost"
+    RELEASED = "released"
+    RELEASE_FAILED = "release-failed"
+    PUT_BACK = "put-back"
+    DROPPED = "dropped"
+    STORE_FAILED = "store-failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        name: What happened.
+        key: The lock key.
+        task: Name of the task it happened to; empty for a ``hold()``.
+        task_id: Its id, or the id of the ``hold()``.
+        holder: Who has the key: oneself, or on a conflict the other.
+        data: What else is known; seconds, numbers and words, never task arguments.
+    """
+
+    name: EventName
+    key: str
+    task: str = ""
+    task_id: str = ""
+    holder: Holder = field(default_factory=Holder)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Sink = Callable[[Event], None]
+
+
+class Events:
+    """Hands each event to every sink; a sink that raises never breaks a lock."""
+
+    def __init__(self, sinks: list[Sink] | None = None) -> None:
+        self.sinks: list[Sink] = list(sinks or [])
+
+    def emit(self, event: Event) -> None:
+        for sink in self.sinks:
+            try:
+                sink(event)
+            except Exception:
+                logger.exception("the sink %r failed on the event %r", sink, str(event.name))

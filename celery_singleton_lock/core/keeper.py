@@ -1,0 +1,231 @@
+"""The heartbeat: one thread of a process renews all of its leases at once.
+
+Promises
+    Each registered lease is renewed every ttl/3, all of them in one pipeline. A renewal answered
+    "not yours" is a loss at once. No answer means try again until ``valid_until``; then the lease
+    is lost for good, whatever the store says later. A loss is reported once, before anybody else
+    can hold the key, unless this thread starves.
+
+Does not promise
+    To run while a C call in the body holds the GIL: then ``lease.check()`` after the call tells,
+    by the clock.
+
+States of a lease here::
+
+    add() -> renewing --"not yours"----------------------> lost (expired, replaced)
+               |  ^ \\--no answer--> retrying --deadline--> lost (unreachable)
+               |  +--------answer-------/
+               +--max_hold reached--> ending --deadline--> lost (expired)
+    discard() from any state: a late reply is ignored
+
+Threads
+    ``add`` and ``discard`` run on the bodies' threads, ``sweep`` on the keeper's own. The guard is
+    held for dictionary operations only, never over I/O. After a fork the child has none of this:
+    its runtime makes a new keeper.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.lease import Lease, Loss, LossReason, drift
+from celery_singleton_lock.core.store import Renewal, Store
+from celery_singleton_lock.errors import StoreError
+
+__all__ = ["MAX_TIMEOUT", "Keeper", "timeout_for"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Three renewals fit in a ttl: two may fail before the lease is at risk.
+_RENEWALS_PER_TTL: Final = 3
+# Renewals of many processes started together drift apart; only ever earlier than ttl/3.
+_JITTER: Final = 0.1
+# A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
+_TIMEOUTS_PER_TTL: Final = 6
+MAX_TIMEOUT: Final = 2.0
+# While the store is silent: often enough to use the first moment it is back, seldom enough not to
+# storm it.
+_RETRY_RATIO: Final = 0.05
+_MAX_RETRY_PAUSE: Final = 1.0
+
+
+def timeout_for(ttl: float) -> float:
+    """Seconds to wait for one reply about a lease of ``ttl`` seconds."""
+    return min(ttl / _TIMEOUTS_PER_TTL, MAX_TIMEOUT)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    lease: Lease
+    due: float
+    on_lost: Callable[[Lease], None]
+    error: str = ""
+    failures: int = 0
+
+    @property
+    def interval(self) -> float:
+        return self.lease.ttl / _RENEWALS_PER_TTL
+
+    def renewable(self, now: float) -> bool:
+        hold_until = self.lease.hold_until
+        return hold_until is None or now < hold_until
+
+    def next_time(self, now: float) -> float:
+        """When this entry needs the keeper again."""
+        return (
+            min(self.due, self.lease.valid_until) if self.renewable(now) else self.lease.valid_until
+        )
+
+
+class Keeper:
+    """Renews the leases of one process and declares losses."""
+
+    def __init__(self, store: Store, clock: Clock, events: Events) -> None:
+        self._store = store
+        self._clock = clock
+        self._events = events
+        self._entries: dict[int, _Entry] = {}
+        self._guard: Any = native.allocate_lock()
+        self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
+        self._alarm.acquire()
+        self._wakes_at = 0.0
+        self._started = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the keeper's thread."""
+        interval = lease.ttl / _RENEWALS_PER_TTL
+        due = lease.acquired_at + interval * (1 - _JITTER * random.random())
+        entry = _Entry(lease, due, on_lost)
+        with self._guard:
+            self._entries[id(lease)] = entry
+            start, self._started = not self._started, True
+            ring = entry.next_time(self._clock.now()) < self._wakes_at
+        if start:
+            native.start_new_thread(self._run, "singleton-keeper")
+        elif ring:
+            self._ring()
+
+    def discard(self, lease: Lease) -> None:
+        """Stop renewing ``lease``; a reply under way is ignored."""
+        # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
+        # time limit) must not find it held.
+        self._entries.pop(id(lease), None)
+
+    def sweep(self) -> float | None:
+        """Renew what is due, declare what is lost; seconds until it is needed again, None if never.
+
+        The thread calls this; a test with a manual clock may.
+        """
+        self._declare_overdue()
+        batch = self._due()
+        if batch:
+            self._renew(batch)
+            self._declare_overdue()
+        now = self._clock.now()
+        with self._guard:
+            if not self._entries:
+                self._wakes_at = float("inf")
+                return None
+            self._wakes_at = min(entry.next_time(now) for entry in self._entries.values())
+            return max(0.0, self._wakes_at - now)
+
+    def _due(self) -> list[_Entry]:
+        """What is due, and with it what would be before the next sweep: one pipeline, not two."""
+        now = self._clock.now()
+        with self._guard:
+            entries = [entry for entry in self._entries.values() if entry.renewable(now)]
+        if not any(entry.due <= now for entry in entries):
+            return []
+        horizon = now + min(entry.interval for entry in entries)
+        return [entry for entry in entries if entry.due <= horizon]
+
+    def _renew(self, batch: list[_Entry]) -> None:
+        leases = [entry.lease for entry in batch]
+        sent = self._clock.now()
+        try:
+            replies = self._store.renew(
+                leases, timeout=timeout_for(min(lease.ttl for lease in leases))
+            )
+        except StoreError as exc:
+            now = self._clock.now()
+            for entry in batch:
+                entry.failures += 1
+                entry.error = str(exc)
+                entry.due = now + min(entry.lease.ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE)
+            return
+        for entry, reply in zip(batch, replies, strict=True):
+            self._take(entry, reply, sent)
+
+    def _take(self, entry: _Entry, reply: Renewal, sent: float) -> None:
+        lease = entry.lease
+        if id(lease) not in self._entries:
+            return  # released meanwhile
+        if reply is not Renewal.RENEWED:
+            reason = LossReason.REPLACED if reply is Renewal.REPLACED else LossReason.EXPIRED
+            self._lose(entry, reason, "the store has it no more")
+        elif self._clock.now() < lease.valid_until:
+            entry.failures = 0
+            lease.valid_until = sent + lease.ttl - drift(lease.ttl)
+            entry.due = sent + entry.interval * (1 - _JITTER * random.random())
+        # Else the reply came after the deadline: lost for good, declared by _declare_overdue.
+
+    def _declare_overdue(self) -> None:
+        now = self._clock.now()
+        with self._guard:
+            overdue = [e for e in self._entries.values() if now >= e.lease.valid_until]
+        for entry in overdue:
+            if entry.failures:
+                detail = f"{entry.failures} renewals failed: {entry.error}"
+                self._lose(entry, LossReason.UNREACHABLE, detail)
+            elif not entry.renewable(now):
+                self._lose(
+                    entry, LossReason.EXPIRED, f"max_hold of {entry.lease.max_hold} s reached"
+                )
+            else:
+                self._lose(entry, LossReason.EXPIRED, "the process was stopped or starved")
+
+    def _lose(self, entry: _Entry, reason: LossReason, detail: str) -> None:
+        lease = entry.lease
+        if self._entries.pop(id(lease), None) is None:
+            return
+        lease.loss = Loss(
+            reason=reason, at=min(self._clock.now(), lease.valid_until), detail=detail
+        )
+        # The body first: it may be writing. Telling of it can wait.
+        entry.on_lost(lease)
+        self._events.emit(
+            Event(
+                name=EventName.LOST,
+                key=lease.key,
+                task=lease.holder.task,
+                task_id=lease.holder.task_id,
+                holder=lease.holder,
+                data={"reason": str(reason), "detail": detail},
+            )
+        )
+
+    def _ring(self) -> None:
+        try:
+            self._alarm.release()
+        except RuntimeError:
+            pass  # rung already, and not heard yet: once is enough
+
+    def _run(self) -> None:
+        while True:
+            try:
+                pause = self.sweep()
+            except Exception:
+                # This thread is what keeps every lease of the process; it must not end.
+                logger.exception("the keeper failed; it goes on")
+                pause = _MAX_RETRY_PAUSE
+            self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))

@@ -1,0 +1,278 @@
+"""Lock keys: from the arguments of a call to the one name it has in the store.
+
+The same call written five ways (positional, keyword, default left out, dict order, tuple for list)
+must be one key, on the publisher as on the worker: arguments are bound to the signature, defaults
+applied, and what a message would make of them is what counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+import string
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from celery_singleton_lock.errors import LockKeyError
+
+__all__ = ["PER_TASK", "KeyMaker", "KeySpec", "Keyspace", "PerTask"]
+
+
+class PerTask:
+    """The type of :data:`PER_TASK`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "PER_TASK"
+
+
+#: ``key=PER_TASK``: one key for the task, whatever its arguments.
+PER_TASK: Final = PerTask()
+
+#: What a policy's ``key`` may be; ``None`` stands for all bound arguments.
+KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
+
+# A rendered key longer than this is replaced by its digest, so that a 1 MiB argument makes neither
+# a 1 MiB key in the store nor a record too long for the memory shared with the worker parent.
+_MAX_RENDERED_CHARS: Final = 160
+# Blanks end a word in a shell and a field in a log line, so they don't stand in keys.
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f-\xa0]")
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """The names in the store: ``csl:{<prefix>:<shard>}:<scope>:<rest>``.
+
+    The braces are a Redis Cluster hash tag: a lease, its fence counter and its marker live on one
+    node, so that one script may touch all three.
+    """
+
+    prefix: str = "celery"
+    shards: int = 1
+
+    def lock(self, scope: str, rest: str) -> str:
+        """The key of the lease on ``rest`` in ``scope``."""
+        name = f"{quote_scope(scope)}:{_printable(rest)}"
+        shard = zlib.crc32(name.encode()) % self.shards
+        return f"csl:{{{self.prefix}:{shard}}}:{name}"
+
+    def match_all(self) -> str:
+        """A glob pattern for every key of this prefix, in every shard."""
+        return f"csl:{{{_glob_quote(self.prefix)}:*}}:*"
+
+    @staticmethod
+    def slots(key: str, limit: int) -> tuple[str, ...]:
+        """The keys of the ``limit`` leases that may be held on ``key`` at once."""
+        return (key,) if limit == 1 else tuple(f"{key}#{slot}" for slot in range(limit))
+
+    @staticmethod
+    def fence(key: str) -> str:
+        """The fence counter that ``key`` shares with its shard."""
+        return f"{_shard_of(key)}:fence"
+
+    @staticmethod
+    def marker(key: str, attempt: str) -> str:
+        """The marker of one attempt of a task (``attempt`` is a token without its nonce)."""
+        # A quoted scope holds no '|', so no scope can forge this name.
+        return f"{_shard_of(key)}:done|{attempt}"
+
+
+def quote_scope(scope: str) -> str:
+    """A scope in which ``:`` separates nothing, so that scope and key can't run into each other."""
+    return quote(scope, safe="._-@/+*,=~")
+
+
+def _shard_of(key: str) -> str:
+    return key[: key.index("}") + 1]
+
+
+def _glob_quote(text: str) -> str:
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _printable(text: str) -> str:
+    if len(text) > _MAX_RENDERED_CHARS:
+        return f"~{_digest(text)}"
+    return _UNPRINTABLE.sub(lambda match: f"%{ord(match[0]):02X}", text)
+
+
+class KeyMaker:
+    """Computes the rest of a lock key from the arguments of a call.
+
+    Args:
+        spec: The policy's ``key``.
+        signature: Of the task's body, without a bound ``self``.
+        dumps: The serialiser's JSON encoder: what a message makes of an argument.
+
+    Raises:
+        TypeError: ``spec`` is of no known kind.
+        ValueError: The template has no placeholder, or names an argument that does not exist.
+    """
+
+    __slots__ = ("_dumps", "_rest", "_signature", "spec")
+
+    def __init__(
+        self, spec: KeySpec, signature: inspect.Signature, dumps: Callable[[Any], str]
+    ) -> None:
+        self.spec = spec
+        self._signature = signature
+        self._dumps = dumps
+        self._rest = self._compile(spec)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """The key of this call, or None when a callable key says "no lock for this one".
+
+        Raises:
+            TypeError: The arguments don't fit the task's signature.
+            LockKeyError: An argument has no JSON form, or the template or callable failed.
+        """
+        return self._rest(args, kwargs)
+
+    def _compile(self, spec: KeySpec) -> Callable[[Sequence[Any], Mapping[str, Any]], str | None]:
+        if spec is None:
+            return lambda args, kwargs: self._digest_of(self._bind(args, kwargs))
+        if isinstance(spec, PerTask):
+            return lambda args, kwargs: "*"
+        if isinstance(spec, str):
+            template = _Template(spec, self._signature)
+            return lambda args, kwargs: template.render(self._bind(args, kwargs))
+        if isinstance(spec, tuple):
+            return self._compile_names(spec)
+        if callable(spec):
+            return lambda args, kwargs: _call(spec, args, kwargs)
+        raise TypeError(
+            f"key={spec!r} is a {type(spec).__name__}; write a template such as "
+            '"account:{account_id}", a tuple of argument names, PER_TASK or a callable'
+        )
+
+    def _compile_names(
+        self, names: tuple[str, ...]
+    ) -> Callable[[Sequence[Any], Mapping[str, Any]], str]:
+        if not names:
+            raise ValueError("key=() names no argument; for one key per task write key=PER_TASK")
+        for name in names:
+            _check_name(name, self._signature, f"key={names!r}")
+
+        def rest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+            bound = self._bind(args, kwargs)
+            return self._digest_of({name: bound.get(name) for name in names})
+
+        return rest
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                # f(**options) called with x=1: x is an argument as good as a declared one.
+                arguments.update(arguments.pop(parameter.name))
+        return arguments
+
+    def _digest_of(self, arguments: dict[str, Any]) -> str:
+        parts = []
+        for name in sorted(arguments):
+            try:
+                # The detour over loads gives tuple, list and what the message carries one form.
+                value = json.loads(self._dumps(arguments[name]))
+                parts.append(f"{name}={json.dumps(value, sort_keys=True)}")
+            except (TypeError, ValueError, RecursionError) as exc:
+                raise LockKeyError(
+                    f"argument {name!r} ({type(arguments[name]).__name__}) can't be part of a lock "
+                    f"key: {exc}. Leave it out with key=(names of the others) or compute the key "
+                    "with a callable."
+                ) from exc
+        return _digest("\n".join(parts))
+
+
+def _call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
+    name = getattr(function, "__name__", repr(function))
+    try:
+        key = function(*args, **kwargs)
+    except Exception as exc:
+        raise LockKeyError(f"the key function {name} raised {exc!r}") from exc
+    if key is None or (isinstance(key, str) and key):
+        return key
+    raise LockKeyError(
+        f"the key function {name} returned {key!r}; return a non-empty str, or None for no lock"
+    )
+
+
+def _check_name(name: str, signature: inspect.Signature, where: str) -> None:
+    kinds = signature.parameters.values()
+    if name in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in kinds):
+        return
+    known = ", ".join(signature.parameters) or "none"
+    raise ValueError(f"{where} names {name!r}, which is no argument of the task (it has: {known})")
+
+
+class _Template(string.Formatter):
+    """A key template. ``{order.account_id}`` reads an attribute, or a mapping's item.
+
+    The second because a pydantic task's worker sees a dict where its publisher saw a model.
+    """
+
+    def __init__(self, template: str, signature: inspect.Signature) -> None:
+        self._template = template
+        pieces = list(self.parse(template))
+        fields = [field for _, field, _, _ in pieces if field is not None]
+        if not fields:
+            raise ValueError(
+                f"key={template!r} has no placeholder, so all calls would share it; write "
+                'something like "account:{account_id}", or key=PER_TASK if that is meant'
+            )
+        for field in fields:
+            name = re.split(r"[.\[]", field, maxsplit=1)[0]
+            if not name or name.isdigit():
+                raise ValueError(f"key={template!r}: name the argument in {{{field}}}")
+            _check_name(name, signature, f"key={template!r}")
+        for literal, following, _, _ in pieces[1:]:
+            if following is not None and not literal:
+                raise ValueError(
+                    f"key={template!r}: put a separator before {{{following}}}; without one, "
+                    "different arguments would render to the same key"
+                )
+        # With two placeholders, ("a:b", "c") and ("a", "b:c") must not meet in "a:b:c".
+        literals = "".join(literal for literal, _, _, _ in pieces)
+        self._escaped = set(literals) | {"%"} if len(fields) > 1 else set()
+
+    def render(self, arguments: dict[str, Any]) -> str:
+        try:
+            return self.vformat(self._template, (), arguments)
+        except Exception as exc:
+            raise LockKeyError(
+                f"key={self._template!r} can't be rendered from the arguments: {exc!r}"
+            ) from exc
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        first, *steps = re.split(r"[.\[]", field_name.replace("]", ""))
+        value = self.get_value(first, args, kwargs)
+        for step in steps:
+            value = _step_into(value, step)
+        return value, first
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        text = str(super().format_field(value, format_spec))
+        if not self._escaped:
+            return text
+        return "".join(f"%{ord(c):02X}" if c in self._escaped else c for c in text)
+
+
+def _step_into(value: Any, step: str) -> Any:
+    if isinstance(value, Mapping):
+        return value[step]
+    if isinstance(value, (list, tuple)) and step.isdigit():
+        return value[int(step)]
+    return getattr(value, step)

@@ -1,0 +1,221 @@
+"""What a lease is: a token, a deadline of trust, a fence, and the record of how it was lost.
+
+A lease is created by the locker, prolonged by the keeper's thread, and read by the body's thread.
+Each field is written by one thread with one assignment, so readers need no lock.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.errors import FenceUnavailable, LeaseLost
+
+__all__ = ["Holder", "Kind", "Lease", "Loss", "LossReason", "Record", "Token", "drift"]
+
+# An allowance for clocks that run at different speeds, and for Redis rounding to milliseconds: 1 %
+# plus 2 ms, as the Redlock specification has it (redis.io, "Distributed Locks with Redis").
+_DRIFT_RATIO: Final = 0.01
+_DRIFT_CONSTANT: Final = 0.002
+
+
+def drift(ttl: float) -> float:
+    """Seconds to subtract from a deadline ``ttl`` seconds away."""
+    return ttl * _DRIFT_RATIO + _DRIFT_CONSTANT
+
+
+class Kind(StrEnum):
+    """What the key's value stands for; the letter is what the store holds."""
+
+    LEASE = "l"  # a body runs
+    RESERVED = "r"  # for the next attempt of a task
+    COOLING = "c"  # min_hold after the release
+    DYING = "d"  # held by a process that is being killed
+
+
+class LossReason(StrEnum):
+    EXPIRED = "expired"
+    REPLACED = "replaced"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Names one grant: task, ordinal (which attempt) and nonce (which delivery of that attempt).
+
+    Renew and release compare it; acquire reads from it how an arriving delivery relates to the
+    holder.
+    """
+
+    task_id: str
+    nesting: int
+    retries: int
+    nonce: str
+
+    @property
+    def attempt(self) -> str:
+        """The token without its nonce: the same for all deliveries of one attempt."""
+        return f"{quote(self.task_id, safe='-_.')}|{self.nesting}.{self.retries}"
+
+    def __str__(self) -> str:
+        return f"{self.attempt}|{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """Raises ValueError if ``text`` is no token."""
+        task_id, ordinal, nonce = text.split("|")
+        nesting, retries = ordinal.split(".")
+        return cls(unquote(task_id), int(nesting), int(retries), nonce)
+
+    def next_attempt(self) -> Token:
+        """For whom a retry reserves the key: any delivery of the next attempt."""
+        return Token(self.task_id, self.nesting, self.retries + 1, "-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who has it, for people: written into the store beside the token, never compared."""
+
+    task: str = ""
+    task_id: str = ""
+    worker: str = ""
+    pid: int = 0
+    since: float = 0.0  # seconds since the epoch
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Holder:
+        """What can be read of ``text``: a newer version may have written more, or otherwise."""
+        try:
+            data = json.loads(text)
+            known = {
+                name: type(getattr(cls(), name))(data[name])
+                for name in asdict(cls())
+                if name in data
+            }
+        except (ValueError, TypeError):
+            return cls()
+        return cls(**known)
+
+    def __str__(self) -> str:
+        # A hold() has no task; its id says where it is held.
+        name = f"{self.task}[{self.task_id}]" if self.task else self.task_id
+        return f"{name} on {self.worker} (pid {self.pid})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One key as the store has it, for people and for the parent's release."""
+
+    key: str
+    kind: Kind
+    token: str
+    fence: int | None
+    holder: Holder
+    ttl: float  # seconds left in the store
+
+    @classmethod
+    def parse(cls, key: str, value: str, ttl: float) -> Record:
+        """Reads ``<kind> <token> <fence> <holder json>``; ValueError if that's not what it is."""
+        kind, token, fence, holder = value.split(" ", 3)
+        return cls(
+            key=key,
+            kind=Kind(kind),
+            token=token,
+            fence=int(fence) or None,
+            holder=Holder.from_json(holder),
+            ttl=ttl,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """How and when the right ended early."""
+
+    reason: LossReason
+    at: float  # on the lease's clock
+    detail: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """A time-limited right to run one body.
+
+    ``valid_until`` is this process's own deadline of trust, on ``clock``: earlier than the store's
+    expiry, so that whoever checks stops before anybody else may start.
+    """
+
+    key: str
+    token: Token
+    ttl: float
+    holder: Holder
+    valid_until: float
+    acquired_at: float
+    clock: Clock = field(repr=False)
+    fence_number: int | None = None
+    max_hold: float | None = None
+    loss: Loss | None = None
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: larger than that of every earlier grant of this key.
+
+        A 64-bit number (microseconds of the store's clock, or more): a BigInteger column.
+
+        Raises:
+            FenceUnavailable: This store, or a ``limit`` above 1, can't give one.
+        """
+        if self.fence_number is None:
+            raise FenceUnavailable(
+                f"the lease on {self.key!r} has no fencing token: its store gives none, or its "
+                "task has limit > 1. Set needs_fence=True to hear of it when the worker starts."
+            )
+        return self.fence_number
+
+    @property
+    def lost(self) -> bool:
+        """Whether the right to run has ended. No I/O; reads the clock at each call."""
+        return self.loss is not None or self.clock.now() >= self.valid_until
+
+    def remaining(self) -> float:
+        """Seconds this process may still trust the lease, 0.0 once it is lost. No I/O."""
+        if self.loss is not None:
+            return 0.0
+        return max(0.0, self.valid_until - self.clock.now())
+
+    def check(self) -> None:
+        """Do nothing while the lease holds; call it before each write that matters. No I/O.
+
+        Raises:
+            LeaseLost: The lease is lost, and somebody else may be running this task.
+        """
+        if self.lost:
+            raise self.lost_error()
+
+    def lost_error(self) -> LeaseLost:
+        """The exception that tells of this lease's loss."""
+        now = self.clock.now()
+        loss = self.loss or Loss(reason=LossReason.EXPIRED, at=min(now, self.valid_until))
+        why = f" ({loss.detail})" if loss.detail else ""
+        return LeaseLost(
+            f"lease on {self.key!r} was lost {max(0.0, now - loss.at):.1f} s ago: "
+            f"{loss.reason}{why}. Another worker may be running this task; stop writing shared "
+            "data.",
+            self.key,
+            str(loss.reason),
+        )
+
+    @property
+    def hold_until(self) -> float | None:
+        """When renewal stops, on ``clock``; None when nothing bounds it."""
+        return None if self.max_hold is None else self.acquired_at + self.max_hold
+
+    def record_for_parent(self) -> dict[str, Any]:
+        """What the worker parent needs to release this lease after the process died."""
+        return {"key": self.key, "token": str(self.token)}

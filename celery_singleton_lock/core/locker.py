@@ -1,0 +1,174 @@
+"""Acquire and release around the store: retries with one token, deadlines, registration.
+
+Promises
+    A Lease that is returned was granted to its token, is registered with the keeper, and its
+    ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
+    by token on the way out, whatever the exception. A release never raises.
+
+Does not promise
+    That a release reaches the store: if it doesn't, the ttl frees the key.
+
+Sequence of an acquire::
+
+    read clock -> send -> Granted -> still valid? -> keeper.add -> Lease
+                    |        |            +--no--> release by token -> StoreUnavailable
+                    |        +-- Refused -> returned as a value
+                    +--no answer--> once more, same token --no answer--> release, StoreUnavailable
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.keeper import Keeper, timeout_for
+from celery_singleton_lock.core.lease import Lease, Token, drift
+from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released, Store
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+
+__all__ = ["Locker"]
+
+# The second try meets a fresh connection: a server restart leaves every idle one broken.
+_TRIES: Final = 2
+
+
+class Ledger(Protocol):
+    """Where a process writes down what it holds, for whoever survives it."""
+
+    def note(self, keys: Sequence[str], token: str, ttl: float) -> None: ...
+
+    def strike(self, token: str) -> None: ...
+
+
+class Locker:
+    """The one way by which this process takes and gives back leases."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        keeper: Keeper,
+        events: Events,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self._keeper = keeper
+        self._events = events
+        self._ledger = ledger
+
+    def acquire(
+        self,
+        call: Acquire,
+        *,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], None] = lambda lease: None,
+    ) -> Lease | Refused:
+        """Ask once; a conflict is a value.
+
+        Args:
+            call: What is asked for.
+            max_hold: Seconds after which renewal stops.
+            on_lost: Called on the keeper's thread if the lease is lost before its release.
+
+        Raises:
+            StoreError: The store refuses.
+            StoreUnavailable: It doesn't answer; nothing is held.
+        """
+        lease = None
+        self._note(call.slots, call)
+        try:
+            sent, reply = self._send(call)
+            if isinstance(reply, Refused):
+                self._strike(call.token)
+                return reply
+            lease = Lease(
+                key=reply.key,
+                token=call.token,
+                ttl=call.ttl,
+                holder=call.holder,
+                valid_until=sent + call.ttl - drift(call.ttl),
+                acquired_at=sent,
+                clock=self.clock,
+                fence_number=reply.fence,
+                max_hold=max_hold,
+            )
+            if lease.lost:
+                raise StoreUnavailable(
+                    f"the grant of {call.slots[0]!r} arrived after its ttl of {call.ttl} s"
+                )
+            if len(call.slots) > 1:
+                self._note((reply.key,), call)
+            self._keeper.add(lease, on_lost)
+        except BaseException:
+            # Also a soft time limit or SIGTERM between sending and reading: the grant may stand.
+            if lease is not None:
+                self._keeper.discard(lease)
+            self.forget(call)
+            raise
+        self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=lease.ttl)
+        return lease
+
+    def release(self, lease: Lease, call: Release) -> Released | None:
+        """Give back ``lease`` as ``call`` says; None if the store didn't answer. Never raises."""
+        self._keeper.discard(lease)
+        try:
+            reply, resent = self._release(call, timeout_for(lease.ttl))
+        except StoreError as exc:
+            self._tell(EventName.RELEASE_FAILED, lease, error=str(exc), frees_in=lease.ttl)
+            return None
+        self._strike(lease.token)
+        held = self.clock.now() - lease.acquired_at
+        if reply is Released.RELEASED or (resent and reply is Released.NOT_OURS):
+            self._tell(EventName.RELEASED, lease, held=round(held, 3))
+            return Released.RELEASED
+        return reply
+
+    def forget(self, call: Acquire) -> None:
+        """Release by token what ``call`` may have been granted; silent if the store is away."""
+        try:
+            self.store.release(
+                Release(keys=call.slots, token=call.token), timeout=timeout_for(call.ttl)
+            )
+        except StoreError:
+            pass  # the ttl frees it, if it was granted at all
+        self._strike(call.token)
+
+    def _note(self, keys: Sequence[str], call: Acquire) -> None:
+        if self._ledger is not None:
+            self._ledger.note(keys, str(call.token), call.ttl)
+
+    def _strike(self, token: Token) -> None:
+        if self._ledger is not None:
+            self._ledger.strike(str(token))
+
+    def _send(self, call: Acquire) -> tuple[float, Granted | Refused]:
+        for attempt in range(1, _TRIES + 1):
+            sent = self.clock.now()
+            try:
+                return sent, self.store.acquire(call, timeout=timeout_for(call.ttl))
+            except StoreUnavailable:
+                if attempt == _TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _release(self, call: Release, timeout: float) -> tuple[Released, bool]:
+        try:
+            return self.store.release(call, timeout=timeout), False
+        except StoreUnavailable:
+            # The first try may have been carried out and its reply lost: then "not ours" is ours.
+            return self.store.release(call, timeout=timeout), True
+
+    def _tell(self, name: EventName, lease: Lease, **data: object) -> None:
+        self._events.emit(
+            Event(
+                name=name,
+                key=lease.key,
+                task=lease.holder.task,
+                task_id=lease.holder.task_id,
+                holder=lease.holder,
+                data=data,
+            )
+        )

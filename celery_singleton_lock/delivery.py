@@ -1,0 +1,128 @@
+"""One arrival of a message at a body: its token, and what its earlier arrivals left in the header.
+
+The header is ours but travels through brokers and foreign publishers: whatever in it is not what we
+write is ignored, never trusted and never fatal.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.policy import CALL_OPTIONS, OnConflict
+
+__all__ = ["HEADER", "NONCE_KEY", "Delivery", "call_header"]
+
+#: Message header with everything of ours: an object.
+HEADER: Final = "singleton_lock"
+#: Key of the request in which the worker parent puts the nonce of a delivery.
+NONCE_KEY: Final = "singleton_nonce"
+
+# No message is put back more often than this in a lifetime; a larger number was not written by us.
+_MAX_COUNT: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What is known of a message when its body is about to run.
+
+    Attributes:
+        token: Names this delivery of this attempt.
+        started: Whether work of this task may have begun: then it is never skipped.
+        sequence: How often this attempt was put back; only the newest copy counts.
+        tries: Conflicts in a row, for the backoff.
+        since: Seconds since the epoch of the first of them; None before.
+        losses: How often this task was put back after a lost lease.
+        options: The policy's options that the call set.
+    """
+
+    token: Token
+    started: bool = False
+    sequence: int = 0
+    tries: int = 0
+    since: float | None = None
+    losses: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: Any) -> Delivery:
+        """Read the request of the running task (``celery.app.task.Context``)."""
+        nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
+        nonce = getattr(request, NONCE_KEY, None)
+        token = Token(
+            str(request.id),
+            nesting,
+            retries,
+            # Minted by the worker parent; eager runs have none.
+            nonce if isinstance(nonce, str) and nonce.isalnum() else mint_nonce(),
+        )
+        info = request.delivery_info or {}
+        # A replaced task or a retry continues work that began.
+        started = bool(info.get("redelivered")) or (nesting, retries) > (0, 0)
+        header = (request.headers or {}).get(HEADER)
+        if not isinstance(header, Mapping):
+            return cls(token=token, started=started)
+        delivery = cls(token=token, started=started, options=_options(header.get("options")))
+        if header.get("attempt") != f"{nesting}.{retries}":
+            return delivery  # written for an earlier attempt: only the call's options live on
+        since = header.get("since")
+        return replace(
+            delivery,
+            started=started or header.get("started") is True,
+            sequence=_count(header.get("sequence")),
+            tries=_count(header.get("tries")),
+            since=float(since) if isinstance(since, (int, float)) else None,
+            losses=_count(header.get("losses")),
+        )
+
+    def header(self) -> dict[str, Any]:
+        """What travels with the next copy; :meth:`of` reads it."""
+        return {
+            "attempt": f"{self.token.nesting}.{self.token.retries}",
+            "started": self.started,
+            "sequence": self.sequence,
+            "tries": self.tries,
+            "since": self.since,
+            "losses": self.losses,
+            "options": _plain(self.options),
+        }
+
+
+def mint_nonce() -> str:
+    """A name for one delivery that no other has."""
+    return secrets.token_hex(8)
+
+
+def call_header(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The header of a call that sets ``options`` (validated before)."""
+    return {"options": _plain(options)}
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name, value in options.items():
+        if hasattr(value, "total_seconds"):
+            value = value.total_seconds()
+        plain[name] = value.to_header() if isinstance(value, OnConflict) else value
+    return plain
+
+
+def _options(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {}
+    options = {name: value[name] for name in CALL_OPTIONS if name in value}
+    if "on_conflict" in options:
+        try:
+            options["on_conflict"] = OnConflict.from_header(options["on_conflict"])
+        except (TypeError, ValueError, KeyError, AttributeError):
+            del options["on_conflict"]
+    return options
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_COUNT:
+        return value
+    return 0

@@ -1,0 +1,78 @@
+"""Every exception of the library, each with what happened, why, and what to do.
+
+Celery's serialisers rebuild an exception from its positional arguments, so every class here takes
+positional arguments only and keeps them all in ``args`` (keyword-only constructors come back as
+``UnpickleableExceptionWrapper``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "FenceUnavailable",
+    "LeaseLost",
+    "LockConflict",
+    "LockKeyError",
+    "NoLease",
+    "SettingsError",
+    "SingletonLockError",
+    "StoreError",
+    "StoreUnavailable",
+]
+
+
+class SingletonLockError(Exception):
+    """Base of every error this library raises."""
+
+    def __str__(self) -> str:
+        # The first argument is the sentence for people; the others are data.
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class LockConflict(SingletonLockError):
+    """Somebody else holds the key, and the policy doesn't allow to go on without it.
+
+    Arguments: the message, the key, the holder's record as a dict (task, worker, pid).
+    """
+
+    def __init__(self, message: str, key: str = "", holder: dict[str, Any] | None = None) -> None:
+        super().__init__(message, key, holder or {})
+        self.key = key
+        self.holder = holder or {}
+
+
+class LeaseLost(SingletonLockError):
+    """The right to run ended before the body did; somebody else may be running it.
+
+    Arguments: the message, the key, the reason (``expired``, ``replaced`` or ``unreachable``).
+    """
+
+    def __init__(self, message: str, key: str = "", reason: str = "") -> None:
+        super().__init__(message, key, reason)
+        self.key = key
+        self.reason = reason
+
+
+class NoLease(SingletonLockError, LookupError):
+    """``current_lease()`` was called where no lease is held."""
+
+
+class FenceUnavailable(SingletonLockError):
+    """This lease has no fencing token: its store, or its ``limit`` above 1, can't give one."""
+
+
+class LockKeyError(SingletonLockError, ValueError):
+    """The lock key of a call can't be computed from its arguments."""
+
+
+class SettingsError(SingletonLockError, ValueError):
+    """An app setting (``singleton_lock_*``) or the store's URL is wrong; no worker starts."""
+
+
+class StoreError(SingletonLockError):
+    """The store answered, but with a refusal (wrong password, read-only, out of memory)."""
+
+
+class StoreUnavailable(StoreError):
+    """The store didn't answer in time; what was asked may have happened or not."""

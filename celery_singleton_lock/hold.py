@@ -1,0 +1,117 @@
+"""A lease outside of tasks: the same keys, the same keeper, for a script or a web request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, cast
+
+from celery import Celery, current_app
+
+from celery_singleton_lock.core.lease import Holder, Lease, Token
+from celery_singleton_lock.core.policy import Policy, merge, seconds
+from celery_singleton_lock.core.store import Acquire, Refused, Release
+from celery_singleton_lock.delivery import mint_nonce
+from celery_singleton_lock.errors import LockConflict, LockKeyError
+from celery_singleton_lock.execution import held_leases
+from celery_singleton_lock.put_back import backoff
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker import singleton_tasks
+
+__all__ = ["hold"]
+
+_POLL = 0.05
+_POLL_MAX = 0.5
+
+
+@contextmanager
+def hold(
+    key: str,
+    *,
+    scope: str,
+    ttl: float | timedelta = 60,
+    wait: float | timedelta = 0,
+    app: Celery | None = None,
+) -> Iterator[Lease]:
+    """Hold ``key`` while the ``with`` block runs; excludes tasks of that scope, and is excluded.
+
+    Never interrupts the block: ask ``lease.check()`` before writes that matter. Inside a task that
+    holds the same key, the task's own lease is re-entered.
+
+    Args:
+        key: What comes after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
+        scope: The tasks' ``scope``, or a task's name.
+        ttl: Seconds that a dead holder can block others.
+        wait: Seconds to wait for another holder.
+        app: Whose store; the current app's by default.
+
+    Raises:
+        LockConflict: Somebody else holds it, for the whole of ``wait``.
+        StoreUnavailable: The store doesn't answer; the block has not run.
+        TypeError, ValueError: An argument is wrong.
+    """
+    if not isinstance(key, str) or not key:  # type: ignore[redundant-expr]
+        raise LockKeyError(f"hold({key!r}): give a non-empty str")
+    policy = merge(Policy(key=key), {"scope": scope, "ttl": ttl}, where=f"hold({key!r})")
+    patience = seconds("wait", wait)
+    real_app: Any = cast(Any, current_app)._get_current_object() if app is None else app
+    runtime = Runtime.of(real_app, eager=bool(real_app.conf.task_always_eager))
+    full_key = runtime.keyspace.lock(scope, key)
+    for held in held_leases.get():
+        if held.key.partition("#")[0] == full_key:
+            yield held
+            return
+    nonce = mint_nonce()
+    call = Acquire(
+        slots=runtime.keyspace.slots(full_key, _limit_of(real_app, scope)),
+        token=Token(f"hold-{nonce}", 0, 0, nonce),
+        holder=Holder(
+            task_id=f"hold-{nonce}",
+            worker=runtime.worker,
+            pid=os.getpid(),
+            since=runtime.clock.wall(),
+        ),
+        ttl=policy.ttl,
+    )
+    lease = _acquire(runtime, call, patience)
+    reset = held_leases.set((*held_leases.get(), lease))
+    try:
+        yield lease
+    finally:
+        held_leases.reset(reset)
+        runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+
+
+def _acquire(runtime: Runtime, call: Acquire, patience: float) -> Lease:
+    give_up_at = runtime.clock.now() + patience
+    tries = 0
+    while True:
+        reply = runtime.locker.acquire(call)
+        if isinstance(reply, Lease):
+            return reply
+        left = give_up_at - runtime.clock.now()
+        if left <= 0:
+            raise _conflict(call, reply, patience)
+        runtime.clock.sleep(min(left, backoff(_POLL, _POLL_MAX, tries)))
+        tries += 1
+
+
+def _conflict(call: Acquire, refused: Refused, patience: float) -> LockConflict:
+    holder = refused.record.holder if refused.record else Holder(task_id="somebody unknown")
+    return LockConflict(
+        f"{call.slots[0]!r} is held by {holder}; waited {patience:g} s. Give a longer wait=, or do "
+        "the work later.",
+        call.slots[0],
+        {"task": holder.task, "task_id": holder.task_id, "worker": holder.worker},
+    )
+
+
+def _limit_of(app: Any, scope: str) -> int:
+    """The limit that the tasks of ``scope`` have, if this process knows them; equal by check."""
+    for task in singleton_tasks(app):
+        policy = task.singleton_policy()
+        if (policy.scope or task.name) == scope:
+            return int(policy.limit)
+    return 1

@@ -1,0 +1,1 @@
+"""Where events go: one small file per sink."""

@@ -1,0 +1,53 @@
+"""One structured log line per event: what happened to which key, and who holds it.
+
+Never task arguments: a default key is a digest of them, a template shows what its author put in.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from celery_singleton_lock.core.events import Event, EventName
+
+__all__ = ["log_event", "logger"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+_LEVELS: Final = {
+    EventName.ACQUIRED: logging.DEBUG,
+    EventName.RELEASED: logging.DEBUG,
+    EventName.CONFLICT: logging.INFO,
+    EventName.PUT_BACK: logging.INFO,
+    EventName.DROPPED: logging.INFO,
+    EventName.LOST: logging.WARNING,
+    EventName.RELEASE_FAILED: logging.WARNING,
+    EventName.STORE_FAILED: logging.WARNING,
+}
+
+
+def log_event(event: Event) -> None:
+    """The sink. ``extra`` carries the fields for structured handlers, prefixed ``singleton_``."""
+    level = _LEVELS[event.name]
+    if not logger.isEnabledFor(level):
+        return
+    who = f"{event.task}[{event.task_id}]" if event.task else event.task_id
+    details = " ".join(f"{name}={value}" for name, value in event.data.items())
+    holder = f" holder={event.holder}" if event.holder.worker else ""
+    logger.log(
+        level,
+        "singleton %s: %s key=%s %s%s",
+        event.name,
+        who,
+        event.key,
+        details,
+        holder,
+        extra={
+            "singleton_event": str(event.name),
+            "singleton_key": event.key,
+            "singleton_task": event.task,
+            "singleton_task_id": event.task_id,
+            "singleton_holder": str(event.holder),
+            "singleton_data": dict(event.data),
+        },
+    )

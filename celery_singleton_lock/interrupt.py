@@ -1,0 +1,121 @@
+"""Ending a body whose lease is lost, from the keeper's thread.
+
+Promises
+    ``LeaseInterrupt`` is raised only between the first and the last instruction of the body it is
+    meant for. ``except Exception`` in the body doesn't catch it.
+
+Does not promise
+    To end a C call that doesn't return, a body that catches BaseException, or a greenlet: there
+    ``current_lease().lost`` tells.
+
+How, by where the body runs::
+
+    main thread (prefork, solo)  a signal of our own wakes sleep, recv and lock waits; its handler
+                                 raises if the body is still inside
+    other thread (threads pool)  an asynchronous exception; a blocking call ends first
+    greenlet (gevent, eventlet)  nothing but the flag
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+from celery_singleton_lock.core import native
+
+__all__ = ["Body", "LeaseInterrupt"]
+
+_R = TypeVar("_R")
+
+# Not SIGUSR1 (Celery's soft time limit) nor SIGUSR2 (its debugger): a real-time signal, of which
+# nobody has the eleventh, or SIGURG where there are none (macOS), which is ignored by default.
+_SIGNAL: Final = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGURG
+
+
+class LeaseInterrupt(BaseException):
+    """Raised inside a body whose lease is lost. A BaseException, so that ``except Exception`` in
+    the body lets it pass; never seen outside ``SingletonTask.__call__``."""
+
+
+class Body:
+    """One run of a body, which another thread may end."""
+
+    __slots__ = ("_guard", "_inside", "_thread", "fired")
+
+    def __init__(self) -> None:
+        self._guard: Any = native.allocate_lock()
+        self._inside = False
+        self._thread = threading.current_thread()
+        self.fired = False
+
+    def run(self, function: Callable[[], _R]) -> _R:
+        """Call ``function`` on this thread.
+
+        Raises:
+            LeaseInterrupt: :meth:`interrupt` was called meanwhile.
+        """
+        on_main = self._thread is threading.main_thread()
+        if on_main:
+            _install_handler()
+            _in_main_thread.append(self)
+        try:
+            try:
+                self._inside = True
+                if self.fired:
+                    raise LeaseInterrupt  # lost between its grant and its first instruction
+                return function()
+            finally:
+                # From here on nothing is raised. What struck just before is raised out of this very
+                # block, which is why the next one says it again.
+                self._inside = False
+        finally:
+            self._inside = False
+            if on_main:
+                _in_main_thread.remove(self)
+            elif self.fired:
+                self._disarm()
+
+    def interrupt(self) -> None:
+        """Keeper's thread: end the body if it still runs."""
+        if self._thread is threading.main_thread():
+            self.fired = True
+            if self._inside:
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+        elif not native.is_patched():
+            with self._guard:
+                self.fired = True
+                if self._inside:
+                    _set_async_exception(self._thread.ident or 0, LeaseInterrupt)
+
+    def _disarm(self) -> None:
+        # The exception may be set and not raised yet; it must not hit what Celery does next.
+        with self._guard:
+            _set_async_exception(self._thread.ident or 0, None)
+
+    @property
+    def _struck(self) -> bool:
+        return self.fired and self._inside
+
+
+# Bodies on the main thread, outermost first: an eager call runs inside another's body.
+_in_main_thread: list[Body] = []
+
+
+def _on_signal(signum: int, frame: FrameType | None) -> None:
+    if any(body._struck for body in _in_main_thread):
+        raise LeaseInterrupt
+
+
+def _install_handler() -> None:
+    if signal.getsignal(_SIGNAL) is not _on_signal:
+        signal.signal(_SIGNAL, _on_signal)
+
+
+def _set_async_exception(ident: int, kind: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(ident), ctypes.py_object(kind) if kind is not None else None
+    )

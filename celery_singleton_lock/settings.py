@@ -1,0 +1,180 @@
+"""From ``app.conf`` to a frozen, validated Settings.
+
+Every name is read with ``conf.get(name, default)``: that finds a Django namespace's spelling too
+(``CELERY_SINGLETON_LOCK_TTL``), and unlike ``app.add_defaults`` never overrides the user's values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from celery import Celery
+from kombu.utils.url import maybe_sanitize_url
+
+from celery_singleton_lock.core.policy import APP_OPTIONS, Policy, merge, suggestion
+from celery_singleton_lock.errors import SettingsError
+from celery_singleton_lock.stores import is_store_url
+
+__all__ = ["Settings", "read_settings"]
+
+_PREFIX: Final = "singleton_lock_"
+_NAMES: Final = APP_OPTIONS | {"url", "prefix", "fence_base", "allow_eviction"}
+_NAME_IN_CONF: Final = re.compile(rf"(?:^|_){_PREFIX}(\w+)$", re.IGNORECASE)
+# Celery's own default for the Redis transport (kombu.transport.redis.Channel.visibility_timeout).
+_DEFAULT_VISIBILITY_TIMEOUT: Final = 3600.0
+# A twin can come an hour late on any broker: an unacknowledged message waits for a connection that
+# the broker believes alive.
+_MIN_MARKER_TTL: Final = 3600.0
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One app's options.
+
+    Attributes:
+        url: Of the store; empty if the app names none, which is well for an eager one.
+        url_source: The setting it was taken from.
+        connection_options: For the store's client (TLS).
+        prefix: First part of every key; apps with the same prefix share locks.
+        policy: Defaults of this app's tasks.
+        fence_base: Fences are above it.
+        allow_eviction: Whether a server that may evict leases is accepted.
+        visibility_timeout: Seconds after which the broker delivers an unacknowledged message
+            again; None for brokers that wait for the connection to end.
+    """
+
+    url: str
+    url_source: str
+    connection_options: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = "celery"
+    policy: Policy = field(default_factory=Policy)
+    fence_base: int = 0
+    allow_eviction: bool = False
+    visibility_timeout: float | None = None
+
+    @property
+    def safe_url(self) -> str:
+        """The URL with its password masked, for logs and errors."""
+        return str(maybe_sanitize_url(self.url))
+
+    @property
+    def marker_ttl(self) -> float:
+        """Seconds that a late twin is recognised."""
+        return max(self.visibility_timeout or 0.0, _MIN_MARKER_TTL)
+
+    @property
+    def longest_countdown(self) -> float | None:
+        """Seconds a put-back message may wait at a time.
+
+        Longer, and the broker would deliver it again while a worker still waits for its time: then
+        every copy multiplies (1 message became 1060 deliveries in 40 s).
+        """
+        return None if self.visibility_timeout is None else self.visibility_timeout / 3
+
+
+def read_settings(app: Celery) -> Settings:
+    """The validated settings of ``app``.
+
+    Raises:
+        SettingsError: A name is unknown or a value is wrong.
+    """
+    conf = app.conf
+    _refuse_unknown(conf)
+    given = {
+        name: value
+        for name in _NAMES
+        if (value := conf.get(_PREFIX + name, _MISSING)) is not _MISSING
+    }
+    try:
+        policy = merge(
+            Policy(),
+            {name: given[name] for name in APP_OPTIONS & set(given)},
+            where="singleton_lock_* settings",
+        )
+    except (TypeError, ValueError) as exc:
+        raise SettingsError(str(exc)) from None
+    url, source = _choose_url(conf, given.get("url"))
+    return Settings(
+        url=url,
+        url_source=source,
+        connection_options=_tls_options(conf, source),
+        prefix=_check_prefix(given.get("prefix", "celery")),
+        policy=policy,
+        fence_base=_check_fence_base(given.get("fence_base", 0)),
+        allow_eviction=_check_flag("allow_eviction", given.get("allow_eviction", False)),
+        visibility_timeout=_visibility_timeout(conf),
+    )
+
+
+def _refuse_unknown(conf: Iterable[str]) -> None:
+    for key in conf:
+        match = _NAME_IN_CONF.search(key)
+        if match and match[1].lower() not in _NAMES:
+            name = match[1].lower()
+            known = [_PREFIX + known for known in _NAMES]
+            raise SettingsError(f"unknown setting {key!r}{suggestion(_PREFIX + name, known)}")
+
+
+def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
+    if given is not None:
+        if not isinstance(given, str) or "://" not in given:
+            raise SettingsError(
+                f"singleton_lock_url={given!r}: give a URL such as redis://localhost:6379/0"
+            )
+        return given, "singleton_lock_url"
+    for setting in ("result_backend", "broker_url"):
+        value = getattr(conf, setting)
+        candidates = value.split(";") if isinstance(value, str) else value or ()
+        for url in candidates:
+            if isinstance(url, str) and is_store_url(url):
+                return url, setting
+    return "", "nowhere"
+
+
+def _tls_options(conf: Any, source: str) -> dict[str, Any]:
+    """The TLS options of the setting that the URL was inherited from."""
+    name = {"result_backend": "redis_backend_use_ssl", "broker_url": "broker_use_ssl"}.get(source)
+    options = conf.get(name) if name else None
+    if not isinstance(options, Mapping):
+        return {}
+    return {
+        key if key.startswith("ssl_") else f"ssl_{key}": value for key, value in options.items()
+    }
+
+
+def _check_prefix(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[\w.@/-]{1,64}", value):
+        raise SettingsError(
+            f"singleton_lock_prefix={value!r}: give 1 to 64 letters, digits or _ . @ / -"
+        )
+    return value
+
+
+def _check_fence_base(value: Any) -> int:
+    # Lua's numbers are exact up to 2**53.
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**52:
+        raise SettingsError(
+            f"singleton_lock_fence_base={value!r}: give a whole number from 0 to 2**52, at least "
+            "the highest fence of the store you leave"
+        )
+    return value
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise SettingsError(f"{_PREFIX}{name}={value!r}: give True or False")
+    return value
+
+
+def _visibility_timeout(conf: Any) -> float | None:
+    options = conf.get("broker_transport_options") or {}
+    if "visibility_timeout" in options:
+        return float(options["visibility_timeout"])
+    broker = conf.broker_url
+    first = broker if isinstance(broker, str) else next(iter(broker or ()), "")
+    acknowledged_by_timeout = first.startswith(("redis", "rediss", "valkey", "sentinel", "sqs"))
+    return _DEFAULT_VISIBILITY_TIMEOUT if acknowledged_by_timeout else None

@@ -1,0 +1,90 @@
+"""What becomes of a key when its body has ended: pure decisions, from outcome to release."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from celery.app.autoretry import add_autoretry_behaviour
+from celery.exceptions import Reject, Retry
+
+from celery_singleton_lock.core.lease import Kind, Lease
+from celery_singleton_lock.core.store import MarkerState, Release
+from celery_singleton_lock.errors import LeaseLost
+
+__all__ = ["fail_with", "give_back", "is_final", "reserve"]
+
+
+def is_final(state: str | None, retval: Any) -> bool:
+    """Whether this attempt will not run again.
+
+    Args:
+        state: Celery's state; None when the body was left by SystemExit or the like, and a message
+            acknowledged late comes back.
+        retval: The task's result, or the exception that ended it.
+    """
+    return state is not None and not (
+        isinstance(retval, Reject) and bool(getattr(retval, "requeue", False))
+    )
+
+
+def give_back(
+    lease: Lease, min_hold: float, marker: MarkerState | None, marker_ttl: float
+) -> Release:
+    """Free the key, or let it cool down until ``min_hold`` seconds after its acquisition."""
+    cooling = min_hold - (lease.clock.now() - lease.acquired_at)
+    return Release(
+        keys=(lease.key,),
+        token=lease.token,
+        become=Kind.COOLING if cooling > 0 else None,
+        become_ttl=max(0.0, cooling),
+        marker=marker,
+        marker_ttl=marker_ttl,
+    )
+
+
+def reserve(call: Release, retry: Retry, ttl: float, now: datetime) -> Release:
+    """Keep the key for the next attempt, through its countdown and ``ttl`` seconds of queueing."""
+    return replace(
+        call,
+        become=Kind.RESERVED,
+        become_ttl=max(_countdown(retry, now) + ttl, call.become_ttl),
+        next_token=call.token.next_attempt(),
+    )
+
+
+def _countdown(retry: Retry, now: datetime) -> float:
+    when = retry.when
+    if not isinstance(when, datetime):
+        return float(when or 0)
+    if when.tzinfo is None:
+        now = now.replace(tzinfo=None)
+    return max(0.0, (when - now).total_seconds())
+
+
+def fail_with(task: Any, error: LeaseLost) -> Any:
+    """Raise ``error`` where the task's own ``autoretry_for`` sees it.
+
+    A lost lease strikes outside of ``run``, which Celery has wrapped for ``autoretry_for``: so let
+    Celery wrap a body that fails with it.
+    """
+    stand_in = _Body(task, error)
+    add_autoretry_behaviour(stand_in)
+    return stand_in.run()
+
+
+class _Body:
+    """A task, but for its ``run``."""
+
+    def __init__(self, task: Any, error: LeaseLost) -> None:
+        self._task = task
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_orig_run":  # Celery's sign that it has wrapped this one
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+    def run(self) -> Any:
+        raise self._error

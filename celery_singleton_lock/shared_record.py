@@ -1,0 +1,114 @@
+"""What each pool child holds, in memory that its worker parent can read after the child's death.
+
+The parent can't compute callable keys and knows nothing of ``hold()``, so a child writes key and
+token here before it asks the store. Anonymous memory, mapped before the fork; one row per pool
+index, which is unique among the living and kept through recycling and autoscale.
+
+A row has several cells: a dead child's successor gets its index, and may write before the parent
+has heard of the death. So a child takes a cell that is empty or its own, and the parent empties the
+cell of a child it has settled.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = ["Held", "SharedRecord"]
+
+_ROWS: Final = 512  # pool children with a higher index are covered by the ttl alone
+_CELLS: Final = 4
+_CELL_BYTES: Final = 2048  # five leases with the longest keys
+_HEADER: Final = struct.Struct("=II")  # pid, length of the JSON that follows
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One lease, or one that was asked for: the token decides."""
+
+    keys: tuple[str, ...]
+    token: str
+    ttl: float
+
+
+@dataclass(slots=True)
+class SharedRecord:
+    """The memory of one worker; only Linux and macOS fork pools have one."""
+
+    _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _ROWS * _CELLS * _CELL_BYTES))
+    _mine: dict[str, Held] = field(default_factory=dict)
+    _offset: int | None = None
+    _pid: int = 0
+
+    def note(self, keys: Sequence[str], token: str, ttl: float) -> None:
+        """Child: write down what is about to be held."""
+        self._claim_cell()
+        self._mine[token] = Held(tuple(keys), token, ttl)
+        self._write()
+
+    def strike(self, token: str) -> None:
+        """Child: it is held no more."""
+        if self._mine.pop(token, None) is not None:
+            self._write()
+
+    def of_dead(self, pid: int) -> list[Held]:
+        """Parent: what the child ``pid`` held when it died."""
+        return [held for offset in self._cells_of(pid) for held in self._read(offset)]
+
+    def settle(self, pid: int) -> None:
+        """Parent: empty the cell of ``pid``, for its leases are taken care of."""
+        for offset in self._cells_of(pid):
+            _HEADER.pack_into(self._memory, offset, 0, 0)
+
+    def _claim_cell(self) -> None:
+        if self._pid == os.getpid():
+            return
+        # First use in this process: what a fork copied is the parent's.
+        self._pid, self._mine, self._offset = os.getpid(), {}, None
+        index = _pool_index()
+        if index is None or index >= _ROWS:
+            return
+        row = index * _CELLS * _CELL_BYTES
+        offsets = [row + cell * _CELL_BYTES for cell in range(_CELLS)]
+        free = [offset for offset in offsets if not _HEADER.unpack_from(self._memory, offset)[0]]
+        # All taken: four children of this row died unheard. The first one's ttl has to do.
+        self._offset = (free or offsets)[0]
+
+    def _write(self) -> None:
+        if self._offset is None:
+            return
+        rows = [[held.keys, held.token, held.ttl] for held in self._mine.values()]
+        text = json.dumps(rows).encode()
+        if len(text) > _CELL_BYTES - _HEADER.size:
+            return  # too many for the cell: those beyond are covered by the ttl
+        start = self._offset + _HEADER.size
+        # Length 0 first and the true one last: a child killed in between leaves an empty cell, not
+        # a torn one.
+        _HEADER.pack_into(self._memory, self._offset, self._pid, 0)
+        self._memory[start : start + len(text)] = text
+        _HEADER.pack_into(self._memory, self._offset, self._pid, len(text))
+
+    def _cells_of(self, pid: int) -> Iterator[int]:
+        for offset in range(0, len(self._memory), _CELL_BYTES):
+            if _HEADER.unpack_from(self._memory, offset)[0] == pid:
+                yield offset
+
+    def _read(self, offset: int) -> list[Held]:
+        length = _HEADER.unpack_from(self._memory, offset)[1]
+        start = offset + _HEADER.size
+        try:
+            rows: list[Any] = json.loads(self._memory[start : start + length] or b"[]")
+        except ValueError:
+            return []
+        return [Held(tuple(keys), token, ttl) for keys, token, ttl in rows]
+
+
+def _pool_index() -> int | None:
+    from billiard.process import current_process
+
+    return getattr(current_process(), "index", None)

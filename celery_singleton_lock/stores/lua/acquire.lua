@@ -1,0 +1,41 @@
+-- Take a free slot, or the one that is one's own already or reserved for one; else say who has them.
+-- KEYS: fence counter, marker of this attempt, slot, slot ...
+-- ARGV: quoted task id, nesting, retries, nonce, ttl in ms, sequence, holder as JSON, fence base
+-- Replies: {'granted', slot, fence} (fence 0: none) or {relation [, slot, value, ttl left in ms]}
+local task, nesting, retries, nonce = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local marker = redis.call('GET', KEYS[2])
+if marker then
+  local state, sequence = string.match(marker, '^(%S) (%d+) ')
+  if state == 'd' then return {'done'} end
+  if state == 'f' then return {'twin'} end
+  if sequence and tonumber(sequence) > tonumber(ARGV[6]) then return {'superseded'} end
+end
+local chosen, taken, own
+for i = 3, #KEYS do
+  local value = redis.call('GET', KEYS[i])
+  if not value then chosen = chosen or KEYS[i] else
+    taken = taken or {'other', KEYS[i], value}
+    local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
+    if t == task then
+      local age = (tonumber(n) - nesting) * 1000000 + tonumber(r) - retries
+      if age > 0 then own = {'later', KEYS[i], value}
+      elseif kind == 'c' then own = nil -- its cooling holds for all
+      elseif age < 0 then own = {'earlier', KEYS[i], value}
+      elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, own = KEYS[i], nil; break
+      else own = {'twin', KEYS[i], value} end
+      if own then break end
+    end
+  end
+end
+local refused = own or (not chosen and taken)
+if refused then refused[4] = redis.call('PTTL', refused[2]) return refused end
+local fence = '0'
+if #KEYS == 3 then -- the counter first: a fence that nobody got is better than one that two got
+  local now = redis.call('TIME')
+  local next = math.max((redis.call('GET', KEYS[1]) or 0) + 1, ARGV[8] + 1)
+  fence = string.format('%.0f', math.max(now[1] * 1000000 + now[2], next))
+  redis.call('SET', KEYS[1], fence)
+end
+local token = task .. '|' .. ARGV[2] .. '.' .. ARGV[3] .. '|' .. nonce
+redis.call('SET', chosen, 'l ' .. token .. ' ' .. fence .. ' ' .. ARGV[7], 'PX', ARGV[5])
+return {'granted', chosen, fence}

@@ -1,0 +1,13 @@
+-- Raise the marker of one attempt; neither its state nor its sequence ever goes back.
+-- KEYS: marker
+-- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms
+-- Reply: 1
+local state, sequence, nonce = string.match(redis.call('GET', KEYS[1]) or '', '^(%S) (%d+) (%S*)$')
+local rank = {['-'] = 1, f = 2, d = 3}
+if not state or rank[ARGV[1]] >= rank[state] then state, nonce = ARGV[1], ARGV[3] end
+sequence = math.max(tonumber(sequence or 0), tonumber(ARGV[2]))
+local left = redis.call('PTTL', KEYS[1])
+local ttl = math.max(left, tonumber(ARGV[4]))
+if state == 'f' then ttl = ARGV[1] == 'f' and ARGV[4] or left end
+redis.call('SET', KEYS[1], string.format('%s %d %s', state, sequence, nonce), 'PX', ttl)
+return 1

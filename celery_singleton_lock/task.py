@@ -1,0 +1,360 @@
+"""The task base class and the decorator."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    cast,
+    overload,
+)
+
+from celery import Celery, Task, _state, signals
+from celery.app.task import Task as BaseTask
+from celery.local import Proxy
+from kombu.utils.json import dumps as kombu_dumps
+
+from celery_singleton_lock.core.key import KeyMaker, KeySpec
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.policy import (
+    CALL_OPTIONS,
+    OPTIONS,
+    CallOptions,
+    Policy,
+    merge,
+    suggestion,
+)
+from celery_singleton_lock.delivery import HEADER, call_header
+from celery_singleton_lock.errors import NoLease
+from celery_singleton_lock.execution import Execution, held_leases, logger
+from celery_singleton_lock.request import mixed_request
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker import SingletonStep
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult, EagerResult
+
+__all__ = ["SingletonTask", "current_lease", "singleton_task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Where a request keeps its execution between ``__call__`` and ``task_postrun``.
+_EXECUTION = "singleton_execution"
+
+#: Celery's own decorator options that are no attributes of its Task.
+_DECORATOR_OPTIONS = frozenset(
+    {
+        *("autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_jitter"),
+        *("retry_backoff", "retry_backoff_max"),
+        *("base", "bind", "filter", "lazy", "name", "shared"),
+        *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict"),
+        *("delivery_mode", "exchange", "exchange_type", "queue", "routing_key"),
+    }
+)
+
+if TYPE_CHECKING:
+
+    class _Base(Task[P, R], Generic[P, R]): ...
+
+else:
+
+    class _Base(Task, Generic[P, R]):
+        abstract = True
+
+
+class SingletonTask(_Base[P, R]):
+    """A task of which at most one body per lock key runs at a time.
+
+    Use :func:`singleton_task`, or ``@app.task(base=SingletonTask, singleton={"key": ...})``.
+
+    Attributes:
+        singleton: The policy's options; what is left out comes from the app's settings.
+    """
+
+    abstract = True
+    Request = "celery_singleton_lock.request:SingletonRequest"
+    singleton: Mapping[str, Any] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "Request" in cls.__dict__:
+            cls.Request = mixed_request(cls.Request)  # type: ignore[assignment]
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Celery calls this once the class has its app."""
+        super().on_bound(app)
+        app.steps["worker"].add(SingletonStep)
+        if cls.run is not BaseTask.run:
+            _validated(cls.singleton or {}, _signature_of(cls), str(cls.name or cls.__name__))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        if request.called_directly or _EXECUTION in request.__dict__:
+            # task(...) is a function call, also when the task's own body makes it.
+            return super().__call__(*args, **kwargs)
+        execution = Execution(self, request, args, kwargs)
+        request.__dict__[_EXECUTION] = execution
+        return execution.run(lambda: self._singleton_body(*args, **kwargs))
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Releases the lease, now that the result is stored.
+
+        On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives;
+        the parent's request has no execution, so nothing happens there.
+        """
+        _settle(self, status, retval)
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+
+    def lock_key(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """The key such a call would use; None where a callable key says "no lock".
+
+        Raises:
+            TypeError: The arguments don't fit the task's signature.
+            LockKeyError: They make no key.
+        """
+        dump = getattr(self, "_dump_pydantic_arguments", None)
+        positional, named = dump(args, kwargs) if dump else (args, kwargs)
+        rest = self.singleton_key_maker(positional, named)
+        if rest is None:
+            return None
+        scope = self.singleton_policy().scope or self.name
+        return Runtime.of(self.app).keyspace.lock(scope, rest)
+
+    def singleton_policy(
+        self, options: Mapping[str, Any] | None = None, *, eager: bool = False
+    ) -> Policy:
+        """This task's policy, with the ``options`` of one call on top."""
+        if not options:
+            return self._policy
+        try:
+            return merge(self._policy, options, where=f"the options of a call of {self.name}")
+        except (TypeError, ValueError) as exc:
+            # Validated where the call was made; this came from elsewhere.
+            logger.warning("singleton: %s; the call's options are ignored", exc)
+            return self._policy
+
+    @cached_property
+    def _policy(self) -> Policy:
+        defaults = Runtime.of(self.app).settings.policy
+        return merge(defaults, self.singleton or {}, where=f"@singleton_task on {self.name}")
+
+    @cached_property
+    def singleton_key_maker(self) -> KeyMaker:
+        """Computes the key of a call from its arguments."""
+        return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        *positional: Any,
+        singleton: CallOptions | None = None,
+        **options: Any,
+    ) -> Any:
+        """Celery's, and ``singleton``: policy options for this call alone.
+
+        Raises:
+            TypeError, ValueError: ``singleton`` holds what a call may not set, or a wrong value.
+        """
+        if singleton is not None:
+            _check_call_options(singleton, self)
+            headers = dict(options.get("headers") or {})
+            headers[HEADER] = {**headers.get(HEADER, {}), **call_header(singleton)}
+            options["headers"] = headers
+        return super().apply_async(args, kwargs, *positional, **options)
+
+    @cached_property
+    def _singleton_body(self) -> Callable[..., Any]:
+        """What runs under the lease: a user's ``__call__`` if there is one, else ``run``.
+
+        Not Celery's own ``__call__``, which outside a worker would push an empty request over the
+        real one: an eager body would see no id and couldn't retry.
+        """
+        mro = type(self).__mro__
+        after = mro[mro.index(SingletonTask) + 1 :]
+        owner = next(cls for cls in after if "__call__" in cls.__dict__)
+        if owner is BaseTask:
+            return lambda *args, **kwargs: self.run(*args, **kwargs)
+        return super().__call__
+
+    if TYPE_CHECKING:
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...
+        def apply(self, *args: Any, **kwargs: Any) -> EagerResult[R]: ...
+
+
+def current_lease() -> Lease:
+    """The innermost lease held where this is called.
+
+    Raises:
+        NoLease: None is: the task was called directly, its key is None, or this is another thread.
+    """
+    leases = held_leases.get()
+    if not leases:
+        raise NoLease(
+            "no lease is held here: current_lease() works inside the body of a singleton task or a "
+            "hold() block, on the same thread; a task that is called directly takes no lock"
+        )
+    return leases[-1]
+
+
+@signals.task_postrun.connect
+def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
+    """Settle what ``after_return`` didn't.
+
+    It isn't called for Retry, Ignore, Reject and SystemExit, nor where a user's override leaves out
+    ``super()``.
+    """
+    _settle(sender, state, retval)
+
+
+def _settle(task: Any, state: str | None, retval: Any) -> None:
+    request = getattr(task, "request", None)
+    execution = getattr(request, "__dict__", {}).get(_EXECUTION)
+    if execution is not None:
+        execution.settle(state, retval)
+
+
+@overload
+def singleton_task(fun: Callable[P, R], /) -> SingletonTask[P, R]: ...
+@overload
+def singleton_task(
+    *, bind: Literal[True], app: Celery | None = None, **options: Any
+) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
+@overload
+def singleton_task(
+    *, app: Celery | None = None, key: KeySpec = None, **options: Any
+) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
+def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
+    """Make a function a task of which at most one body per key runs at a time.
+
+    ``@singleton_task``, ``@singleton_task(key=..., ttl=...)`` or ``@singleton_task(app=app, ...)``;
+    without ``app`` it is registered with every app, like Celery's ``shared_task``.
+
+    Args:
+        *args: The function, where no options are given.
+        app: The Celery app.
+        **options: The policy's (``key``, ``scope``, ``limit``, ``ttl`` ...) and Celery's (``bind``,
+            ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...).
+
+    Raises:
+        TypeError: An option is neither ours nor Celery's, or of a wrong type.
+        ValueError: An option has a wrong value, or two contradict each other.
+    """
+    if len(args) > 1 or (args and not callable(args[0])):
+        raise TypeError("@singleton_task takes one function, and options by keyword")
+
+    def decorate(fun: Callable[..., Any]) -> Any:
+        if isinstance(fun, (Proxy, Task)):
+            raise TypeError(f"{fun!r} is a task already: remove one of the decorators")
+        return _create(fun, app, dict(options))
+
+    return decorate(args[0]) if args else decorate
+
+
+def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
+    base = options.pop("base", None)
+    policy = {name: options.pop(name) for name in OPTIONS & set(options)}
+    where = f"@singleton_task on {fun.__qualname__}"
+    _refuse_unknown(options, base, where)
+    _validated(policy, _signature_without_self(fun, bool(options.get("bind"))), fun.__qualname__)
+    options["singleton"] = policy
+    if app is not None:
+        return app.task(fun, base=_singleton_base(base or app.Task), **options)
+    return _create_shared(fun, base, options)
+
+
+def _create_shared(fun: Callable[..., Any], base: Any, options: dict[str, Any]) -> Any:
+    """As Celery's shared_task, but with each app's own Task as the base."""
+
+    def create(app: Any) -> Any:
+        return app._task_from_fun(fun, base=_singleton_base(base or app.Task), **options)
+
+    state: Any = _state
+    state.connect_on_app_finalize(create)
+    for app in state._get_active_apps():
+        if app.finalized:
+            with app._finalize_mutex:
+                create(app)
+
+    def task() -> Any:
+        app = state.get_current_app()
+        name = options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)
+        return app.tasks[name]
+
+    return Proxy(task)
+
+
+@cache
+def _singleton_base(base: Any) -> type:
+    """``base`` (an app's own Task, Django's, a user's) with ours mixed in before it."""
+    if issubclass(base, SingletonTask):
+        return cast(type, base)
+    attributes: dict[str, Any] = {"abstract": True, "__module__": base.__module__}
+    if base.Request != BaseTask.Request:
+        attributes["Request"] = base.Request
+    return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
+
+
+def _refuse_unknown(options: Mapping[str, Any], base: Any, where: str) -> None:
+    """An unknown decorator keyword would silently become an attribute of the task."""
+    for name in options:
+        if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name) or hasattr(base, name):
+            continue
+        celery_options = [n for n in dir(BaseTask) if not n.startswith("_")]
+        known = {*OPTIONS, *_DECORATOR_OPTIONS, *celery_options}
+        hint = suggestion(name, known) if _is_close(name, known) else ""
+        raise TypeError(
+            f"{where}: {name!r} is neither an option of singleton_task nor of Celery{hint}"
+        )
+
+
+def _is_close(name: str, known: set[str]) -> bool:
+    return "did you mean" in suggestion(name, known)
+
+
+def _validated(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
+    where = f"@singleton_task on {name}"
+    merged = merge(Policy(), policy, where=where)
+    try:
+        KeyMaker(merged.key, signature, json.dumps)
+    except (TypeError, ValueError) as exc:
+        raise type(exc)(f"{where}: {exc}") from None
+
+
+def _signature_of(cls: Any) -> inspect.Signature:
+    is_static = isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+    return _signature_without_self(cls.run, not is_static)
+
+
+def _signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
+    signature = inspect.signature(fun)
+    if not bound:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _check_call_options(options: Any, task: Any) -> None:
+    where = f"apply_async(singleton=...) of {task.name}"
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{where}: give a dict, such as {{'ttl': 120}}, not {options!r}")
+    for name in options:
+        if name not in CALL_OPTIONS:
+            raise TypeError(
+                f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
+                "scope and limit decide who excludes whom, and stand at the task"
+            )
+    merge(task.singleton_policy(), options, where=where)

@@ -1,0 +1,112 @@
+"""The worker's bootstep: checks what only a starting worker can, and prepares memory for its pool.
+
+A bootstep that raises stops the worker; an exception in ``worker_init`` or ``worker_ready`` would
+only be logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from celery import Celery, bootsteps
+
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.errors import SettingsError, StoreError
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.settings import Settings
+from celery_singleton_lock.shared_record import SharedRecord
+
+__all__ = ["SingletonStep", "check_tasks"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+class SingletonStep(bootsteps.StartStopStep):
+    """Made before any step starts, so before the pool forks."""
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        app = worker.app
+        Runtime.worker_name = worker.hostname
+        Runtime.events_enabled = bool(worker.task_events)
+        if worker.pool_cls.__module__ == "celery.concurrency.prefork":
+            Runtime.shared_record = SharedRecord()
+        runtime = Runtime.of(app)
+        check_tasks(app, runtime.store)
+        _warn_of_timeouts(app, runtime.settings)
+        _check_eviction(runtime.store, runtime.settings)
+
+
+def singleton_tasks(app: Celery) -> Iterable[Any]:
+    """The registered tasks that hold locks."""
+    return [task for task in app.tasks.values() if hasattr(task, "singleton_policy")]
+
+
+def check_tasks(app: Celery, store: Store) -> None:
+    """Check each task's policy against the others' and the store.
+
+    Raises:
+        SettingsError: Tasks of one scope have unequal limits, or one needs a fence that there is
+            none of.
+    """
+    limits: dict[str, tuple[int, str]] = {}
+    for task in singleton_tasks(app):
+        policy = task.singleton_policy()
+        scope = policy.scope or task.name
+        limit, other = limits.setdefault(scope, (policy.limit, task.name))
+        if limit != policy.limit:
+            raise SettingsError(
+                f"{task.name} has limit={policy.limit} and {other} has limit={limit}, but both are "
+                f"in scope {scope!r}: give them one limit, or two scopes"
+            )
+        if policy.needs_fence and not store.capabilities.fence:
+            raise SettingsError(
+                f"{task.name} has needs_fence=True, but the store ({store.capabilities.name}) has "
+                "no fencing tokens: choose a store that does, or drop needs_fence"
+            )
+
+
+def _warn_of_timeouts(app: Celery, settings: Settings) -> None:
+    timeout = settings.visibility_timeout
+    if timeout is None:
+        return
+    for task in singleton_tasks(app):
+        ttl = task.singleton_policy().ttl
+        if ttl > timeout:
+            logger.warning(
+                "singleton: %s has ttl=%g s, longer than the broker's visibility_timeout of %g s: "
+                "a dead worker's message comes back while its lease still stands, and waits. "
+                "Set ttl below visibility_timeout.",
+                task.name,
+                ttl,
+                timeout,
+            )
+
+
+def _check_eviction(store: Store, settings: Settings) -> None:
+    """Refuse a server that may throw leases away: keys with a ttl go first."""
+    info = getattr(store, "info", None)
+    if info is None:
+        return
+    try:
+        memory = info("memory")  # empty where an ACL denies INFO: then there is nothing to check
+    except StoreError as exc:
+        logger.warning(
+            "singleton: %s doesn't answer yet (%s); tasks are put back until it does",
+            settings.safe_url,
+            exc,
+        )
+        return
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return
+    advice = (
+        f"the lock store {settings.safe_url} has maxmemory-policy {policy}: when memory is short "
+        "it removes leases, and two bodies run at once. Set maxmemory-policy noeviction"
+    )
+    if memory.get("maxmemory", "0") == "0" or settings.allow_eviction:
+        logger.warning("singleton: %s (no maxmemory is set, or eviction is allowed)", advice)
+        return
+    raise SettingsError(f"{advice}, or accept it with singleton_lock_allow_eviction = True.")

@@ -1,0 +1,250 @@
+"""The timeline picture: one SVG with a panel per run, a lane per key, a bar per body.
+
+Coordinates: x is time, the same scale in all panels; y is computed once per lane, in `_Lane`.
+Bodies that overlap stand on rows of their own, and a red band marks the time they share.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from example_project import journal as records
+from example_project import svg
+from example_project.journal import Entry, Run, What
+from example_project.scenario import Outcome
+
+WIDTH, LEFT, RIGHT = 1240, 190, 30
+TOP, PANEL_HEAD, PANEL_GAP, LEGEND = 20, 64, 34, 56
+BAR, ROW, STRIP, LANE_GAP = 16, 20, 14, 12
+
+#: Told apart also by people who see no red or green, and in grey by their labels.
+COLOURS = ("#3b6fd4", "#e08a1e", "#4a9a7a", "#8a63b8")
+INK, MUTED, GRID, BAND, ALARM = "#1f2733", "#6b7686", "#e6eaf0", "#f6f8fb", "#d3273e"
+
+STYLE = f"""
+text {{ font-family: 'Inter', 'Segoe UI', 'DejaVu Sans', sans-serif; font-size: 12px; fill: {INK};
+}} .title {{ font-size: 18px; font-weight: bold; }} .muted {{ fill: {MUTED}; }} .onbar {{ fill:
+white; font-size: 10px; }} .alarm {{ fill: {ALARM}; font-weight: bold; }}
+"""
+
+
+def draw(outcomes: Sequence[Outcome]) -> str:
+    """The whole picture as SVG text."""
+    seconds = max(outcome.seconds for outcome in outcomes)
+    workers = sorted({run.worker for outcome in outcomes for run in records.runs(outcome.entries)})
+    colours = dict(zip(workers, COLOURS * len(workers), strict=False))
+    parts: list[str] = []
+    y = float(TOP)
+    for outcome in outcomes:
+        panel = _Panel(outcome, seconds=seconds, colours=colours, top=y)
+        parts.extend(panel.parts())
+        y = panel.bottom + PANEL_GAP
+    parts.extend(_legend(y, colours))
+    height = y + LEGEND
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}">'
+    frame = f'<rect width="{WIDTH}" height="{height:.0f}" fill="white"/>'
+    return "\n".join([head, f"<style>{STYLE}</style>", frame, *parts, "</svg>"]) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lane:
+    name: str
+    top: float
+    rows: list[list[Run]]  # within a row nothing overlaps
+
+    @property
+    def height(self) -> float:
+        return len(self.rows) * ROW + STRIP
+
+    def row_top(self, row: int) -> float:
+        return self.top + row * ROW + 2
+
+
+class _Panel:
+    def __init__(
+        self, outcome: Outcome, *, seconds: float, colours: dict[str, str], top: float
+    ) -> None:
+        self._outcome, self._seconds, self._colours, self._top = outcome, seconds, colours, top
+        self._runs = records.runs(outcome.entries)
+        self._lanes = list(_lanes(outcome.entries, self._runs, top + PANEL_HEAD))
+        last = self._lanes[-1] if self._lanes else None
+        self._floor = last.top + last.height + LANE_GAP / 2 if last else top + PANEL_HEAD
+        self.bottom = self._floor + 18
+
+    def parts(self) -> Iterator[str]:
+        yield from self._head()
+        yield from self._grid()
+        for lane in self._lanes:
+            yield from self._lane(lane)
+        yield from self._kills()
+
+    def _head(self) -> Iterator[str]:
+        count = len(records.overlaps(self._runs))
+        skips = sum(entry.what is What.SKIP for entry in self._outcome.entries)
+        title = "With the lock" if self._outcome.locked else "Without the lock"
+        lost = len(records.unsettled(self._outcome.entries))
+        yield svg.text(LEFT, self._top + 18, title, kind="title")
+        facts = f"{len(self._runs)} bodies run, {skips} calls skipped, {lost} jobs lost"
+        yield svg.text(
+            LEFT + 190,
+            self._top + 18,
+            f"overlaps: {count}",
+            kind="title alarm" if count else "title",
+        )
+        yield svg.text(LEFT + 350, self._top + 17, facts, kind="muted")
+
+    def _grid(self) -> Iterator[str]:
+        top = self._top + PANEL_HEAD - LANE_GAP / 2
+        for lane in self._lanes[::2]:
+            yield svg.rect(0, lane.top - LANE_GAP / 2, WIDTH, lane.height + LANE_GAP, fill=BAND)
+        for second in range(int(self._seconds) + 1):
+            x = self._x(self._outcome.zero + second)
+            yield svg.line(x, top, x, self._floor, stroke=GRID)
+            if second % 2 == 0:
+                yield svg.text(x, self._floor + 14, f"{second} s", kind="muted", anchor="middle")
+
+    def _lane(self, lane: _Lane) -> Iterator[str]:
+        yield svg.text(LEFT - 14, lane.row_top(0) + 12, lane.name, anchor="end")
+        for start, end in _shared(lane.rows):
+            width = self._x(end) - self._x(start)
+            yield svg.rect(
+                self._x(start),
+                lane.top - 2,
+                width,
+                len(lane.rows) * ROW + 2,
+                fill=ALARM,
+                opacity=0.22,
+            )
+        for number, row in enumerate(lane.rows):
+            for run in row:
+                yield from self._bar(run, lane.row_top(number))
+        bottom = lane.top + len(lane.rows) * ROW
+        for entry in self._outcome.entries:
+            if entry.lane == lane.name and entry.what is What.SKIP:
+                yield svg.line(
+                    self._x(entry.at),
+                    bottom + 2,
+                    self._x(entry.at),
+                    bottom + 11,
+                    stroke=MUTED,
+                    width=2,
+                )
+        for entry in records.put_backs(self._outcome.entries):
+            if entry.lane == lane.name:
+                yield svg.circle(self._x(entry.at), bottom + 7, 3, fill="white", stroke=MUTED)
+
+    def _bar(self, run: Run, y: float) -> Iterator[str]:
+        left, right = self._x(run.started), self._x(min(run.ended, self._end()))
+        width = max(right - left, 2)
+        fence = f", fence {run.fence}" if run.fence else ""
+        tip = f"{run.lane} on {run.worker}: {run.outcome} after {run.ended - run.started:.2f} s{fence}, job {run.job}"
+        killed = run.outcome == "killed"
+        bar = svg.rect(
+            left,
+            y,
+            width,
+            BAR,
+            fill=self._colours[run.worker],
+            opacity=0.5 if killed else 1,
+            radius=3,
+        )
+        yield f"<g><title>{escape(tip)}</title>{bar}</g>"
+        if width > 60:
+            yield svg.text(left + 6, y + 12, run.worker, kind="onbar")
+        for entry in self._outcome.entries:
+            if (
+                entry.what is What.HEARTBEAT
+                and entry.job == run.job
+                and run.started < entry.at < run.ended
+            ):
+                yield svg.circle(self._x(entry.at), y + BAR - 4, 2, fill="white")
+        if killed:
+            yield svg.cross(right, y + BAR / 2, stroke=ALARM)
+        elif any(other.job == run.job and other.outcome == "killed" for other in self._runs):
+            yield svg.rect(left, y, width, BAR, stroke=ALARM, radius=3)
+            if width > 110:
+                yield svg.text(right - 6, y + 12, "again", kind="onbar", anchor="end")
+
+    def _kills(self) -> Iterator[str]:
+        top = self._top + PANEL_HEAD - LANE_GAP / 2
+        for entry in self._outcome.entries:
+            if entry.what is What.KILL:
+                x = self._x(entry.at)
+                yield svg.line(x, top - 4, x, self._floor, stroke=ALARM, width=1.5, dashes="5 4")
+                yield svg.text(x, top - 9, f"SIGKILL {entry.worker}", kind="alarm", anchor="middle")
+                yield from self._restart(entry, top - 4)
+
+    def _restart(self, kill: Entry, y: float) -> Iterator[str]:
+        entries = self._outcome.entries
+        ready = [
+            e
+            for e in entries
+            if e.what is What.READY and e.worker == kill.worker and e.at > kill.at
+        ]
+        if ready:
+            x = self._x(ready[0].at)
+            yield svg.line(self._x(kill.at), y, x, y, stroke=ALARM, width=1.5, dashes="5 4")
+            yield svg.circle(x, y, 3, fill=self._colours[kill.worker])
+            yield svg.text(x + 7, y + 1, f"{kill.worker} is back", kind="muted")
+
+    def _end(self) -> float:
+        return self._outcome.zero + self._outcome.seconds
+
+    def _x(self, at: float) -> float:
+        return LEFT + (at - self._outcome.zero) / self._seconds * (WIDTH - LEFT - RIGHT)
+
+
+def _lanes(entries: Sequence[Entry], executions: Sequence[Run], top: float) -> Iterator[_Lane]:
+    for name in sorted(set(records.jobs(entries).values())):
+        lane = _Lane(
+            name=name, top=top, rows=_rows([run for run in executions if run.lane == name])
+        )
+        yield lane
+        top += lane.height + LANE_GAP
+
+
+def _rows(executions: Sequence[Run]) -> list[list[Run]]:
+    """Each run on the first row that is free when it starts: one row, unless something overlaps."""
+    rows: list[list[Run]] = [[]]
+    for run in executions:
+        row = next((row for row in rows if not row or row[-1].ended <= run.started), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(run)
+    return rows
+
+
+def _shared(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[float, float]]:
+    """The times at which two bodies or more ran, as start and end."""
+    steps = sorted(
+        (at, step)
+        for row in rows
+        for run in row
+        for at, step in ((run.started, 1), (run.ended, -1))
+    )
+    running, since = 0, 0.0
+    for at, step in steps:
+        before, running = running, running + step
+        if (before, running) == (1, 2):
+            since = at
+        elif (before, running) == (2, 1):
+            yield since, at
+
+
+def _legend(y: float, colours: dict[str, str]) -> Iterator[str]:
+    x = float(LEFT)
+    for worker, colour in colours.items():
+        yield svg.rect(x, y, 26, BAR, fill=colour, radius=3)
+        yield svg.text(x + 34, y + 12, worker)
+        x += 112
+    signs = (
+        (svg.circle(8, 8, 2.5, fill=MUTED), "heartbeat", 104),
+        (svg.line(8, 3, 8, 13, stroke=MUTED, width=2), "skipped", 92),
+        (svg.circle(8, 8, 3, fill="white", stroke=MUTED), "put back, runs later", 164),
+        (svg.cross(8, 8, stroke=ALARM), "killed", 80),
+        (svg.rect(-6, 0, 24, BAR, stroke=ALARM, radius=3), "runs again", 110),
+        (svg.rect(-6, 0, 24, BAR, fill=ALARM, opacity=0.22), "two bodies of one key", 0),
+    )
+    for sign, words, room in signs:  # `room`: pixels to the next sign
+        yield f'<g transform="translate({x:.1f} {y:.1f})">{sign}{svg.text(24, 12, words)}</g>'
+        x += room

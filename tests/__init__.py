@@ -1,0 +1,1 @@
+"""The tests: real servers, real workers, no mock of either."""

@@ -1,0 +1,1 @@
+"""Tests on real worker processes, brokers and stores."""
