@@ -97,6 +97,13 @@ class Runtime:
         """This process's name in records: the worker's, or the host's outside workers."""
         return Runtime.worker_name or gethostname()
 
+    def close(self) -> None:
+        """End the heartbeat and close the connections, where there are any."""
+        if "keeper" in self.__dict__:
+            self.keeper.close()
+        if "store" in self.__dict__:
+            self.store.close()
+
     @classmethod
     def of(cls, app: Celery, *, eager: bool = False) -> Runtime:
         """The runtime of ``app`` in this process; ``eager``: the one without a server."""

@@ -22,9 +22,11 @@ COLOURS = ("#3b6fd4", "#e08a1e", "#4a9a7a", "#8a63b8")
 INK, MUTED, GRID, BAND, ALARM = "#1f2733", "#6b7686", "#e6eaf0", "#f6f8fb", "#d3273e"
 
 STYLE = f"""
-text {{ font-family: 'Inter', 'Segoe UI', 'DejaVu Sans', sans-serif; font-size: 12px; fill: {INK};
-}} .title {{ font-size: 18px; font-weight: bold; }} .muted {{ fill: {MUTED}; }} .onbar {{ fill:
-white; font-size: 10px; }} .alarm {{ fill: {ALARM}; font-weight: bold; }}
+text {{ font: 12px 'Inter', 'Segoe UI', 'DejaVu Sans', sans-serif; fill: {INK}; }}
+.title {{ font-size: 18px; font-weight: bold; }}
+.muted {{ fill: {MUTED}; }}
+.onbar {{ fill: white; font-size: 10px; }}
+.alarm {{ fill: {ALARM}; font-weight: bold; }}
 """
 
 

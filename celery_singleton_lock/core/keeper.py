@@ -97,6 +97,7 @@ class Keeper:
         self._alarm.acquire()
         self._wakes_at = 0.0
         self._started = False
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,6 +121,17 @@ class Keeper:
         # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
         self._entries.pop(id(lease), None)
+
+    def ask(self, lease: Lease) -> None:
+        """Renew ``lease`` now, on this thread, and declare it lost if it is."""
+        entry = self._entries.get(id(lease))
+        if entry is not None:
+            self._renew([entry])
+
+    def close(self) -> None:
+        """End the thread; leases still registered are renewed no more."""
+        self._closed = True
+        self._ring()
 
     def sweep(self) -> float | None:
         """Renew what is due, declare what is lost; seconds until it is needed again, None if never.
@@ -221,7 +233,7 @@ class Keeper:
             pass  # rung already, and not heard yet: once is enough
 
     def _run(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 pause = self.sweep()
             except Exception:

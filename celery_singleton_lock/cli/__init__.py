@@ -1,0 +1,145 @@
+"""``celery -A app singleton``: who holds what, and freeing it by hand."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, CLIContext
+
+from celery_singleton_lock.cli.table import describe, row_of, table
+from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.runtime import Runtime
+
+__all__ = ["singleton"]
+
+
+@click.group(name="singleton")
+def singleton() -> None:
+    """See and free the leases of singleton tasks."""
+
+
+@singleton.command(cls=CeleryCommand)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@click.argument("pattern", default="")
+@click.pass_context
+def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
+    """List what is held; PATTERN is part of a key, or a glob with * and ?."""
+    runtime = _runtime(ctx)
+    glob = runtime.keyspace.match_all()
+    with _errors_for_people():
+        records = sorted(runtime.store.scan(glob), key=lambda record: record.key)
+    matching = [record for record in records if _matches(record.key, pattern)]
+    if as_json:
+        click.echo(json.dumps([row_of(record) for record in matching], indent=2))
+    elif matching:
+        click.echo(table(matching))
+    else:
+        click.echo("nothing is held")
+
+
+@singleton.command(cls=CeleryCommand)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, or null.")
+@click.argument("key")
+@click.pass_context
+def show(ctx: click.Context, key: str, as_json: bool) -> None:
+    """Show who holds KEY, as `ls` and task.lock_key() spell it, or without its csl:{...}: part."""
+    with _errors_for_people():
+        record = _find(_runtime(ctx), key)
+    if as_json:
+        click.echo(json.dumps(row_of(record) if record else None, indent=2))
+    elif record:
+        click.echo(describe(record))
+    else:
+        click.echo(f"{key} is free")
+    ctx.exit(0 if record else 1)
+
+
+@singleton.command(cls=CeleryCommand)
+@click.option("--token", help="Free it only if this token (see `show`) still has it.")
+@click.option("--force", is_flag=True, help="Whoever has it, without asking. The fence rises.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.argument("key")
+@click.pass_context
+def release(ctx: click.Context, key: str, token: str | None, force: bool, as_json: bool) -> None:
+    """Free KEY. Its holder hears of it at its next heartbeat, and is interrupted.
+
+    Without --force the token is compared: if somebody else has got the key meanwhile, nothing is
+    freed.
+    """
+    runtime = _runtime(ctx)
+    with _errors_for_people():
+        record = _find(runtime, key)
+        if record is None:
+            freed = False
+        else:
+            if not force and token is None:
+                _confirm(record, as_json)
+            freed = runtime.store.free(record.key, None if force else token or record.token)
+    if as_json:
+        click.echo(json.dumps({"key": record.key if record else key, "released": freed}))
+    elif freed:
+        click.echo(f"released {record.key if record else key}")
+    elif record is None:
+        click.echo(f"{key} is free already", err=True)
+    else:
+        click.echo(f"not released: {record.key} is held by another token now", err=True)
+    ctx.exit(0 if freed else 1)
+
+
+def _confirm(record: Record, as_json: bool) -> None:
+    if as_json:
+        raise click.UsageError("with --json give --token TOKEN or --force")
+    click.echo(describe(record))
+    click.confirm(
+        "If its body still runs, another may start beside it until the holder's next heartbeat "
+        "(a third of its ttl). Release?",
+        abort=True,
+    )
+
+
+def _runtime(ctx: click.Context) -> Runtime:
+    context: CLIContext = ctx.obj
+    app: Any = context.app
+    app.finalize()
+    return Runtime.of(app)
+
+
+def _find(runtime: Runtime, key: str) -> Record | None:
+    """The record of ``key``; with ``limit`` above 1, of its first slot that is held."""
+    names = [key] if key.startswith("csl:{") else []
+    if not names:
+        glob = runtime.keyspace.match_all()
+        records = runtime.store.scan(glob)
+        names = [record.key for record in records if _short(record.key) in (key, f"{key}#0")]
+    for name in names:
+        record = runtime.store.inspect(name)
+        if record is not None:
+            return record
+    return None
+
+
+def _short(key: str) -> str:
+    return key.partition("}:")[2]
+
+
+def _matches(key: str, pattern: str) -> bool:
+    if not pattern:
+        return True
+    if any(c in pattern for c in "*?["):
+        return fnmatch.fnmatchcase(key, pattern) or fnmatch.fnmatchcase(_short(key), pattern)
+    return pattern in key
+
+
+class _errors_for_people:
+    """The library's errors as one line and exit status 1, without a traceback."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, SingletonLockError):
+            raise click.ClickException(str(error)) from error

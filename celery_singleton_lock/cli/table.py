@@ -1,0 +1,68 @@
+"""Records as text for people and as plain data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from celery_singleton_lock.core.lease import Kind, Record
+
+__all__ = ["describe", "row_of", "table"]
+
+_KINDS: Final = {
+    Kind.LEASE: "running",
+    Kind.RESERVED: "reserved for a retry",
+    Kind.COOLING: "cooling down",
+    Kind.DYING: "being killed",
+}
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """The record as JSON data; ``ttl`` in seconds, ``since`` in ISO 8601."""
+    return {
+        "key": record.key,
+        "state": _KINDS[record.kind],
+        "task": record.holder.task,
+        "task_id": record.holder.task_id,
+        "worker": record.holder.worker,
+        "pid": record.holder.pid,
+        "since": _since(record),
+        "ttl": round(record.ttl, 3),
+        "fence": record.fence,
+        "token": record.token,
+    }
+
+
+def table(records: Iterable[Record]) -> str:
+    """One line a record, columns aligned."""
+    head = ("KEY", "STATE", "TTL", "HOLDER", "WORKER", "PID", "SINCE")
+    rows = [head]
+    for record in records:
+        row = row_of(record)
+        rows.append(
+            (
+                row["key"],
+                row["state"],
+                f"{row['ttl']:.1f}s",
+                f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"],
+                row["worker"],
+                str(row["pid"]),
+                row["since"],
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def describe(record: Record) -> str:
+    """One field a line."""
+    return "\n".join(f"{name:>8}: {value}" for name, value in row_of(record).items())
+
+
+def _since(record: Record) -> str:
+    return datetime.fromtimestamp(record.holder.since, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,12 @@
+"""For users' own tests: an in-memory store with a manual clock, and ways to stage conflicts.
+
+The fixture ``singleton_store`` comes with the pytest plugin that this package registers.
+"""
+
+from __future__ import annotations
+
+from celery_singleton_lock.skipped import is_skipped
+from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing.stage import SingletonStore, hold_lock, lose_lease
+
+__all__ = ["ManualClock", "SingletonStore", "hold_lock", "is_skipped", "lose_lease"]

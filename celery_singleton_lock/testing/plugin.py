@@ -1,0 +1,29 @@
+"""The pytest plugin: ``singleton_store``.
+
+Pytest imports it in every project that has this package installed, so it imports nothing heavy
+before the fixture is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.testing.stage import SingletonStore
+
+__all__ = ["singleton_store"]
+
+
+@pytest.fixture
+def singleton_store(request: pytest.FixtureRequest) -> Iterator[SingletonStore]:
+    """An in-memory store with a manual clock, for the fixture ``celery_app`` or the current app."""
+    from celery_singleton_lock.testing.stage import SingletonStore
+
+    store = SingletonStore()
+    names = request.fixturenames
+    store.install(request.getfixturevalue("celery_app") if "celery_app" in names else None)
+    yield store
+    store.uninstall()

@@ -1,0 +1,93 @@
+"""Staging what is hard to meet in a test: a key that is held, a lease that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import Celery, current_app
+
+from celery_singleton_lock.core.lease import Lease, Record
+from celery_singleton_lock.execution import held_leases
+from celery_singleton_lock.hold import hold
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import current_lease
+from celery_singleton_lock.testing.clock import ManualClock
+
+__all__ = ["SingletonStore", "hold_lock", "lose_lease"]
+
+
+class SingletonStore:
+    """An in-memory store with a manual clock, in the place of an app's own.
+
+    Used by eager and by real calls in this process alike; no server, no waiting.
+
+    Attributes:
+        clock: Time stands still until ``clock.advance(seconds)``.
+        store: Where the leases are.
+    """
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self._apps: list[Any] = []
+
+    def install(self, app: Celery | None = None) -> None:
+        """Use this store for ``app`` (the current app by default) until :meth:`uninstall`."""
+        real_app: Any = _real(app)
+        self._apps.append(real_app)
+        for eager in (False, True):
+            runtime = Runtime(real_app, store=self.store, clock=self.clock)
+            Runtime.install(real_app, runtime, eager=eager)
+
+    def uninstall(self) -> None:
+        """Give every app its own store back."""
+        for app in self._apps:
+            for eager in (False, True):
+                Runtime.of(app, eager=eager).close()
+                Runtime.install(app, None, eager=eager)
+        self._apps.clear()
+
+    def held(self) -> list[Record]:
+        """What is held now."""
+        return list(self.store.scan("csl:*"))
+
+
+@contextmanager
+def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
+    """Hold the key that ``task.delay(*args, **kwargs)`` would need, as another worker would.
+
+    Raises:
+        ValueError: The task's key function says "no lock" for these arguments.
+    """
+    rest = task.singleton_key_maker(args, kwargs)
+    if rest is None:
+        raise ValueError(f"{task.name} takes no lock for these arguments")
+    scope = task.singleton_policy().scope or task.name
+    with hold(rest, scope=scope, app=task.app) as lease:
+        # The caller's thread must not count as the holder: its eager calls would re-enter.
+        reset = held_leases.set(())
+        try:
+            yield lease
+        finally:
+            held_leases.reset(reset)
+
+
+def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:
+    """Take ``lease`` (the current one by default) away, as an operator or an empty store would.
+
+    The holder hears of it as in production: its deadline and heartbeat tell, and its body is
+    interrupted as its ``on_lost`` says.
+    """
+    lost = lease or current_lease()
+    runtime = Runtime.of(_real(app), eager=bool(_real(app).conf.task_always_eager))
+    runtime.store.free(lost.key, None)
+    runtime.keeper.ask(lost)
+    return lost
+
+
+def _real(app: Celery | None) -> Any:
+    chosen: Any = current_app if app is None else app
+    return getattr(chosen, "_get_current_object", lambda: chosen)()
