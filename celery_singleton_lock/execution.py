@@ -24,20 +24,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_singleton_lock.arrival import AGAIN, Decision, Outcome, Pace, decide
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.keeper import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Holder, Lease
-from celery_singleton_lock.core.policy import ConflictAction, OnLost, OnStoreError, Policy
+from celery_singleton_lock.core.policy import OnLost, OnStoreError, Policy
 from celery_singleton_lock.core.store import (
     Acquire,
     MarkerState,
     Refused,
-    Relation,
     Release,
     Released,
 )
@@ -56,13 +56,6 @@ logger = logging.getLogger("celery_singleton_lock")
 #: Leases of the running thread, greenlet or coroutine, outermost first.
 held_leases: ContextVar[tuple[Lease, ...]] = ContextVar("singleton_held_leases", default=())
 
-# A predecessor of the same task lets go within milliseconds: its retry was published from inside
-# its body. Wait that long, not longer.
-_SHORTLY: Final = 0.05
-_SHORTLY_MAX: Final = 1.0
-# Started work that meets another holder, and twins: no hurry, no end.
-_AGAIN: Final = 1.0
-_AGAIN_MAX: Final = 30.0
 # wait: a poll is one round trip.
 _POLL: Final = 0.05
 _POLL_MAX: Final = 0.5
@@ -129,7 +122,7 @@ class Execution:
             ttl=self.policy.ttl,
             sequence=self.delivery.sequence,
         )
-        give_up_at = self.runtime.clock.now() + self.policy.on_conflict.timeout
+        arrived_at = self.runtime.clock.now()
         tries = 0
         while True:
             pause = backoff(_POLL, _POLL_MAX, tries)
@@ -142,16 +135,24 @@ class Execution:
                 if isinstance(reply, Lease):
                     self.lease = reply
                     return None
-                if not self._shall_wait(reply, give_up_at):
-                    return self._refused(reply)
+                decision = decide(
+                    reply,
+                    self.delivery,
+                    self.policy.on_conflict,
+                    can_put_back=not self.request.is_eager,
+                    wall=self.runtime.clock.wall(),
+                    waited=self.runtime.clock.now() - arrived_at,
+                )
+                if decision.outcome is not Outcome.WAIT:
+                    return self._carry_out(decision, reply)
             except StoreError as exc:
                 self._tell(EventName.STORE_FAILED, error=str(exc))
                 if self.policy.on_store_error is not OnStoreError.RETRY or self.request.is_eager:
                     raise
-                self._put_back_once("store", _AGAIN, _AGAIN_MAX)
+                self._put_back_once(self.delivery, AGAIN, "store")
                 # Neither store nor broker answers. An early-acknowledged message exists nowhere but
                 # here: hold on to it until one of them does.
-                pause = backoff(_AGAIN, _AGAIN_MAX, tries)
+                pause = backoff(AGAIN.first, AGAIN.longest, tries)
             self.runtime.clock.sleep(pause)
             tries += 1
 
@@ -161,71 +162,26 @@ class Execution:
             return float(hard_limit) + self.policy.ttl
         return self.policy.max_hold
 
-    def _shall_wait(self, refused: Refused, give_up_at: float) -> bool:
-        return (
-            refused.relation is Relation.OTHER
-            and self.policy.on_conflict.action is ConflictAction.WAIT
-            and not self.delivery.started
-            and self.runtime.clock.now() < give_up_at
-        )
-
-    def _refused(self, refused: Refused) -> Any:
-        """The table "what happens to the arriving delivery", below its acquiring rows."""
-        relation = refused.relation
-        if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
-            self._tell(EventName.DROPPED, reason=str(relation))
+    def _carry_out(self, decision: Decision, refused: Refused) -> Any:
+        holder = refused.record.holder if refused.record else Holder(task_id="somebody unknown")
+        outcome = decision.outcome
+        if outcome is Outcome.DROP:
+            self._tell(EventName.DROPPED, reason=decision.reason)
             raise Ignore
-        if self.request.is_eager and (relation is not Relation.OTHER or self._would_put_back()):
-            raise self._conflict(refused, "raise")
-        if relation is Relation.EARLIER:
-            return self._put_back(str(relation), _SHORTLY, _SHORTLY_MAX, started=True)
-        if relation is Relation.TWIN:
-            return self._put_back(str(relation), _AGAIN, _AGAIN_MAX, started=True)
-        if self.delivery.started:
-            self._tell_conflict(refused, "started work is put back")
-            return self._put_back("started", _AGAIN, _AGAIN_MAX)
-        return self._on_conflict(refused)
-
-    def _would_put_back(self) -> bool:
-        return self.delivery.started or self.policy.on_conflict.action is ConflictAction.RETRY
-
-    def _on_conflict(self, refused: Refused) -> Any:
-        rule = self.policy.on_conflict
-        if rule.action is ConflictAction.SKIP:
-            self._tell_conflict(refused, "skip")
-            return skipped_value(self.task.name, self.key, _holder_of(refused))
-        if rule.action is ConflictAction.REVOKE:
-            self._tell_conflict(refused, "revoke")
-            self._revoke(f"{self.key} is held by {_holder_of(refused)}")
+        self._tell(EventName.CONFLICT, holder=holder, outcome=str(outcome), reason=decision.reason)
+        if outcome is Outcome.PUT_BACK:
+            self._put_back(decision.delivery, decision.pace, decision.reason)
+        if outcome is Outcome.SKIP:
+            return skipped_value(self.task.name, self.key, holder)
+        if outcome is Outcome.REVOKE:
+            self._revoke(f"{self.key} is held by {holder}")
             raise Ignore
-        if rule.action is ConflictAction.RETRY:
-            now = self.runtime.clock.wall()
-            since = now if self.delivery.since is None else self.delivery.since
-            self.delivery = replace(self.delivery, since=since)
-            left = None if rule.max_wait is None else since + rule.max_wait - now
-            if left is None or left > 0:
-                self._tell_conflict(refused, "retry")
-                longest = rule.max_delay if left is None else min(rule.max_delay, max(left, 0.01))
-                return self._put_back("conflict", rule.delay, longest)
-        raise self._conflict(refused, "raise")
-
-    def _conflict(self, refused: Refused, outcome: str) -> LockConflict:
-        self._tell_conflict(refused, outcome)
-        holder = _holder_of(refused)
-        return LockConflict(
-            f"{self.key!r} is held by {holder}, and {self._waited()}. The call has not run; send "
+        raise LockConflict(
+            f"{self.key!r} is held by {holder}, and {decision.reason}. The call has not run; send "
             'it again, or choose another on_conflict ("retry" waits, "skip" ends quietly).',
             self.key,
             {"task": holder.task, "task_id": holder.task_id, "worker": holder.worker},
         )
-
-    def _waited(self) -> str:
-        rule = self.policy.on_conflict
-        if rule.action is ConflictAction.WAIT:
-            return f"waiting for {rule.timeout:g} s was not enough"
-        if rule.action is ConflictAction.RETRY and not self.request.is_eager:
-            return f"max_wait of {rule.max_wait:g} s is over"
-        return f"on_conflict={str(rule.action)!r} doesn't wait here"
 
     def _revoke(self, reason: str) -> None:
         self.task.backend.mark_as_revoked(
@@ -238,29 +194,24 @@ class Execution:
             sender=self.task, request=self.request, terminated=False, signum=None, expired=False
         )
 
-    def _put_back(
-        self, reason: str, delay: float, max_delay: float, *, started: bool | None = None
-    ) -> None:
+    def _put_back(self, delivery: Delivery, pace: Pace, reason: str) -> NoReturn:
         """Put back and give this delivery up; holds on to it until the broker has the copy."""
-        if started is not None:
-            self.delivery = replace(self.delivery, started=started)
         tries = 0
         while True:
-            self._put_back_once(reason, delay, max_delay)
-            self.runtime.clock.sleep(backoff(_AGAIN, _AGAIN_MAX, tries))
+            self._put_back_once(delivery, pace, reason)
+            self.runtime.clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
             tries += 1
 
-    def _put_back_once(self, reason: str, delay: float, max_delay: float) -> None:
+    def _put_back_once(self, delivery: Delivery, pace: Pace, reason: str) -> None:
         """Raises Ignore once the broker has the copy; returns if it couldn't be published."""
-        copy = replace(self.delivery, tries=self.delivery.tries + 1)
         try:
             put_back(
                 self.task,
                 self.request,
-                copy,
+                replace(delivery, tries=delivery.tries + 1),
                 self.key,
                 runtime=self.runtime,
-                delay=backoff(delay, max_delay, self.delivery.tries),
+                delay=backoff(pace.first, pace.longest, delivery.tries),
                 reason=reason,
             )
         except Exception:
@@ -320,25 +271,28 @@ class Execution:
         marker = MarkerState.FINISHING if self.task.acks_late else None
         call = give_back(lease, self.policy.min_hold, marker, self.policy.ttl)
         reply = self._release(lease, call)
+        self._yield_to_twin(reply)
+
+    def _yield_to_twin(self, reply: Released | None) -> None:
+        """If its own twin has the lease, or has finished, the result is the twin's to write."""
         if reply in (Released.TWIN, Released.DONE):
-            # Its own twin has the right to the result now; this one's would overwrite it.
+            self.lease = None  # nothing to settle: the attempt is not done, or not by this run
             self._tell(EventName.DROPPED, reason="lost to its own twin")
             raise Ignore
 
     def _interrupted(self, lease: Lease) -> Any:
         """The lease was lost and the body ended because of it."""
         reply = self._release(lease, Release(keys=(lease.key,), token=lease.token))
-        if reply in (Released.TWIN, Released.DONE):
-            self._tell(EventName.DROPPED, reason="lost to its own twin")
-            raise Ignore
+        self._yield_to_twin(reply)
         losses = self.delivery.losses + 1
         if (
             self._outcome_of_loss() is OnLost.RETRY
             and losses <= _MAX_LOSSES
             and not self.request.is_eager
         ):
-            self.delivery = replace(self.delivery, losses=losses, tries=0)
-            return self._put_back("lease lost", _AGAIN, _AGAIN, started=True)
+            self.lease = None  # nothing to settle: the copy is the same attempt, and not done
+            copy = replace(self.delivery, started=True, losses=losses, tries=0)
+            self._put_back(copy, AGAIN, "lease lost")
         return fail_with(self.task, lease.lost_error())
 
     # --- after the body --------------------------------------------------------------------------
@@ -407,11 +361,6 @@ class Execution:
         # An eager task has no message that could come twice.
         return 0.001 if self.request.is_eager else self.runtime.settings.marker_ttl
 
-    # --- telling ---------------------------------------------------------------------------------
-
-    def _tell_conflict(self, refused: Refused, outcome: str) -> None:
-        self._tell(EventName.CONFLICT, holder=_holder_of(refused), outcome=outcome)
-
     def _tell(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
         self.runtime.events.emit(
             Event(
@@ -423,7 +372,3 @@ class Execution:
                 data=data,
             )
         )
-
-
-def _holder_of(refused: Refused) -> Holder:
-    return refused.record.holder if refused.record else Holder(task_id="somebody unknown")
