@@ -46,7 +46,7 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
 @click.argument("key")
 @click.pass_context
 def show(ctx: click.Context, key: str, as_json: bool) -> None:
-    """Show who holds KEY, as `ls` and task.lock_key() spell it, or without its csl:{...}: part."""
+    """Show who holds KEY: as `ls` prints it, or only what stands behind its scope."""
     with _errors_for_people():
         record = _find(_runtime(ctx), key)
     if as_json:
@@ -109,28 +109,35 @@ def _runtime(ctx: click.Context) -> Runtime:
 
 
 def _find(runtime: Runtime, key: str) -> Record | None:
-    """The record of ``key``; with ``limit`` above 1, of its first slot that is held."""
-    names = [key] if key.startswith("csl:{") else []
-    if not names:
-        glob = runtime.keyspace.match_all()
-        records = runtime.store.scan(glob)
-        names = [record.key for record in records if _short(record.key) in (key, f"{key}#0")]
-    for name in names:
-        record = runtime.store.inspect(name)
-        if record is not None:
-            return record
+    """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too."""
+    if key.startswith("csl:{"):
+        return runtime.store.inspect(key)
+    records = list(runtime.store.scan(runtime.keyspace.match_all()))
+    for shorten in (_without_prefix, _without_scope):
+        found = [record for record in records if key == shorten(record.key)]
+        if len(found) > 1:
+            names = "\n".join(f"  {record.key}" for record in found)
+            raise click.UsageError(f"{key!r} names several keys; give one of them:\n{names}")
+        if found:
+            return found[0]
     return None
 
 
-def _short(key: str) -> str:
+def _without_prefix(key: str) -> str:
     return key.partition("}:")[2]
+
+
+def _without_scope(key: str) -> str:
+    return _without_prefix(key).partition(":")[2]
 
 
 def _matches(key: str, pattern: str) -> bool:
     if not pattern:
         return True
     if any(c in pattern for c in "*?["):
-        return fnmatch.fnmatchcase(key, pattern) or fnmatch.fnmatchcase(_short(key), pattern)
+        return fnmatch.fnmatchcase(key, pattern) or fnmatch.fnmatchcase(
+            _without_prefix(key), pattern
+        )
     return pattern in key
 
 

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, ConnectionPool
+from redis.connection import ConnectionPool
 from redis.retry import Retry
 
 from celery_singleton_lock.core import native
@@ -86,7 +86,8 @@ class RedisStore:
         for name in ("socket_timeout", "socket_connect_timeout", "decode_responses"):
             self._options.pop(name, None)
         self._fence_base = fence_base
-        self._idle: dict[tuple[int, float], deque[Connection]] = {}
+        # Connections of redis-py, whose methods are only partly typed.
+        self._idle: dict[tuple[int, float], deque[Any]] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -227,7 +228,7 @@ class RedisStore:
             )
         clean = False
         try:
-            packed: Any = connection.pack_commands(commands)
+            packed = connection.pack_commands(commands)
             connection.send_packed_command(packed, check_health=False)
             replies = [_read(connection) for _ in commands]
             clean = True
@@ -278,7 +279,7 @@ def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _read(connection: Connection) -> Any:
+def _read(connection: Any) -> Any:
     try:
         return connection.read_response()
     except redis.exceptions.ConnectionError:

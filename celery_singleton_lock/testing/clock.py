@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to go on."""
+"""A clock that stands still until it is told to move."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-    """Seconds that pass by :meth:`advance` and by :meth:`sleep`, and not otherwise."""
+    """A :class:`~celery_singleton_lock.core.clock.Clock` for tests; ``sleep`` returns at once.
 
-    def __init__(self, now: float = 1000.0, wall: float = 1_750_000_000.0) -> None:
+    Args:
+        now: Where the clock of deadlines starts, in seconds.
+        wall: Where the wall clock starts, in seconds since the epoch.
+    """
+
+    def __init__(self, now: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
         self._now = now
         self._wall = wall
 
@@ -22,6 +27,12 @@ class ManualClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass."""
+        """Let ``seconds`` pass on both clocks.
+
+        Raises:
+            ValueError: ``seconds`` is negative: the clock of deadlines never steps back.
+        """
+        if seconds < 0:
+            raise ValueError(f"advance({seconds!r}): time doesn't run backwards")
         self._now += seconds
         self._wall += seconds

@@ -185,7 +185,9 @@ class Journal:
                 return answer
             if late:
                 lines = "\n".join(map(str, records[-40:]))
-                raise AssertionError(f"waited {timeout:g} s in vain until {what}. Journal:\n{lines}")
+                raise AssertionError(
+                    f"waited {timeout:g} s in vain until {what}. Journal:\n{lines}"
+                )
             time.sleep(POLL)
 
     def wait_for_starts(

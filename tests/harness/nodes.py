@@ -1,16 +1,15 @@
 """pytest-celery nodes whose "containers" are local processes, so that it works without Docker.
 
-pytest-celery talks to a node's container by a dozen attributes of Docker's own class. `LocalContainer`
-has those, on top of anything that can start, end and write a log. `CeleryTestContainer.__init__`
-asks the Docker daemon for the container, so it isn't called.
+pytest-celery talks to a node's container by a dozen attributes of Docker's own class;
+`LocalContainer` has those. `CeleryTestContainer.__init__` asks the Docker daemon for the container,
+so it isn't called.
 """
 
 from __future__ import annotations
 
 import os
 import signal as signals
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import celery
@@ -22,17 +21,7 @@ from pytest_celery import (
 )
 
 from celery_singleton_lock.testing.server import PrivateServer
-from tests.harness.processes import TIMEOUT
 from tests.harness.worker import CeleryWorker
-
-
-class Service(Protocol):
-    """What a local container runs."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def alive(self) -> bool: ...
 
 
 class LocalContainer(CeleryTestContainer):
@@ -40,24 +29,12 @@ class LocalContainer(CeleryTestContainer):
 
     Args:
         name: Of the node.
-        make: Starts the process and returns when it is ready; called again by `restart`.
-        end: Ends a process that ``make`` returned, in whatever state it is.
-        log: Its log so far.
-        url: Under which clients reach it; None for a worker.
+        process: What runs in it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        make: Callable[[], Any],
-        end: Callable[[Any], None],
-        log: Callable[[Any], str],
-        url: Callable[[Any], str] | None = None,
-    ) -> None:
+    def __init__(self, name: str, process: PrivateServer | CeleryWorker) -> None:
+        self.process = process
         self._name, self._id = name, uuid4().hex
-        self._make, self._end, self._log, self._url = make, end, log, url
-        self.process: Any = make()
 
     @property
     def name(self) -> str:
@@ -71,44 +48,78 @@ class LocalContainer(CeleryTestContainer):
     def status(self) -> str:
         return "running" if self.process.alive else "exited"
 
-    @property
-    def celeryconfig(self) -> dict[str, str]:
-        if self._url is None:
-            return {}
-        return {"url": self._url(self.process), "host_url": self._url(self.process)}
-
     def ready(self) -> bool:
-        return bool(self.process.alive)
+        return self.process.alive
 
     def reload(self) -> None:
         """Docker's copy of the state gets old; ours is always the state."""
 
-    def logs(self) -> str:
-        return self._log(self.process)
-
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """Signal the process; a SIGKILL takes a worker's pool along, as it does in a container."""
         number = signals.Signals[signal] if isinstance(signal, str) else signals.Signals(signal)
-        if number == signals.SIGKILL and isinstance(self.process, CeleryWorker):
-            self.process.kill_group()
-        elif number == signals.SIGKILL:
-            self.process.kill()
+        if number == signals.SIGKILL:
+            self.power_off()
         else:
             os.kill(self.process.pid, number)
 
-    def restart(self, timeout: float = TIMEOUT) -> None:
-        self._end(self.process)
-        self.process = self._make()
+    def power_off(self) -> None:
+        """What SIGKILL does to a container: it takes all of it at once."""
+        raise NotImplementedError
+
+
+class ServerContainer(LocalContainer):
+    """A Redis server; what it acknowledged is there again after a kill and a restart."""
+
+    process: PrivateServer
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, PrivateServer(appendonly=True).start())
+
+    @property
+    def celeryconfig(self) -> dict[str, str]:
+        return {"url": self.process.url(), "host_url": self.process.url()}
+
+    def logs(self) -> str:
+        return self.process.log()
+
+    def power_off(self) -> None:
+        self.process.kill()
+
+    def restart(self, timeout: float = 0) -> None:
+        self.process.restart(keep_data=True)
 
     def teardown(self) -> None:
-        self._end(self.process)
+        self.process.stop()
 
 
 class WorkerContainer(LocalContainer):
-    """A worker also knows what `CeleryTestWorker` asks its container for."""
+    """A worker with its pool; a restart starts a new process with the same options."""
+
+    process: CeleryWorker
+
+    def __init__(self, module: str, options: dict[str, Any]) -> None:
+        self._module, self._options = module, options
+        super().__init__("worker", self._started())
+
+    def _started(self) -> CeleryWorker:
+        return CeleryWorker(self._module, **self._options).start().wait_until_ready()
+
+    def logs(self) -> str:
+        return self.process.log
+
+    def power_off(self) -> None:
+        self.process.kill_group()
+
+    def restart(self, timeout: float = 10) -> None:
+        self.process.end(timeout)
+        self.process = self._started()
+
+    def teardown(self) -> None:
+        self.process.kill_group()
+
+    # What CeleryTestWorker asks its container for:
 
     def worker_name(self) -> str:
-        return str(self.process.name)
+        return self.process.name
 
     def worker_queue(self) -> str:
         return "celery"
@@ -121,40 +132,21 @@ class WorkerContainer(LocalContainer):
 
 
 def redis_broker() -> CeleryTestBroker:
-    """A broker node on a Redis server of its own, which keeps its data over a restart."""
-    return CeleryTestBroker(_redis_container("broker"))
+    """A broker node on a Redis server of its own."""
+    return CeleryTestBroker(ServerContainer("broker"))
 
 
 def redis_backend() -> CeleryTestBackend:
-    """A result backend node on a Redis server of its own, which keeps its data over a restart."""
-    return CeleryTestBackend(_redis_container("backend"))
+    """A result backend node on a Redis server of its own."""
+    return CeleryTestBackend(ServerContainer("backend"))
 
 
-def worker_node(app: str, app_instance: celery.Celery, **options: Any) -> CeleryTestWorker:
+def worker_node(module: str, app: celery.Celery, **options: Any) -> CeleryTestWorker:
     """A worker node.
 
     Args:
-        app: The module of the app.
-        app_instance: The app that the test itself uses, for ``node.app``.
+        module: Of the app that the worker loads.
+        app: The app that the test itself uses, for ``node.app``.
         options: Of `CeleryWorker`.
     """
-
-    def make() -> CeleryWorker:
-        worker = CeleryWorker(app, **options)
-        worker.start()
-        return worker.wait_until_ready()
-
-    container = WorkerContainer("worker", make=make, end=CeleryWorker.end, log=lambda w: w.log)
-    return CeleryTestWorker(container, app_instance)
-
-
-def _redis_container(name: str) -> LocalContainer:
-    server = PrivateServer(appendonly=True)
-    stopped = False
-
-    def end(running: PrivateServer) -> None:
-        running.stop(keep_data=True)
-
-    return LocalContainer(
-        name, make=server.start, end=end, log=PrivateServer.log, url=PrivateServer.url
-    )
+    return CeleryTestWorker(WorkerContainer(module, options), app)

@@ -128,7 +128,9 @@ class Process:
                     why = "its log ended" if self._log_closed else f"{timeout:g} s are over"
                     break
                 self._news.wait(left)
-        raise AssertionError(f"{self.name}: no line like {expression.pattern!r}, {why}:\n{self.tail()}")
+        raise AssertionError(
+            f"{self.name}: no line like {expression.pattern!r}, {why}:\n{self.tail()}"
+        )
 
     def wait(self, timeout: float = TIMEOUT) -> int:
         """Wait until it ended; returns the exit status as `exit_status` does."""
@@ -229,7 +231,7 @@ class Process:
 def is_running(pid: int) -> bool:
     """Whether a process exists and executes; a zombie does not."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -151,16 +151,17 @@ class RabbitServer:
         config.write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
             f"consumer_timeout = {round(self._default_timeout * 1000)}\n"
-            f"channel_tick_interval = {round(TICK * 1000)}\n"
             "log.console = true\n"
             "log.file = false\n"
             # A disk that is nearly full must not block the publishers of a test.
             "disk_free_limit.absolute = 1MB\n"
             "vm_memory_high_watermark.relative = 0.9\n"
         )
+        # This one has no name in rabbitmq.conf.
+        advanced = directory / "advanced.config"
+        advanced.write_text(f"[{{rabbit, [{{channel_tick_interval, {round(TICK * 1000)}}}]}}].\n")
         (directory / "enabled_plugins").write_text("[].")
-        with suppress(FileExistsError):
-            (directory / "home").mkdir()
+        (directory / "home").mkdir()
         return {
             # The cookie of this node is made there, apart from the user's own.
             "HOME": str(directory / "home"),
@@ -175,7 +176,7 @@ class RabbitServer:
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_CONFIG_FILE": str(config),
             "RABBITMQ_CONF_ENV_FILE": str(directory / "no-env-file"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(directory / "no-advanced-file"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(advanced),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
             "RABBITMQ_GENERATED_CONFIG_DIR": str(directory / "generated"),
             "RABBITMQ_SCHEMA_DIR": str(directory / "schema"),
@@ -183,6 +184,4 @@ class RabbitServer:
             # Makes the script become the node (exec) instead of a shell that waits for it, so that
             # a signal and the death signal of the parent reach the node.
             "RUNNING_UNDER_SYSTEMD": "true",
-            # Without a heart process of systemd to report to.
-            "NOTIFY_SOCKET": "",
         }

@@ -65,7 +65,7 @@ class CeleryBeat(Process):
         app: The module of the app.
         scheduler: A scheduler class, as ``celery.beat:PersistentScheduler``; the app's by default.
         schedule: The schedule file; a new one when not given. Two runs that share one go on in it.
-        max_interval: Seconds between two looks at the schedule.
+        max_interval: Seconds between two looks at the schedule, at most; what is due, is due.
         name, env, args, loglevel, python: As of `CeleryWorker`.
     """
 
@@ -75,7 +75,7 @@ class CeleryBeat(Process):
         *,
         scheduler: str | None = None,
         schedule: Path | None = None,
-        max_interval: float = 0.2,
+        max_interval: int = 1,
         name: str = "beat",
         env: Mapping[str, str | None] | None = None,
         args: Sequence[str] = (),

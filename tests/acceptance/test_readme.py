@@ -1,0 +1,127 @@
+"""The examples of README and docs, run as they are printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.worker import CeleryWorker
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str = "python") -> list[str]:
+    """The fenced blocks of one language."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [block for of_language, block in fences if of_language == language]
+
+
+def block_with(text: str, start: str) -> str:
+    (found,) = [block for block in blocks(text) if start in block]
+    return found
+
+
+@pytest.fixture
+def example(tmp_path: Path, redis_url: str) -> Path:
+    """A folder with the README's tasks.py, on this test's server."""
+    code = block_with(README, "# tasks.py")
+    ours = re.sub(r"redis://localhost:6379/\d", redis_url, code)
+    assert ours != code
+    (tmp_path / "tasks.py").write_text(ours)
+    return tmp_path
+
+
+@pytest.fixture
+def environment(example: Path) -> dict[str, str]:
+    return {"PYTHONPATH": f"{example}{os.pathsep}{ROOT}"}
+
+
+def run(*arguments: str, folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def example_worker(worker: Callable[..., CeleryWorker]) -> CeleryWorker:
+    return worker("tasks", concurrency=4)
+
+
+@pytest.mark.usefixtures("example_worker")
+def test_the_first_example_prints_what_the_readme_says(example: Path) -> None:
+    session = block_with(README, ">>> from tasks import sync")
+    (example / "session.txt").write_text(session)
+    done = run("-m", "doctest", "session.txt", folder=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])
+def test_the_example_of_a_users_test_passes(example: Path, page: str) -> None:
+    code = block_with((ROOT / page).read_text(), "def test_")
+    (example / "test_example.py").write_text(code)
+    done = run("-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:xdist", ".", folder=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.fixture
+def held(example: Path) -> Iterator[None]:
+    """A script that holds account 42, as a task would."""
+    script = (
+        "import tasks; from celery_singleton_lock import hold\n"
+        "with hold('account:42', scope='tasks.sync', app=tasks.app):\n"
+        "    print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=example,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield
+        process.communicate("\n", timeout=30)
+
+
+@pytest.mark.usefixtures("held")
+def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
+    commands = [
+        line.split()[1:]
+        for block in blocks(README, "")
+        for line in block.splitlines()
+        if line.startswith("celery -A tasks singleton")
+    ]
+    assert [command[3] for command in commands] == ["ls", "show", "release"]
+    outputs = [run("-m", "celery", *command, folder=example, input="y\n") for command in commands]
+    assert all("account:42" in output.stdout for output in outputs), outputs
+    assert "released" in outputs[2].stdout
+
+
+def test_every_link_of_the_documentation_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_first_screen_has_promise_limit_install_and_example() -> None:
+    screen = README.split("## ")[0]
+    for part in ("At most one body per lock key", "unless the holder stalls", "pip install"):
+        assert part in screen
+    assert len(block_with(README, "# tasks.py").strip().splitlines()) <= 12

@@ -1,0 +1,252 @@
+"""The fixtures of all tests: servers, workers, a journal, one environment for both sides.
+
+`environment` is what worker processes and the test's own copy of an app read: change it before they
+start. All processes end with their test. A server that is missing skips the test on a laptop and
+fails it in continuous integration (CI=true).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import cycle
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import pytest
+import redis
+from celery import Celery
+from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestWorker
+
+from celery_singleton_lock.testing.server import (
+    ExternalServer,
+    PrivateServer,
+    ServerNotFound,
+    find_binary,
+    find_server,
+)
+from tests.harness import nodes
+from tests.harness.app_module import fresh_module
+from tests.harness.journal import VARIABLE, Journal
+from tests.harness.processes import Process
+from tests.harness.rabbit import RabbitServer, find_rabbit
+from tests.harness.worker import CeleryBeat, CeleryWorker
+
+
+def missing(what: str) -> NoReturn:
+    """Skip here, fail in continuous integration: there nobody would notice the skip."""
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(f"{what} (CI is set, so this is a failure)", pytrace=False)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[PrivateServer | ExternalServer]:
+    """The server that tests share, one per xdist worker: don't stop it, don't flush all of it."""
+    try:
+        server = find_server()
+    except ServerNotFound as error:
+        missing(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _databases(redis_server: PrivateServer | ExternalServer) -> Iterator[int]:
+    """Numbers of databases, none of which another xdist worker gets."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    # A private server belongs to this xdist worker alone; REDIS_URL names the same for all.
+    numbers = range(1, redis_server.databases)
+    return cycle(numbers[worker::workers] if redis_server.external else numbers)
+
+
+@pytest.fixture
+def redis_url(
+    redis_server: PrivateServer | ExternalServer, _databases: Iterator[int]
+) -> Iterator[str]:
+    """An empty database of the shared server, for this test alone."""
+    database = next(_databases)
+    url = redis_server.url(database)
+    with redis.Redis.from_url(url) as client:
+        if redis_server.external and client.dbsize():
+            # REDIS_URL may be set for another reason, and the tests empty what they use.
+            pytest.fail(
+                f"database {database} of REDIS_URL is not empty: the tests delete what they find"
+                " there, so it has to name a server that holds nothing (or unset it: the tests"
+                " start their own)",
+                pytrace=False,
+            )
+        client.flushdb()
+        yield url
+        client.flushdb()
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the test's database, for looking at keys."""
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def private_redis() -> Iterator[PrivateServer]:
+    """A server for this test alone, to kill, pause and restart; keeps its data over a kill."""
+    try:
+        binary = find_binary()
+    except ServerNotFound as error:
+        missing(str(error))
+    with PrivateServer(binary=binary, appendonly=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbit() -> Iterator[RabbitServer]:
+    """A RabbitMQ node, one per xdist worker; takes 5 s to boot."""
+    if find_rabbit() is None:
+        missing("RabbitMQ is not installed. Debian: apt-get install rabbitmq-server")
+    with RabbitServer() as server:
+        yield server
+
+
+@pytest.fixture
+def rabbit_url(rabbit: RabbitServer) -> str:
+    """The broker URL of a new virtual host, for this test alone."""
+    return rabbit.url(rabbit.vhost())
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """What the bodies of this test write."""
+    return Journal(tmp_path / "journal.jsonl")
+
+
+@pytest.fixture
+def environment(redis_url: str, journal: Journal) -> dict[str, str]:
+    """The environment of this test's workers, beats and app; change it before they start."""
+    return {"BROKER_URL": redis_url, "RESULT_URL": redis_url, VARIABLE: str(journal.path)}
+
+
+@pytest.fixture
+def _processes() -> Iterator[list[Process]]:
+    """Ends what the factories below started, and shows the logs if the test failed."""
+    processes: list[Process] = []
+    yield processes
+    for process in reversed(processes):
+        process.kill_group()
+    for process in processes:
+        print(f"--- log of {process.name}\n{process.log}")
+        process.assert_none_left()
+
+
+@pytest.fixture
+def worker(environment: dict[str, str], _processes: list[Process]) -> Callable[..., CeleryWorker]:
+    """``worker("tests.apps.plain", concurrency=2, pool="prefork", env={...})``.
+
+    Options as of `CeleryWorker`; ``env`` is added to `environment`. Returns when the worker is
+    ready, or at once with ``wait=False``.
+    """
+
+    def start(app: str, *, wait: bool = True, **options: Any) -> CeleryWorker:
+        options["env"] = {**environment, **options.get("env", {})}
+        process = CeleryWorker(app, **options).start()
+        _processes.append(process)
+        return process.wait_until_ready() if wait else process
+
+    return start
+
+
+@pytest.fixture
+def beat(environment: dict[str, str], _processes: list[Process]) -> Callable[..., CeleryBeat]:
+    """``beat("tests.apps.plain")``, with the options of `CeleryBeat`; as `worker`."""
+
+    def start(app: str, *, wait: bool = True, **options: Any) -> CeleryBeat:
+        options["env"] = {**environment, **options.get("env", {})}
+        process = CeleryBeat(app, **options).start()
+        _processes.append(process)
+        return process.wait_until_ready() if wait else process
+
+    return start
+
+
+@pytest.fixture
+def load_app(environment: dict[str, str]) -> Iterator[Callable[..., ModuleType]]:
+    """``plain = load_app("tests.apps.plain"); plain.occupy.delay("k")``.
+
+    A fresh copy of the module in this process, on the same servers as the workers.
+    """
+    with ExitStack() as copies:
+
+        def load(name: str, **env: str) -> ModuleType:
+            return copies.enter_context(fresh_module(name, {**environment, **env}))
+
+        yield load
+
+
+# pytest-celery: its fixtures for Docker containers, answered with local processes.
+
+
+@pytest.fixture
+def celery_node_module() -> str:
+    """The app of the nodes; a test module overrides this fixture to have another."""
+    return "tests.apps.plain"
+
+
+@pytest.fixture
+def celery_node_options() -> dict[str, Any]:
+    """Options of the worker node, as of `CeleryWorker`; to override."""
+    return {}
+
+
+@pytest.fixture
+def celery_broker() -> Iterator[CeleryTestBroker]:
+    """The broker node: a Redis server of its own."""
+    node = nodes.redis_broker()
+    yield node
+    node.teardown()
+
+
+@pytest.fixture
+def celery_backend() -> Iterator[CeleryTestBackend]:
+    """The result backend node: a Redis server of its own."""
+    node = nodes.redis_backend()
+    yield node
+    node.teardown()
+
+
+@pytest.fixture
+def celery_node_environment(
+    celery_broker: CeleryTestBroker, celery_backend: CeleryTestBackend, journal: Journal
+) -> dict[str, str]:
+    """As `environment`, for the nodes."""
+    return {
+        "BROKER_URL": celery_broker.config()["url"],
+        "RESULT_URL": celery_backend.config()["url"],
+        VARIABLE: str(journal.path),
+    }
+
+
+@pytest.fixture
+def celery_setup_app(
+    celery_node_module: str, celery_node_environment: dict[str, str]
+) -> Iterator[Celery]:
+    """``celery_setup.app``: the app of the nodes, with its tasks."""
+    with fresh_module(celery_node_module, celery_node_environment) as module:
+        yield module.app
+
+
+@pytest.fixture
+def celery_worker(
+    celery_node_module: str,
+    celery_node_options: dict[str, Any],
+    celery_node_environment: dict[str, str],
+    celery_setup_app: Celery,
+) -> Iterator[CeleryTestWorker]:
+    """The worker node."""
+    options = {**celery_node_options}
+    options["env"] = {**celery_node_environment, **options.get("env", {})}
+    node = nodes.worker_node(celery_node_module, celery_setup_app, **options)
+    yield node
+    node.teardown()

@@ -1,0 +1,89 @@
+"""What a worker received and put back, and what a Redis broker still has."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import redis
+
+from tests.harness.processes import POLL, TIMEOUT, Process
+
+_RECEIVED = re.compile(r"Task \S+\[(\S+)\] received")
+
+
+def received(workers: Iterable[Process]) -> Counter[str]:
+    """How often each task id arrived, by the workers' logs."""
+    lines = [line for worker in workers for line in worker.lines]
+    return Counter(match[1] for line in lines if (match := _RECEIVED.search(line)))
+
+
+def told(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter[str]:
+    """How often the lock told ``event`` (put-back, dropped ...) of each task id.
+
+    Args:
+        workers: Whose logs.
+        event: Its name.
+        reason: Only with this one.
+    """
+    pattern = re.compile(rf"singleton {event}: \S+\[(\S+)\] .*{reason and f'reason={reason}'}")
+    lines = [line for worker in workers for line in worker.lines]
+    return Counter(match[1] for line in lines if (match := pattern.search(line)))
+
+
+def wait_until(
+    condition: Callable[[], object], what: str, *, timeout: float = TIMEOUT
+) -> None:
+    """Wait for something that nothing announces.
+
+    Raises:
+        AssertionError: It did not come true within ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        late = time.monotonic() > deadline  # read first: the last look comes after the deadline
+        if condition():
+            return
+        assert not late, f"waited {timeout:g} s in vain until {what}"
+        time.sleep(POLL)
+
+
+class RedisBroker:
+    """The messages of a Redis broker, queued or delivered and not acknowledged.
+
+    Args:
+        client: Of the broker's database, decoding responses.
+        queues: Their names.
+    """
+
+    def __init__(self, client: redis.Redis, queues: Iterable[str] = ("celery",)) -> None:
+        self._client = client
+        self._queues = list(queues)
+
+    def messages(self) -> Counter[str]:
+        """How many messages there are of each task id."""
+        queued = [json.loads(m) for q in self._queues for m in self._client.lrange(q, 0, -1)]
+        unacknowledged = [json.loads(entry)[0] for entry in self._client.hvals("unacked")]
+        return Counter(message["headers"]["id"] for message in [*queued, *unacknowledged])
+
+    def deliver_again(self, task_id: str) -> None:
+        """Queue a copy of an unacknowledged message, as the sweep for too old ones does."""
+        for entry in self._client.hvals("unacked"):
+            message, _, routing_key = json.loads(entry)
+            if message["headers"]["id"] == task_id:
+                message["headers"]["redelivered"] = True
+                message["properties"]["delivery_info"]["redelivered"] = True
+                self._client.rpush(routing_key, json.dumps(message))
+                return
+        raise AssertionError(f"{task_id} is not waiting for its acknowledgement")
+
+    def wait_until_empty(self, *, timeout: float = TIMEOUT) -> None:
+        """Wait until nothing is queued nor waiting for its acknowledgement, nor will be."""
+        wait_until(
+            lambda: not self.messages() and not self._client.zcard("unacked_index"),
+            f"the broker is empty: {self.messages()}",
+            timeout=timeout,
+        )
