@@ -46,7 +46,7 @@ from celery_singleton_lock.errors import LeaseLost, LockConflict, StoreError
 from celery_singleton_lock.interrupt import Body, LeaseInterrupt
 from celery_singleton_lock.put_back import backoff, put_back
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.settlement import fail_with, give_back, is_final, reserve
+from celery_singleton_lock.settlement import fail_with, give_back, is_done, reserve
 from celery_singleton_lock.skipped import skipped_value
 
 __all__ = ["Execution", "held_leases"]
@@ -228,6 +228,7 @@ class Execution:
     # --- the body --------------------------------------------------------------------------------
 
     def _run_body(self, lease: Lease, body: Callable[[], Any]) -> Any:
+        self.task.singleton_started(self.request)
         reset = held_leases.set((*held_leases.get(), lease))
         try:
             result = self._body.run(body)
@@ -311,8 +312,8 @@ class Execution:
         lease, self.lease = self.lease, None
         if lease is None:
             return
-        final = is_final(state, retval)
-        marker = MarkerState.DONE if final and self.task.acks_late else None
+        done = is_done(self.task, state, retval)
+        marker = MarkerState.DONE if done and self.task.acks_late else None
         if not self._released:
             call = self._release_call(lease, state, retval, marker)
             self._release(lease, call)
@@ -322,7 +323,7 @@ class Execution:
     def _release_call(
         self, lease: Lease, state: str | None, retval: Any, marker: MarkerState | None
     ) -> Release:
-        if not is_final(state, retval):
+        if not is_done(self.task, state, retval):
             return Release(keys=(lease.key,), token=lease.token)
         call = give_back(lease, self.policy.min_hold, marker, self._marker_ttl())
         if isinstance(retval, Retry) and self.policy.hold_on_retry and self._same_key(retval):

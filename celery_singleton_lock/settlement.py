@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from celery import states
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.exceptions import Reject, Retry
 
@@ -13,20 +14,27 @@ from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.store import MarkerState, Release
 from celery_singleton_lock.errors import LeaseLost
 
-__all__ = ["fail_with", "give_back", "is_final", "reserve"]
+__all__ = ["fail_with", "give_back", "is_done", "reserve"]
 
 
-def is_final(state: str | None, retval: Any) -> bool:
-    """Whether this attempt will not run again.
+def is_done(task: Any, state: str | None, retval: Any) -> bool:
+    """Whether this attempt's message is acknowledged, so that it will not run again.
+
+    A rejected message is not done: requeued, it comes back at once; dead-lettered, it may come back
+    later, with the same id and the same attempt.
 
     Args:
+        task: The task.
         state: Celery's state; None when the body was left by SystemExit or the like, and a message
             acknowledged late comes back.
         retval: The task's result, or the exception that ended it.
     """
-    return state is not None and not (
-        isinstance(retval, Reject) and bool(getattr(retval, "requeue", False))
-    )
+    if state is None or isinstance(retval, Reject):
+        return False
+    # Celery 5.7 has a flag for failures alone, and derives it from the older one.
+    older = getattr(task, "acks_on_failure_or_timeout", True)
+    acks_on_failure = getattr(task, "acks_on_failure", older)
+    return state != states.FAILURE or not task.acks_late or acks_on_failure is not False
 
 
 def give_back(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from typing import (
@@ -18,7 +19,7 @@ from typing import (
     overload,
 )
 
-from celery import Celery, Task, _state, signals
+from celery import Celery, Task, _state, signals, states
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 from kombu.utils.json import dumps as kombu_dumps
@@ -84,6 +85,7 @@ class SingletonTask(_Base[P, R]):
     abstract = True
     Request = "celery_singleton_lock.request:SingletonRequest"
     singleton: Mapping[str, Any] | None = None
+    _tracks_started = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -95,6 +97,10 @@ class SingletonTask(_Base[P, R]):
         """Celery calls this once the class has its app."""
         super().on_bound(app)
         app.steps["worker"].add(SingletonStep)
+        if cls.track_started:
+            # Celery writes STARTED before it calls us: over the result of a run whose late twin is
+            # about to be dropped, and for calls that are about to be skipped. So we write it.
+            cls.track_started, cls._tracks_started = False, True
         if cls.run is not BaseTask.run:
             _validated(cls.singleton or {}, _signature_of(cls), str(cls.name or cls.__name__))
 
@@ -155,6 +161,13 @@ class SingletonTask(_Base[P, R]):
     def singleton_key_maker(self) -> KeyMaker:
         """Computes the key of a call from its arguments."""
         return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
+
+    def singleton_started(self, request: Any) -> None:
+        """Write the state STARTED, if ``track_started`` asks for it, now that the body will run."""
+        ignored = request.ignore_result or self.ignore_result
+        if self._tracks_started and not request.is_eager and not ignored:
+            meta = {"pid": os.getpid(), "hostname": request.hostname}
+            self.backend.store_result(request.id, meta, states.STARTED, request=request)
 
     def apply_async(
         self,

@@ -31,20 +31,17 @@ class StaleFence(Exception):
 class Bank:
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    def open_account(self, account_id: int) -> None:
         with self._transaction() as db:
             db.execute(ACCOUNTS)
             db.execute(PAYMENTS)
-            db.execute("INSERT OR IGNORE INTO accounts (account_id) VALUES (?)", (account_id,))
 
     def balance(self, account_id: int) -> int:
-        """Cents."""
+        """Cents; nobody has paid yet: 0."""
         with self._transaction() as db:
             row = db.execute(
                 "SELECT balance FROM accounts WHERE account_id = ?", (account_id,)
             ).fetchone()
-        return int(row[0])
+        return int(row[0]) if row else 0
 
     def total(self) -> int:
         """Cents in all accounts."""
@@ -64,12 +61,12 @@ class Bank:
 
         Args:
             payment_id: A payment is booked once. A job that died after this write and before its
-            acknowledgement
-                runs again, and finds its payment here.
-            balance: The new balance in cents, as computed by a caller who read the old one some
-            time ago. cents: The payment itself. fence: Of the lease under which the caller read the
-            old balance. None means no protection at all: what
-                the run without the lock does.
+                acknowledgement runs again, and finds its payment here.
+            account_id: Whose balance.
+            balance: The new one in cents, computed from an old one that was read some time ago.
+            cents: The payment itself.
+            fence: Of the lease under which the old balance was read. None is no protection at all:
+                what the run without the lock does.
 
         Returns:
             False when this payment was booked before.
@@ -80,6 +77,7 @@ class Bank:
         with self._transaction() as db:
             if db.execute("SELECT 1 FROM payments WHERE payment_id = ?", (payment_id,)).fetchone():
                 return False
+            db.execute("INSERT OR IGNORE INTO accounts (account_id) VALUES (?)", (account_id,))
             db.execute("INSERT INTO payments VALUES (?, ?, ?)", (payment_id, account_id, cents))
             if fence is None:
                 db.execute(

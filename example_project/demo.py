@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from celery_singleton_lock.testing.server import find_server
-from example_project.scenario import Outcome, Scenario
+from example_project.scenario import Scenario
 from example_project.screen import open_screen
+from example_project.snapshot import Outcome
 from example_project.timeline import draw
 from example_project.verdict import faults, figures, table
 
@@ -85,4 +86,7 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

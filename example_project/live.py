@@ -1,12 +1,13 @@
-"""What the store holds right now: for each lease its job, its fence and its remaining seconds.
-
-The only module of the example that knows how a lease looks in Redis.
-"""
+"""What the store holds right now: for each lease its job, its fence and its remaining seconds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind
+from celery_singleton_lock.stores import open_store
 
 #: Remaining seconds only ever fall by themselves; a rise of more than this is a renewal.
 RENEWAL_SECONDS = 0.05
@@ -24,6 +25,7 @@ class LeaseView:
     """Looks at the store now and then, and notices renewals between two looks."""
 
     def __init__(self, url: str, prefix: str) -> None:
+        self._store = open_store(url)
         self._client = redis.Redis.from_url(url, socket_timeout=2)
         self._prefix = prefix
         self._before: dict[str, float] = {}
@@ -46,23 +48,17 @@ class LeaseView:
 
     def close(self) -> None:
         self._client.close()
+        self._store.close()
 
     def _read(self) -> Iterator[HeldLease]:
-        for raw in self._client.scan_iter(f"csl:{{{self._prefix}:*}}:*", count=1000):
-            with self._client.pipeline(transaction=True) as pipe:
-                pipe.get(raw)
-                pipe.pttl(raw)
-                value, remaining_ms = pipe.execute(raise_on_error=False)
-            # A counter or a marker of the lock's own, or a lease that ended in between.
-            if not isinstance(value, bytes) or not value.startswith(b"l ") or remaining_ms < 0:
-                continue
-            _kind, token, fence = value.decode().split(" ", 3)[:3]
-            yield HeldLease(
-                key=raw.decode(),
-                job=token.partition("|")[0],
-                fence=int(fence),
-                remaining=remaining_ms / 1000,
-            )
+        for record in self._store.scan(Keyspace(self._prefix).match_all()):
+            if record.kind is Kind.LEASE and record.fence is not None:
+                yield HeldLease(
+                    key=record.key,
+                    job=record.holder.task_id,
+                    fence=record.fence,
+                    remaining=record.ttl,
+                )
 
 
 def _grant(lease: HeldLease) -> str:

@@ -7,7 +7,6 @@ store, and hands a snapshot to whoever shows it.
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from celery import Celery
@@ -15,9 +14,10 @@ from celery import Celery
 from example_project import journal as records
 from example_project.bank import Bank, StaleFence
 from example_project.journal import Entry, Journal, Run, What, lane_of
-from example_project.live import HeldLease, LeaseView
+from example_project.live import LeaseView
 from example_project.plan import PAYING_ACCOUNT, Call, calls
 from example_project.processes import WORKERS, Processes, started
+from example_project.snapshot import Outcome, Snapshot
 
 PAYING_LANE = lane_of("pay", [PAYING_ACCOUNT], {})
 
@@ -37,27 +37,6 @@ KILL_AGE = (0.6, 1.5)
 RESTART_AFTER = 2.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    locked: bool
-    now: float  # seconds since the first call
-    zero: float  # the same instant as CLOCK_MONOTONIC seconds
-    phase: str
-    entries: list[Entry]
-    leases: list[HeldLease]
-    alive: dict[str, bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    locked: bool
-    zero: float  # CLOCK_MONOTONIC seconds of the first call
-    seconds: float
-    entries: list[Entry]
-    late_write: str  # "refused", "accepted", or why there was none
-    money_missing: int  # cents
-
-
 class Scenario:
     def __init__(
         self,
@@ -71,7 +50,7 @@ class Scenario:
         self._journal = Journal(directory / "journal.jsonl")
         self._bank = Bank(directory / "bank.sqlite3")
         # Of this run alone: a server that REDIS_URL names may hold anything else.
-        prefix = f"demo-{uuid.uuid4().hex}"
+        prefix = f"demo-{uuid.uuid4().hex[:12]}"
         self._processes = Processes(
             redis_url=redis_url, prefix=prefix, directory=directory, locked=locked
         )
@@ -92,7 +71,6 @@ class Scenario:
         self._restarted = False
 
     def run(self) -> Outcome:
-        self._bank.open_account(PAYING_ACCOUNT)
         with started(self._processes) as processes:
             if not self._until(self._workers_are_ready, START_BOUND):
                 raise RuntimeError(
@@ -104,9 +82,8 @@ class Scenario:
             self._send(calls(self._seconds))
             processes.stop("beat")
             self._phase = "finishing"
-            self._until(
-                self._all_is_settled, DRAIN_BOUND
-            )  # what is missing then, the verdict calls lost
+            # What is missing when the bound is over, the verdict calls lost.
+            self._until(self._all_is_settled, DRAIN_BOUND)
             seconds = self._now()
         missing = self._bank.settled(PAYING_ACCOUNT) - self._bank.balance(PAYING_ACCOUNT)
         late_write = self._late_write()

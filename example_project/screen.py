@@ -3,15 +3,15 @@
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 from example_project import journal as records
 from example_project.journal import Entry, What
-from example_project.scenario import Snapshot
+from example_project.narration import heartbeats, told
+from example_project.snapshot import Snapshot
 
-#: Width of the bar that shows what remains of a lease, in characters, and the seconds it stands
-#: for.
+#: The bar that shows what remains of a lease: characters, and the seconds they stand for.
 BAR, BAR_SECONDS = 10, 2.0
 
 #: Seconds between two lines about the leases, where lines are all there is.
@@ -19,14 +19,8 @@ LEASE_LINES_EVERY = 2.0
 
 EVENTS = 8
 
-BOLD, DIM, RED, GREEN, YELLOW, PLAIN = (
-    "\x1b[1m",
-    "\x1b[2m",
-    "\x1b[31m",
-    "\x1b[32m",
-    "\x1b[33m",
-    "\x1b[0m",
-)
+BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+RED, GREEN, YELLOW = "\x1b[31m", "\x1b[32m", "\x1b[33m"
 
 
 class Screen(Protocol):
@@ -42,20 +36,19 @@ class Lines:
     """One line per event, and every two seconds one about the leases."""
 
     def __init__(self) -> None:
-        self._told = 0
+        self._told: set[Entry] = set()
         self._leases_told = 0.0
 
     def show(self, snapshot: Snapshot) -> None:
-        told = list(_told(snapshot.entries))
-        # Entries of several processes may arrive a little out of order; what matters is that each
-        # is told once.
-        for entry, text in told[self._told :]:
-            print(f"{_clock(entry, snapshot)}  {text}")
-        self._told = len(told)
+        # Not by position: an entry that another process writes late sorts before some told already.
+        for entry, text in told(snapshot.entries):
+            if entry not in self._told:
+                self._told.add(entry)
+                print(f"{_clock(entry, snapshot)}  {text}")
         if snapshot.leases and snapshot.now - self._leases_told >= LEASE_LINES_EVERY:
             self._leases_told = snapshot.now
             names = records.jobs(snapshot.entries)
-            beats = _heartbeats(snapshot.entries)
+            beats = heartbeats(snapshot.entries)
             held = [
                 f"{names.get(lease.job, lease.key)} {lease.remaining:.1f} s,"
                 f" {beats.get(lease.job, 0)} heartbeats"
@@ -99,7 +92,7 @@ def _board(snapshot: Snapshot) -> Iterator[str]:
     yield f"{DIM}{'':20}{'runs on':22}{'lease':18}{'heartbeats':12}{counts}{PLAIN}"
     yield from _rows(snapshot)
     yield ""
-    for entry, text in list(_told(snapshot.entries))[-EVENTS:]:
+    for entry, text in list(told(snapshot.entries))[-EVENTS:]:
         yield f"{DIM}{_clock(entry, snapshot)}{PLAIN}  {_coloured(text)}"
 
 
@@ -108,71 +101,23 @@ def _rows(snapshot: Snapshot) -> Iterator[str]:
     executions = records.runs(entries)
     names = records.jobs(entries)
     leases = {names[lease.job]: lease for lease in snapshot.leases if lease.job in names}
-    beats = _heartbeats(entries)
+    beats = heartbeats(entries)
     put_back = records.put_backs(entries)
     for lane in sorted(set(names.values())):
-        running = [
-            run.worker for run in executions if run.lane == lane and run.outcome == "running"
-        ]
+        runs = [run for run in executions if run.lane == lane]
+        running = Counter(run.worker for run in runs if run.outcome == "running")
         lease = leases.get(lane)
         bar = _bar(lease.remaining) if lease else ""
         hearts = "♥" * min(beats.get(lease.job, 0), 10) if lease else ""
-        done = sum(run.lane == lane and run.outcome == "done" for run in executions)
+        done = sum(run.outcome == "done" for run in runs)
         skipped = sum(entry.lane == lane and entry.what is What.SKIP for entry in entries)
         waited = sum(entry.lane == lane for entry in put_back)
-        colour = RED if len(running) > 1 else GREEN if running else DIM
-        # Padded before it is coloured: escape codes have no width.
-        counted = ", ".join(
-            f"{name} x{count}" if count > 1 else name for name, count in Counter(running).items()
-        )
-        where = counted or ("died, its lease runs out" if lease else "-")
+        colour = RED if running.total() > 1 else GREEN if running else DIM
+        workers = [f"{name} x{n}" if n > 1 else name for name, n in running.items()]
+        where = ", ".join(workers) or ("dead, lease runs out" if lease else "-")
         counts = f"{done:>5}{skipped:>9}{waited:>10}"
+        # Padded before it is coloured: escape codes have no width.
         yield f"{lane:20}{colour}{_cut(where, 21):22}{PLAIN}{bar:18}{RED}{hearts:12}{PLAIN}{counts}"
-
-
-def _told(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
-    """The entries worth a line, and the line."""
-    running: dict[str, dict[str, str]] = {}
-    sent: set[str] = set()
-    for entry in entries:
-        lane = running.setdefault(entry.lane, {})
-        if entry.what is What.START:
-            others = ", ".join(lane.values())
-            lane[entry.body] = entry.worker
-            with_fence = f"   fence {entry.fence}" if entry.fence else ""
-            warning = f"   OVERLAP with {others}" if others else ""
-            yield entry, f"{entry.worker:9} runs      {entry.lane:20}{with_fence}{warning}"
-        elif entry.what is What.END:
-            lane.pop(entry.body, None)
-            verb = "finishes" if entry.detail == "done" else "gives up"
-            yield entry, f"{entry.worker:9} {verb:9} {entry.lane:20}"
-        elif entry.what is What.SKIP:
-            holders = ", ".join(lane.values())
-            yield (
-                entry,
-                f"{entry.worker:9} skips     {entry.lane:20}"
-                + (f"   runs on {holders}" if holders else ""),
-            )
-        elif entry.what is What.SENT:
-            if entry.job in sent:
-                yield entry, f"{'':9} put back  {entry.lane:20}"
-            sent.add(entry.job)
-        elif entry.what is What.KILL:
-            for bodies in running.values():
-                for body in [body for body, worker in bodies.items() if worker == entry.worker]:
-                    del bodies[body]
-            yield entry, f"{entry.worker:9} KILLED    by SIGKILL, with all its processes"
-        elif entry.what is What.READY:
-            yield entry, f"{entry.worker:9} ready"
-
-
-def _heartbeats(entries: Sequence[Entry]) -> dict[str, int]:
-    """Renewals seen so far, by job."""
-    seen: dict[str, int] = {}
-    for entry in entries:
-        if entry.what is What.HEARTBEAT:
-            seen[entry.job] = seen.get(entry.job, 0) + 1
-    return seen
 
 
 def _clock(entry: Entry, snapshot: Snapshot) -> str:
@@ -190,12 +135,8 @@ def _up(alive: bool) -> str:
 
 
 def _coloured(text: str) -> str:
-    for word, colour in (
-        ("OVERLAP", RED),
-        ("KILLED", RED),
-        (" skips ", YELLOW),
-        (" put back ", YELLOW),
-    ):
+    alarms = {"OVERLAP": RED, "KILLED": RED, " skips ": YELLOW, " put back ": YELLOW}
+    for word, colour in alarms.items():
         text = text.replace(word, f"{colour}{word}{PLAIN}")
     return text
 

@@ -1,21 +1,20 @@
 """The timeline picture: one SVG with a panel per run, a lane per key, a bar per body.
 
-Coordinates: x is time, the same scale in all panels; y is computed once per lane, in `_Lane`.
+Coordinates: x is time, the same scale in all panels; y is computed once per lane, in `Lane`.
 Bodies that overlap stand on rows of their own, and a red band marks the time they share.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from example_project import journal as records
 from example_project import svg
 from example_project.journal import Entry, Run, What
-from example_project.scenario import Outcome
+from example_project.lanes import BAR, LANE_GAP, ROW, Lane, lanes, shared
+from example_project.snapshot import Outcome
 
 WIDTH, LEFT, RIGHT = 1240, 190, 30
 TOP, PANEL_HEAD, PANEL_GAP, LEGEND = 20, 64, 34, 56
-BAR, ROW, STRIP, LANE_GAP = 16, 20, 14, 12
 
 #: Told apart also by people who see no red or green, and in grey by their labels.
 COLOURS = ("#3b6fd4", "#e08a1e", "#4a9a7a", "#8a63b8")
@@ -43,23 +42,10 @@ def draw(outcomes: Sequence[Outcome]) -> str:
         y = panel.bottom + PANEL_GAP
     parts.extend(_legend(y, colours))
     height = y + LEGEND
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}">'
+    size = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
     frame = f'<rect width="{WIDTH}" height="{height:.0f}" fill="white"/>'
     return "\n".join([head, f"<style>{STYLE}</style>", frame, *parts, "</svg>"]) + "\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lane:
-    name: str
-    top: float
-    rows: list[list[Run]]  # within a row nothing overlaps
-
-    @property
-    def height(self) -> float:
-        return len(self.rows) * ROW + STRIP
-
-    def row_top(self, row: int) -> float:
-        return self.top + row * ROW + 2
 
 
 class _Panel:
@@ -68,7 +54,7 @@ class _Panel:
     ) -> None:
         self._outcome, self._seconds, self._colours, self._top = outcome, seconds, colours, top
         self._runs = records.runs(outcome.entries)
-        self._lanes = list(_lanes(outcome.entries, self._runs, top + PANEL_HEAD))
+        self._lanes = list(lanes(outcome.entries, self._runs, top + PANEL_HEAD))
         last = self._lanes[-1] if self._lanes else None
         self._floor = last.top + last.height + LANE_GAP / 2 if last else top + PANEL_HEAD
         self.bottom = self._floor + 18
@@ -87,13 +73,9 @@ class _Panel:
         lost = len(records.unsettled(self._outcome.entries))
         yield svg.text(LEFT, self._top + 18, title, kind="title")
         facts = f"{len(self._runs)} bodies run, {skips} calls skipped, {lost} jobs lost"
-        yield svg.text(
-            LEFT + 190,
-            self._top + 18,
-            f"overlaps: {count}",
-            kind="title alarm" if count else "title",
-        )
-        yield svg.text(LEFT + 350, self._top + 17, facts, kind="muted")
+        kind = "title alarm" if count else "title"
+        yield svg.text(LEFT + 200, self._top + 18, f"overlaps: {count}", kind=kind)
+        yield svg.text(LEFT + 360, self._top + 17, facts, kind="muted")
 
     def _grid(self) -> Iterator[str]:
         top = self._top + PANEL_HEAD - LANE_GAP / 2
@@ -105,32 +87,20 @@ class _Panel:
             if second % 2 == 0:
                 yield svg.text(x, self._floor + 14, f"{second} s", kind="muted", anchor="middle")
 
-    def _lane(self, lane: _Lane) -> Iterator[str]:
+    def _lane(self, lane: Lane) -> Iterator[str]:
         yield svg.text(LEFT - 14, lane.row_top(0) + 12, lane.name, anchor="end")
-        for start, end in _shared(lane.rows):
-            width = self._x(end) - self._x(start)
-            yield svg.rect(
-                self._x(start),
-                lane.top - 2,
-                width,
-                len(lane.rows) * ROW + 2,
-                fill=ALARM,
-                opacity=0.22,
-            )
+        tall = len(lane.rows) * ROW
+        for start, end in shared(lane.rows):
+            x, width = self._x(start), self._x(end) - self._x(start)
+            yield svg.rect(x, lane.top - 2, width, tall + 2, fill=ALARM, opacity=0.22)
         for number, row in enumerate(lane.rows):
             for run in row:
                 yield from self._bar(run, lane.row_top(number))
-        bottom = lane.top + len(lane.rows) * ROW
+        bottom = lane.top + tall
         for entry in self._outcome.entries:
             if entry.lane == lane.name and entry.what is What.SKIP:
-                yield svg.line(
-                    self._x(entry.at),
-                    bottom + 2,
-                    self._x(entry.at),
-                    bottom + 11,
-                    stroke=MUTED,
-                    width=2,
-                )
+                x = self._x(entry.at)
+                yield svg.line(x, bottom + 2, x, bottom + 11, stroke=MUTED, width=2)
         for entry in records.put_backs(self._outcome.entries):
             if entry.lane == lane.name:
                 yield svg.circle(self._x(entry.at), bottom + 7, 3, fill="white", stroke=MUTED)
@@ -139,33 +109,24 @@ class _Panel:
         left, right = self._x(run.started), self._x(min(run.ended, self._end()))
         width = max(right - left, 2)
         fence = f", fence {run.fence}" if run.fence else ""
-        tip = f"{run.lane} on {run.worker}: {run.outcome} after {run.ended - run.started:.2f} s{fence}, job {run.job}"
+        took = f"{run.outcome} after {run.ended - run.started:.2f} s"
+        tip = f"{run.lane} on {run.worker}: {took}{fence}, job {run.job}"
         killed = run.outcome == "killed"
-        bar = svg.rect(
-            left,
-            y,
-            width,
-            BAR,
-            fill=self._colours[run.worker],
-            opacity=0.5 if killed else 1,
-            radius=3,
-        )
+        colour, opacity = self._colours[run.worker], 0.5 if killed else 1
+        bar = svg.rect(left, y, width, BAR, fill=colour, opacity=opacity, radius=3)
         yield f"<g><title>{escape(tip)}</title>{bar}</g>"
         if width > 60:
-            yield svg.text(left + 6, y + 12, run.worker, kind="onbar")
-        for entry in self._outcome.entries:
-            if (
-                entry.what is What.HEARTBEAT
-                and entry.job == run.job
-                and run.started < entry.at < run.ended
-            ):
-                yield svg.circle(self._x(entry.at), y + BAR - 4, 2, fill="white")
+            yield svg.text(left + 6, y + 11, run.worker, kind="onbar")
+        beats = [e for e in self._outcome.entries if (e.what, e.job) == (What.HEARTBEAT, run.job)]
+        for beat in beats:
+            if run.started < beat.at < run.ended:
+                yield svg.circle(self._x(beat.at), y + BAR - 3, 1.8, fill="white")
         if killed:
             yield svg.cross(right, y + BAR / 2, stroke=ALARM)
         elif any(other.job == run.job and other.outcome == "killed" for other in self._runs):
             yield svg.rect(left, y, width, BAR, stroke=ALARM, radius=3)
             if width > 110:
-                yield svg.text(right - 6, y + 12, "again", kind="onbar", anchor="end")
+                yield svg.text(right - 6, y + 11, "again", kind="onbar", anchor="end")
 
     def _kills(self) -> Iterator[str]:
         top = self._top + PANEL_HEAD - LANE_GAP / 2
@@ -177,12 +138,8 @@ class _Panel:
                 yield from self._restart(entry, top - 4)
 
     def _restart(self, kill: Entry, y: float) -> Iterator[str]:
-        entries = self._outcome.entries
-        ready = [
-            e
-            for e in entries
-            if e.what is What.READY and e.worker == kill.worker and e.at > kill.at
-        ]
+        later = [entry for entry in self._outcome.entries if entry.at > kill.at]
+        ready = [e for e in later if (e.what, e.worker) == (What.READY, kill.worker)]
         if ready:
             x = self._x(ready[0].at)
             yield svg.line(self._x(kill.at), y, x, y, stroke=ALARM, width=1.5, dashes="5 4")
@@ -194,43 +151,6 @@ class _Panel:
 
     def _x(self, at: float) -> float:
         return LEFT + (at - self._outcome.zero) / self._seconds * (WIDTH - LEFT - RIGHT)
-
-
-def _lanes(entries: Sequence[Entry], executions: Sequence[Run], top: float) -> Iterator[_Lane]:
-    for name in sorted(set(records.jobs(entries).values())):
-        lane = _Lane(
-            name=name, top=top, rows=_rows([run for run in executions if run.lane == name])
-        )
-        yield lane
-        top += lane.height + LANE_GAP
-
-
-def _rows(executions: Sequence[Run]) -> list[list[Run]]:
-    """Each run on the first row that is free when it starts: one row, unless something overlaps."""
-    rows: list[list[Run]] = [[]]
-    for run in executions:
-        row = next((row for row in rows if not row or row[-1].ended <= run.started), None)
-        if row is None:
-            rows.append(row := [])
-        row.append(run)
-    return rows
-
-
-def _shared(rows: Sequence[Sequence[Run]]) -> Iterator[tuple[float, float]]:
-    """The times at which two bodies or more ran, as start and end."""
-    steps = sorted(
-        (at, step)
-        for row in rows
-        for run in row
-        for at, step in ((run.started, 1), (run.ended, -1))
-    )
-    running, since = 0, 0.0
-    for at, step in steps:
-        before, running = running, running + step
-        if (before, running) == (1, 2):
-            since = at
-        elif (before, running) == (2, 1):
-            yield since, at
 
 
 def _legend(y: float, colours: dict[str, str]) -> Iterator[str]:

@@ -24,7 +24,7 @@ class OnConflict:
 
 
 class NoLease:
-    """What a body gets that asks for its lease: it always seems valid, and there is no fence to write with."""
+    """What a body gets that asks for its lease: it always seems valid, and has no fence."""
 
     fence: int | None = None
 

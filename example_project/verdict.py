@@ -1,11 +1,11 @@
-"""What the journals of the two runs say: the table, and whether the demo has shown what it promises."""
+"""What the journals of the two runs say: the table, and what went wrong."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from example_project import journal as records
 from example_project.journal import What
-from example_project.scenario import Outcome
+from example_project.snapshot import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def table(locked: Figures, unlocked: Figures) -> str:
 
 
 def faults(locked: Figures, unlocked: Figures) -> Iterator[str]:
-    """Why the exit status is 1. A run that could not have failed counts as a fault too: it shows nothing."""
+    """Why the exit status is 1. A run that could not have failed is a fault too."""
     if locked.overlaps:
         yield f"with the lock, {locked.overlaps} pairs of bodies of one key ran at the same time"
     if locked.lost:

@@ -1,4 +1,4 @@
-"""What writes to the journal from inside workers and Beat: the bodies, and four Celery signals around them."""
+"""What workers and Beat write to the journal: their bodies, and Celery signals around them."""
 
 import uuid
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 from celery.bin.base import CeleryCommand, CLIContext
@@ -109,12 +110,16 @@ def _runtime(ctx: click.Context) -> Runtime:
 
 
 def _find(runtime: Runtime, key: str) -> Record | None:
-    """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too."""
+    """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too.
+
+    ``task.lock_key()`` of a task with ``limit`` above 1 leaves out the slot: so may ``key``.
+    """
     if key.startswith("csl:{"):
-        return runtime.store.inspect(key)
+        record = runtime.store.inspect(key)
+        if record is not None:
+            return record
     records = list(runtime.store.scan(runtime.keyspace.match_all()))
-    for shorten in (_without_prefix, _without_scope):
-        found = [record for record in records if key == shorten(record.key)]
+    for shorten in _SPELLINGS:
         if len(found) > 1:
             names = "\n".join(f"  {record.key}" for record in found)
             raise click.UsageError(f"{key!r} names several keys; give one of them:\n{names}")
@@ -129,6 +134,21 @@ def _without_prefix(key: str) -> str:
 
 def _without_scope(key: str) -> str:
     return _without_prefix(key).partition(":")[2]
+
+
+def _without_slot(key: str) -> str:
+    base, _, slot = key.rpartition("#")
+    return base if slot.isdecimal() else key
+
+
+# The more a spelling leaves out, the later its turn: what is named whole is meant.
+_SPELLINGS: Final[tuple[Callable[[str], str], ...]] = (
+    _without_prefix,
+    _without_scope,
+    _without_slot,
+    lambda key: _without_slot(_without_prefix(key)),
+    lambda key: _without_slot(_without_scope(key)),
+)
 
 
 def _matches(key: str, pattern: str) -> bool:

@@ -102,13 +102,14 @@ class Locker:
             if len(call.slots) > 1:
                 self._note((reply.key,), call)
             self._keeper.add(lease, on_lost)
+            self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=lease.ttl)
         except BaseException:
-            # Also a soft time limit or SIGTERM between sending and reading: the grant may stand.
+            # Also a soft time limit or SIGTERM between sending and reading, or while others are
+            # told: the grant may stand, and the caller never saw it.
             if lease is not None:
                 self._keeper.discard(lease)
             self.forget(call)
             raise
-        self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=lease.ttl)
         return lease
 
     def release(self, lease: Lease, call: Release) -> Released | None:

@@ -81,10 +81,12 @@ class RedisStore:
         try:
             pool = ConnectionPool.from_url(connection_url(url), **dict(options or {}))
             self._make, self._options = pool.connection_class, dict(pool.connection_kwargs)
+            for name in ("socket_timeout", "socket_connect_timeout", "decode_responses"):
+                self._options.pop(name, None)
+            # Sends nothing, but refuses options that it doesn't know: better here than in a body.
+            self._new_connection(_OPERATOR_TIMEOUT)
         except (ValueError, TypeError) as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
-        for name in ("socket_timeout", "socket_connect_timeout", "decode_responses"):
-            self._options.pop(name, None)
         self._fence_base = fence_base
         # Connections of redis-py, whose methods are only partly typed.
         self._idle: dict[tuple[int, float], deque[Any]] = {}
@@ -164,7 +166,8 @@ class RedisStore:
     def scan(self, pattern: str) -> Iterator[Record]:
         cursor = b"0"
         while True:
-            command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+            # TYPE: somebody else's list under our prefix would fail the GET.
+            command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
             ((cursor, keys),) = self._commands([command], _OPERATOR_TIMEOUT)
             if keys:
                 reads = [item for key in keys for item in (("GET", key), ("PTTL", key))]
@@ -210,9 +213,10 @@ class RedisStore:
             return self._commands(commands, timeout)
         except _ScriptForgotten:
             # A restart or SCRIPT FLUSH. None of the commands ran but those before the first error,
-            # and every script may run twice.
-            load = ("SCRIPT", "LOAD", script.source)
-            return self._commands([load, *commands], timeout)[1:]
+            # and every script may run twice. EVAL teaches and runs at once: no other client's flush
+            # gets in between, and the login needs no right to SCRIPT.
+            commands = [("EVAL", script.source, *command[2:]) for command in commands]
+            return self._commands(commands, timeout)
 
     def _commands(self, commands: Sequence[tuple[Any, ...]], timeout: float) -> list[Any]:
         """Send all commands at once, read all replies; the first error reply is raised."""
@@ -220,12 +224,7 @@ class RedisStore:
         try:
             connection = idle.pop()
         except IndexError:
-            connection = self._make(
-                **self._options,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                retry=Retry(NoBackoff(), 0),
-            )
+            connection = self._new_connection(timeout)
         clean = False
         try:
             packed = connection.pack_commands(commands)
@@ -235,6 +234,10 @@ class RedisStore:
         except redis.exceptions.AuthenticationError as exc:
             raise StoreError(f"the store refuses the login: {exc}") from exc
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as exc:
+            # What broke this one broke the thread's others (it has several if it runs greenlets):
+            # the next try shall meet a fresh one.
+            while idle:
+                idle.pop().disconnect()
             raise StoreUnavailable(f"the store doesn't answer: {exc}") from exc
         except redis.exceptions.RedisError as exc:
             raise StoreError(f"the store refuses: {exc}") from exc
@@ -249,6 +252,14 @@ class RedisStore:
             if isinstance(reply, redis.exceptions.ResponseError):
                 raise _mapped(reply) from reply
         return replies
+
+    def _new_connection(self, timeout: float) -> Connection:
+        return self._make(
+            **self._options,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+        )
 
 
 class _ScriptForgotten(Exception):
@@ -272,7 +283,9 @@ def connection_url(url: str) -> str:
         parts = parts._replace(scheme="unix", path=unquote(parts.path))
     if "ssl_cert_reqs" in query:
         query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    return parts._replace(query=urlencode(query)).geturl()
+    # Not geturl(): it drops the // of a unix:// URL, which has no host.
+    suffix = f"?{urlencode(query)}" if query else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{suffix}"
 
 
 def _ms(seconds: float) -> int:

@@ -17,7 +17,7 @@ for i = 3, #KEYS do
     taken = taken or {'other', KEYS[i], value}
     local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
     if t == task then
-      local age = (tonumber(n) - nesting) * 1000000 + tonumber(r) - retries
+      local age = (tonumber(n) - nesting) * 2e9 + tonumber(r) - retries -- both are below 1e9
       if age > 0 then own = {'later', KEYS[i], value}
       elseif kind == 'c' then own = nil -- its cooling holds for all
       elseif age < 0 then own = {'earlier', KEYS[i], value}

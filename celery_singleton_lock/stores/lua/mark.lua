@@ -8,6 +8,6 @@ if not state or rank[ARGV[1]] >= rank[state] then state, nonce = ARGV[1], ARGV[3
 sequence = math.max(tonumber(sequence or 0), tonumber(ARGV[2]))
 local left = redis.call('PTTL', KEYS[1])
 local ttl = math.max(left, tonumber(ARGV[4]))
-if state == 'f' then ttl = ARGV[1] == 'f' and ARGV[4] or left end
+if state == 'f' then ttl = ARGV[1] == 'f' and ARGV[4] or math.max(left, 1) end
 redis.call('SET', KEYS[1], string.format('%s %d %s', state, sequence, nonce), 'PX', ttl)
 return 1
