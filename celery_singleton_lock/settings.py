@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from celery import Celery
 from kombu.utils.url import maybe_sanitize_url
@@ -122,17 +123,31 @@ def _refuse_unknown(conf: Iterable[str]) -> None:
 def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
     if given is not None:
         if not isinstance(given, str) or "://" not in given:
+            # Not shown: a password may be in it.
             raise SettingsError(
-                f"singleton_lock_url={given!r}: give a URL such as redis://localhost:6379/0"
+                "singleton_lock_url is no URL: give one such as redis://localhost:6379/0"
             )
-        return given, "singleton_lock_url"
+        return _readable(given, "singleton_lock_url"), "singleton_lock_url"
     for setting in ("result_backend", "broker_url"):
         value = getattr(conf, setting)
         candidates = value.split(";") if isinstance(value, str) else value or ()
         for url in candidates:
             if isinstance(url, str) and is_store_url(url):
-                return url, setting
+                return _readable(url, setting), setting
     return "", "nowhere"
+
+
+def _readable(url: str, setting: str) -> str:
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        # Neither the URL nor this error is shown: the usual cause is a "/" in the password, and
+        # then what the reader takes for a port, and quotes, is the password.
+        raise SettingsError(
+            f"{setting} can't be read as a URL: percent-encode what is special in its password "
+            "('/' is %2F, '?' is %3F, '#' is %23)"
+        ) from None
+    return url
 
 
 def _tls_options(conf: Any, source: str) -> dict[str, Any]:

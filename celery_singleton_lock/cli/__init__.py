@@ -30,8 +30,8 @@ def singleton() -> None:
 def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
     """List what is held; PATTERN is part of a key, or a glob with * and ?."""
     runtime = _runtime(ctx)
-    glob = runtime.keyspace.match_all()
     with _errors_for_people():
+        glob = runtime.keyspace.match_all()
         records = sorted(runtime.store.scan(glob), key=lambda record: record.key)
     matching = [record for record in records if _matches(record.key, pattern)]
     if as_json:
@@ -120,6 +120,7 @@ def _find(runtime: Runtime, key: str) -> Record | None:
             return record
     records = list(runtime.store.scan(runtime.keyspace.match_all()))
     for shorten in _SPELLINGS:
+        found = [record for record in records if key == shorten(record.key)]
         if len(found) > 1:
             names = "\n".join(f"  {record.key}" for record in found)
             raise click.UsageError(f"{key!r} names several keys; give one of them:\n{names}")
