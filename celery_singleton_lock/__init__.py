@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_singleton_lock.core.key import PER_TASK
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.policy import CallOptions, OnConflict
+from celery_singleton_lock.decorator import singleton_task
 from celery_singleton_lock.errors import (
     FenceUnavailable,
     LeaseLost,
@@ -24,7 +25,7 @@ from celery_singleton_lock.instrumentation.signals import (
     lease_released,
 )
 from celery_singleton_lock.skipped import is_skipped
-from celery_singleton_lock.task import SingletonTask, current_lease, singleton_task
+from celery_singleton_lock.task import SingletonTask, current_lease
 
 __version__ = "0.1.0"
 

@@ -163,7 +163,7 @@ class Execution:
         return self.policy.max_hold
 
     def _carry_out(self, decision: Decision, refused: Refused) -> Any:
-        holder = refused.record.holder if refused.record else Holder(task_id="somebody unknown")
+        holder = refused.holder
         outcome = decision.outcome
         if outcome is Outcome.DROP:
             self._tell(EventName.DROPPED, reason=decision.reason)
@@ -180,7 +180,7 @@ class Execution:
             f"{self.key!r} is held by {holder}, and {decision.reason}. The call has not run; send "
             'it again, or choose another on_conflict ("retry" waits, "skip" ends quietly).',
             self.key,
-            {"task": holder.task, "task_id": holder.task_id, "worker": holder.worker},
+            holder.for_error(),
         )
 
     def _revoke(self, reason: str) -> None:

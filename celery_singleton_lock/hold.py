@@ -99,12 +99,11 @@ def _acquire(runtime: Runtime, call: Acquire, patience: float) -> Lease:
 
 
 def _conflict(call: Acquire, refused: Refused, patience: float) -> LockConflict:
-    holder = refused.record.holder if refused.record else Holder(task_id="somebody unknown")
     return LockConflict(
-        f"{call.slots[0]!r} is held by {holder}; waited {patience:g} s. Give a longer wait=, or do "
-        "the work later.",
+        f"{call.slots[0]!r} is held by {refused.holder}; waited {patience:g} s. Give a longer "
+        "wait=, or do the work later.",
         call.slots[0],
-        {"task": holder.task, "task_id": holder.task_id, "worker": holder.worker},
+        refused.holder.for_error(),
     )
 
 

@@ -21,7 +21,7 @@ def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
         _MARK: _SKIPPED,
         "task": task,
         "key": key,
-        "holder": {"task": holder.task, "task_id": holder.task_id, "worker": holder.worker},
+        "holder": holder.for_error(),
     }
 
 

@@ -1,4 +1,4 @@
-"""The task base class and the decorator."""
+"""The task base class: Celery's hooks, each handing over to an execution."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import (
     TYPE_CHECKING,
     Any,
-    Concatenate,
     Generic,
-    Literal,
     ParamSpec,
     TypeVar,
-    cast,
-    overload,
 )
 
-from celery import Celery, Task, _state, signals, states
+from celery import Celery, Task, signals, states
 from celery.app.task import Task as BaseTask
-from celery.local import Proxy
 from kombu.utils.json import dumps as kombu_dumps
 
-from celery_singleton_lock.core.key import KeyMaker, KeySpec
+from celery_singleton_lock.core.key import KeyMaker
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.policy import (
     CALL_OPTIONS,
-    OPTIONS,
     CallOptions,
     Policy,
     merge,
@@ -44,24 +38,13 @@ from celery_singleton_lock.worker import SingletonStep
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
-__all__ = ["SingletonTask", "current_lease", "singleton_task"]
+__all__ = ["SingletonTask", "current_lease", "signature_without_self", "validate"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 #: Where a request keeps its execution between ``__call__`` and ``task_postrun``.
 _EXECUTION = "singleton_execution"
-
-#: Celery's own decorator options that are no attributes of its Task.
-_DECORATOR_OPTIONS = frozenset(
-    {
-        *("autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_jitter"),
-        *("retry_backoff", "retry_backoff_max"),
-        *("base", "bind", "filter", "lazy", "name", "shared"),
-        *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict"),
-        *("delivery_mode", "exchange", "exchange_type", "queue", "routing_key"),
-    }
-)
 
 if TYPE_CHECKING:
 
@@ -102,7 +85,7 @@ class SingletonTask(_Base[P, R]):
             # about to be dropped, and for calls that are about to be skipped. So we write it.
             cls.track_started, cls._tracks_started = False, True
         if cls.run is not BaseTask.run:
-            _validated(cls.singleton or {}, _signature_of(cls), str(cls.name or cls.__name__))
+            validate(cls.singleton or {}, _signature_of(cls), str(cls.name or cls.__name__))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request
@@ -241,105 +224,7 @@ def _settle(task: Any, state: str | None, retval: Any) -> None:
         execution.settle(state, retval)
 
 
-@overload
-def singleton_task(fun: Callable[P, R], /) -> SingletonTask[P, R]: ...
-@overload
-def singleton_task(
-    *, bind: Literal[True], app: Celery | None = None, **options: Any
-) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
-@overload
-def singleton_task(
-    *, app: Celery | None = None, key: KeySpec = None, **options: Any
-) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
-def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
-    """Make a function a task of which at most one body per key runs at a time.
-
-    ``@singleton_task``, ``@singleton_task(key=..., ttl=...)`` or ``@singleton_task(app=app, ...)``;
-    without ``app`` it is registered with every app, like Celery's ``shared_task``.
-
-    Args:
-        *args: The function, where no options are given.
-        app: The Celery app.
-        **options: The policy's (``key``, ``scope``, ``limit``, ``ttl`` ...) and Celery's (``bind``,
-            ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...).
-
-    Raises:
-        TypeError: An option is neither ours nor Celery's, or of a wrong type.
-        ValueError: An option has a wrong value, or two contradict each other.
-    """
-    if len(args) > 1 or (args and not callable(args[0])):
-        raise TypeError("@singleton_task takes one function, and options by keyword")
-
-    def decorate(fun: Callable[..., Any]) -> Any:
-        if isinstance(fun, (Proxy, Task)):
-            raise TypeError(f"{fun!r} is a task already: remove one of the decorators")
-        return _create(fun, app, dict(options))
-
-    return decorate(args[0]) if args else decorate
-
-
-def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
-    base = options.pop("base", None)
-    policy = {name: options.pop(name) for name in OPTIONS & set(options)}
-    where = f"@singleton_task on {fun.__qualname__}"
-    _refuse_unknown(options, base, where)
-    _validated(policy, _signature_without_self(fun, bool(options.get("bind"))), fun.__qualname__)
-    options["singleton"] = policy
-    if app is not None:
-        return app.task(fun, base=_singleton_base(base or app.Task), **options)
-    return _create_shared(fun, base, options)
-
-
-def _create_shared(fun: Callable[..., Any], base: Any, options: dict[str, Any]) -> Any:
-    """As Celery's shared_task, but with each app's own Task as the base."""
-
-    def create(app: Any) -> Any:
-        return app._task_from_fun(fun, base=_singleton_base(base or app.Task), **options)
-
-    state: Any = _state
-    state.connect_on_app_finalize(create)
-    for app in state._get_active_apps():
-        if app.finalized:
-            with app._finalize_mutex:
-                create(app)
-
-    def task() -> Any:
-        app = state.get_current_app()
-        name = options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)
-        return app.tasks[name]
-
-    return Proxy(task)
-
-
-@cache
-def _singleton_base(base: Any) -> type:
-    """``base`` (an app's own Task, Django's, a user's) with ours mixed in before it."""
-    if issubclass(base, SingletonTask):
-        return cast(type, base)
-    attributes: dict[str, Any] = {"abstract": True, "__module__": base.__module__}
-    if base.Request != BaseTask.Request:
-        attributes["Request"] = base.Request
-    return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
-
-
-def _refuse_unknown(options: Mapping[str, Any], base: Any, where: str) -> None:
-    """An unknown decorator keyword would silently become an attribute of the task."""
-    for name in options:
-        if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name) or hasattr(base, name):
-            continue
-        celery_options = [n for n in dir(BaseTask) if not n.startswith("_")]
-        known = {*OPTIONS, *_DECORATOR_OPTIONS, *celery_options}
-        hint = suggestion(name, known) if _is_close(name, known) else ""
-        raise TypeError(
-            f"{where}: {name!r} is neither an option of singleton_task nor of Celery{hint}"
-        )
-
-
-def _is_close(name: str, known: set[str]) -> bool:
-    return "did you mean" in suggestion(name, known)
-
-
-def _validated(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
+def validate(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
     where = f"@singleton_task on {name}"
     merged = merge(Policy(), policy, where=where)
     try:
@@ -350,10 +235,10 @@ def _validated(policy: Mapping[str, Any], signature: inspect.Signature, name: st
 
 def _signature_of(cls: Any) -> inspect.Signature:
     is_static = isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-    return _signature_without_self(cls.run, not is_static)
+    return signature_without_self(cls.run, not is_static)
 
 
-def _signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
+def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
     signature = inspect.signature(fun)
     if not bound:
         return signature

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+import click
 from celery import Celery, bootsteps
 
 from celery_singleton_lock.core.store import Store
@@ -33,10 +34,17 @@ class SingletonStep(bootsteps.StartStopStep):
         Runtime.events_enabled = bool(worker.task_events)
         if worker.pool_cls.__module__ == "celery.concurrency.prefork":
             Runtime.shared_record = SharedRecord()
-        runtime = Runtime.of(app)
-        check_tasks(app, runtime.store)
-        _warn_of_timeouts(app, runtime.settings)
-        _check_eviction(runtime.store, runtime.settings)
+        try:
+            runtime = Runtime.of(app)
+            check_tasks(app, runtime.store)
+            _warn_of_timeouts(app, runtime.settings)
+            _check_eviction(runtime.store, runtime.settings)
+        except SettingsError as exc:
+            if click.get_current_context(silent=True) is None:
+                raise  # an embedded worker: its caller may catch it
+            # `celery worker`: one line where its log is (a daemon has no stderr), no traceback.
+            logger.critical("singleton: %s", exc)
+            raise SystemExit(1) from None
 
 
 def singleton_tasks(app: Celery) -> Iterable[Any]:
@@ -48,12 +56,16 @@ def check_tasks(app: Celery, store: Store) -> None:
     """Check each task's policy against the others' and the store.
 
     Raises:
-        SettingsError: Tasks of one scope have unequal limits, or one needs a fence that there is
-            none of.
+        SettingsError: Tasks of one scope have unequal limits, one needs a fence that there is none
+            of, or one contradicts the app's settings.
     """
     limits: dict[str, tuple[int, str]] = {}
     for task in singleton_tasks(app):
-        policy = task.singleton_policy()
+        try:
+            policy = task.singleton_policy()
+        except (TypeError, ValueError) as exc:
+            # Valid where it was written; contradicts what the app's settings say.
+            raise SettingsError(f"{exc}, as the singleton_lock_* settings have it") from None
         scope = policy.scope or task.name
         limit, other = limits.setdefault(scope, (policy.limit, task.name))
         if limit != policy.limit:

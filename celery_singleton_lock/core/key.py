@@ -41,8 +41,9 @@ KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 # A rendered key longer than this is replaced by its digest, so that a 1 MiB argument makes neither
 # a 1 MiB key in the store nor a record too long for the memory shared with the worker parent.
 _MAX_RENDERED_CHARS: Final = 160
-# Blanks end a word in a shell and a field in a log line, so they don't stand in keys.
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f-\xa0]")
+# Blanks end a word in a shell and a field in a log line, so they don't stand in keys. '#' separates
+# a key from the number of its slot, and '%' is what they are all written with.
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x20#%\x7f-\xa0]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,13 @@ class Holder:
                 for name in asdict(cls())
                 if name in data
             }
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return cls()
         return cls(**known)
+
+    def for_error(self) -> dict[str, Any]:
+        """What an error or a skipped call's value tells of the holder: plain data."""
+        return {"task": self.task, "task_id": self.task_id, "worker": self.worker}
 
     def __str__(self) -> str:
         # A hold() has no task; its id says where it is held.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, TypedDict, TypeVar
@@ -76,6 +76,15 @@ class OnConflict:
     max_wait: float | None = 3600.0
     timeout: float = 5.0
 
+    def __post_init__(self) -> None:
+        # Also where a user names the action as a plain str: it would equal no member by identity.
+        action = _choice("OnConflict(action)", ConflictAction, self.action)
+        object.__setattr__(self, "action", action)
+        for name in ("delay", "max_delay", "max_wait", "timeout"):
+            value = getattr(self, name)
+            if value is not None or name != "max_wait":
+                object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
+
     @classmethod
     def retry(
         cls,
@@ -131,7 +140,7 @@ class Policy:
     ttl: float = 60.0
     max_hold: float | None = None
     min_hold: float = 0.0
-    on_conflict: OnConflict = OnConflict(action=ConflictAction.SKIP)
+    on_conflict: OnConflict = field(default_factory=lambda: OnConflict(action=ConflictAction.SKIP))
     needs_fence: bool = False
     hold_on_retry: bool = True
     on_lost: OnLost | None = None  # None: "retry" for acks_late tasks, else "fail"

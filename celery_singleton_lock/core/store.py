@@ -90,6 +90,11 @@ class Refused:
     relation: Relation
     record: Record | None = None  # what holds the key, where it could be read
 
+    @property
+    def holder(self) -> Holder:
+        """Who has it, as far as it could be read."""
+        return self.record.holder if self.record else Holder(task_id="somebody unknown")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:

@@ -253,7 +253,7 @@ class RedisStore:
                 raise _mapped(reply) from reply
         return replies
 
-    def _new_connection(self, timeout: float) -> Connection:
+    def _new_connection(self, timeout: float) -> Any:
         return self._make(
             **self._options,
             socket_timeout=timeout,
