@@ -14,15 +14,19 @@ from typing import Any, Final
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.policy import CALL_OPTIONS, OnConflict
 
-__all__ = ["HEADER", "NONCE_KEY", "Delivery", "call_header"]
+__all__ = ["HEADER", "NONCE_KEY", "SERIALIZER_KEY", "Delivery", "call_header"]
 
 #: Message header with everything of ours: an object.
 HEADER: Final = "singleton_lock"
 #: Key of the request in which the worker parent puts the nonce of a delivery.
 NONCE_KEY: Final = "singleton_nonce"
+#: Key of the request in which it puts the name of the serializer that the message came with.
+SERIALIZER_KEY: Final = "singleton_serializer"
 
 # No message is put back more often than this in a lifetime; a larger number was not written by us.
 _MAX_COUNT: Final = 10**9
+# The year 5138: no clock is there yet, and a float counts the milliseconds until then.
+_MAX_MOMENT: Final = 1e11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +66,19 @@ class Delivery:
         info = request.delivery_info or {}
         # A replaced task or a retry continues work that began.
         started = bool(info.get("redelivered")) or (nesting, retries) > (0, 0)
-        header = (request.headers or {}).get(HEADER)
+        headers = request.headers
+        header = headers.get(HEADER) if isinstance(headers, Mapping) else None
         if not isinstance(header, Mapping):
             return cls(token=token, started=started)
         delivery = cls(token=token, started=started, options=_options(header.get("options")))
         if header.get("attempt") != f"{nesting}.{retries}":
             return delivery  # written for an earlier attempt: only the call's options live on
-        since = header.get("since")
         return replace(
             delivery,
             started=started or header.get("started") is True,
             sequence=_count(header.get("sequence")),
             tries=_count(header.get("tries")),
-            since=float(since) if isinstance(since, (int, float)) else None,
+            since=_moment(header.get("since")),
             losses=_count(header.get("losses")),
         )
 
@@ -126,3 +130,9 @@ def _count(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_COUNT:
         return value
     return 0
+
+
+def _moment(value: Any) -> float | None:
+    """Seconds since the epoch; NaN would end a wait at once, infinity never."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < _MAX_MOMENT else None

@@ -32,7 +32,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_singleton_lock.arrival import AGAIN, Decision, Outcome, Pace, decide
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.keeper import MAX_TIMEOUT
-from celery_singleton_lock.core.lease import Holder, Lease
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason
 from celery_singleton_lock.core.policy import OnLost, OnStoreError, Policy
 from celery_singleton_lock.core.store import (
     Acquire,
@@ -105,7 +105,10 @@ class Execution:
 
     def _reentered(self) -> bool:
         """Whether a calling task on this thread holds the key: an eager call, or a subtask's."""
-        return any(lease.key.partition("#")[0] == self.key for lease in held_leases.get())
+        return any(
+            lease.key.partition("#")[0] == self.key and not lease.lost
+            for lease in held_leases.get()
+        )
 
     def _acquire(self) -> Any:
         """Ask until there is a lease, or an answer that ends this delivery."""
@@ -283,6 +286,8 @@ class Execution:
 
     def _interrupted(self, lease: Lease) -> Any:
         """The lease was lost and the body ended because of it."""
+        if self._is_being_killed(lease):
+            raise Ignore  # the parent has told the outcome: a hard time limit
         reply = self._release(lease, Release(keys=(lease.key,), token=lease.token))
         self._yield_to_twin(reply)
         losses = self.delivery.losses + 1
@@ -295,6 +300,16 @@ class Execution:
             copy = replace(self.delivery, started=True, losses=losses, tries=0)
             self._put_back(copy, AGAIN, "lease lost")
         return fail_with(self.task, lease.lost_error())
+
+    def _is_being_killed(self, lease: Lease) -> bool:
+        """Whether the worker parent took the key, in the 0.1 s between TERM and KILL."""
+        if lease.loss is None or lease.loss.reason is not LossReason.REPLACED:
+            return False
+        try:
+            record = self.runtime.store.inspect(lease.key)
+        except StoreError:
+            return False
+        return record is not None and record.kind is Kind.DYING and record.token == str(lease.token)
 
     # --- after the body --------------------------------------------------------------------------
 

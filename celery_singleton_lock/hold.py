@@ -60,7 +60,7 @@ def hold(
     runtime = Runtime.of(real_app, eager=bool(real_app.conf.task_always_eager))
     full_key = runtime.keyspace.lock(scope, key)
     for held in held_leases.get():
-        if held.key.partition("#")[0] == full_key:
+        if held.key.partition("#")[0] == full_key and not held.lost:
             yield held
             return
     nonce = mint_nonce()

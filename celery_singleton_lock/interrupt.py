@@ -11,7 +11,7 @@ Does not promise
 How, by where the body runs::
 
     main thread (prefork, solo)  a signal of our own wakes sleep, recv and lock waits; its handler
-                                 raises if the body is still inside
+                                 raises if the body is still inside. It is sent until it was heard
     other thread (threads pool)  an asynchronous exception; a blocking call ends first
     greenlet (gevent, eventlet)  nothing but the flag
 """
@@ -26,10 +26,15 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
 
 __all__ = ["Body", "LeaseInterrupt"]
 
 _R = TypeVar("_R")
+
+# Seconds until a signal that was not heard is sent again; doubles, up to the second.
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 1.0
 
 # Not SIGUSR1 (Celery's soft time limit) nor SIGUSR2 (its debugger): a real-time signal, of which
 # nobody has the eleventh, or SIGURG where there are none (macOS), which is ignored by default.
@@ -44,11 +49,12 @@ class LeaseInterrupt(BaseException):
 class Body:
     """One run of a body, which another thread may end."""
 
-    __slots__ = ("_guard", "_inside", "_thread", "fired")
+    __slots__ = ("_guard", "_heard", "_inside", "_thread", "fired")
 
     def __init__(self) -> None:
         self._guard: Any = native.allocate_lock()
         self._inside = False
+        self._heard = False
         self._thread = threading.current_thread()
         self.fired = False
 
@@ -66,6 +72,7 @@ class Body:
             try:
                 self._inside = True
                 if self.fired:
+                    self._heard = True
                     raise LeaseInterrupt  # lost between its grant and its first instruction
                 return function()
             finally:
@@ -84,21 +91,35 @@ class Body:
         if self._thread is threading.main_thread():
             self.fired = True
             if self._inside:
-                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+                native.start_new_thread(self._insist, "singleton-interrupt")
         elif not native.is_patched():
             with self._guard:
                 self.fired = True
                 if self._inside:
                     _set_async_exception(self._thread.ident or 0, LeaseInterrupt)
 
+    def _insist(self) -> None:
+        # Once is not enough: a signal that comes between Python's last look and the system call
+        # that blocks is noticed when that call ends. And the keeper runs just then, for it waited
+        # for the interpreter lock that the body gives up to block (2 of 1000 sleeps were not ended,
+        # on a busy machine).
+        clock, pause = SystemClock(), _FIRST_PAUSE
+        while self._inside and not self._heard:
+            signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+            clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
     def _disarm(self) -> None:
         # The exception may be set and not raised yet; it must not hit what Celery does next.
         with self._guard:
             _set_async_exception(self._thread.ident or 0, None)
 
-    @property
-    def _struck(self) -> bool:
-        return self.fired and self._inside
+    def _hear(self) -> bool:
+        """Whether the signal is for this body; true once, so that its cleaning up is left alone."""
+        if self._heard or not (self.fired and self._inside):
+            return False
+        self._heard = True
+        return True
 
 
 # Bodies on the main thread, outermost first: an eager call runs inside another's body.
@@ -106,7 +127,7 @@ _in_main_thread: list[Body] = []
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
-    if any(body._struck for body in _in_main_thread):
+    if any(body._hear() for body in _in_main_thread):
         raise LeaseInterrupt
 
 

@@ -24,10 +24,11 @@ from celery import Celery
 from celery.exceptions import Terminated, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
+from kombu.serialization import registry
 
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import Release
-from celery_singleton_lock.delivery import NONCE_KEY, mint_nonce
+from celery_singleton_lock.delivery import NONCE_KEY, SERIALIZER_KEY, mint_nonce
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 
@@ -49,12 +50,15 @@ class SingletonRequestMixin:
 
     # Celery's, set by the class that this one is put before.
     app: Celery
+    content_type: str | None
     worker_pid: int | None
     _request_dict: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # a Request's: see mixed_request
         self._request_dict[NONCE_KEY] = mint_nonce()
+        # Celery tells the body everything about its message but this.
+        self._request_dict[SERIALIZER_KEY] = registry.type_to_name.get(self.content_type)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if not soft:

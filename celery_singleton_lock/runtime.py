@@ -43,8 +43,6 @@ class Runtime:
 
     #: Memory shared with the pool children; set by the worker's bootstep before it forks.
     shared_record: SharedRecord | None = None
-    #: Whether this worker sends events; set there too.
-    events_enabled = False
     #: Name of this worker; set there too.
     worker_name = ""
 
@@ -54,9 +52,7 @@ class Runtime:
         self.app = app
         self.clock = clock or SystemClock()
         self._given_store = store
-        self.monitor = Monitor(app)
-        self.monitor.enabled = Runtime.events_enabled
-        self.events = Events([log_event, send_signal, self.monitor])
+        self.events = Events([log_event, send_signal, Monitor(app)])
 
     @cached_property
     def settings(self) -> Settings:

@@ -7,7 +7,7 @@ Every name is read with ``conf.get(name, default)``: that finds a Django namespa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from celery import Celery
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_singleton_lock.core.policy import APP_OPTIONS, Policy, merge, suggestion
+from celery_singleton_lock.core.policy import APP_OPTIONS, Policy, merge, seconds, suggestion
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.stores import is_store_url
 
@@ -23,7 +23,6 @@ __all__ = ["Settings", "read_settings"]
 
 _PREFIX: Final = "singleton_lock_"
 _NAMES: Final = APP_OPTIONS | {"url", "prefix", "fence_base", "allow_eviction"}
-_NAME_IN_CONF: Final = re.compile(rf"(?:^|_){_PREFIX}(\w+)$", re.IGNORECASE)
 # Celery's own default for the Redis transport (kombu.transport.redis.Channel.visibility_timeout).
 _DEFAULT_VISIBILITY_TIMEOUT: Final = 3600.0
 # A twin can come an hour late on any broker: an unacknowledged message waits for a connection that
@@ -99,10 +98,14 @@ def read_settings(app: Celery) -> Settings:
     except (TypeError, ValueError) as exc:
         raise SettingsError(str(exc)) from None
     url, source = _choose_url(conf, given.get("url"))
+    tls_options = _tls_options(conf, source)
+    if tls_options and url.startswith("redis://"):
+        # As Celery and kombu do: with such options they speak TLS, whatever the scheme says.
+        url = url.replace("redis://", "rediss://", 1)
     return Settings(
         url=url,
         url_source=source,
-        connection_options=_tls_options(conf, source),
+        connection_options=tls_options,
         prefix=_check_prefix(given.get("prefix", "celery")),
         policy=policy,
         fence_base=_check_fence_base(given.get("fence_base", 0)),
@@ -111,13 +114,23 @@ def read_settings(app: Celery) -> Settings:
     )
 
 
-def _refuse_unknown(conf: Iterable[str]) -> None:
-    for key in conf:
-        match = _NAME_IN_CONF.search(key)
-        if match and match[1].lower() not in _NAMES:
-            name = match[1].lower()
-            known = [_PREFIX + known for known in _NAMES]
-            raise SettingsError(f"unknown setting {key!r}{suggestion(_PREFIX + name, known)}")
+def _refuse_unknown(conf: Any) -> None:
+    """Refuse a name that is ours but unknown, or that Celery wouldn't find under our spelling."""
+    names = list(conf)  # Celery loads its configuration now, and knows the namespace then
+    namespace = getattr(conf, "prefix", None) or ""
+    ours = re.compile(rf"(?:{re.escape(namespace)})?{_PREFIX}(\w+)", re.IGNORECASE)
+    for key in names:
+        match = ours.fullmatch(key)
+        if not match:
+            continue
+        name = _PREFIX + match[1].lower()
+        known = [_PREFIX + known for known in _NAMES]
+        if name not in known:
+            raise SettingsError(f"unknown setting {key!r}{suggestion(name, known)}")
+        if conf.get(name, _MISSING) is _MISSING:
+            spelling = namespace + name
+            spelling = spelling.upper() if namespace.isupper() else spelling
+            raise SettingsError(f"{key!r} is a setting that Celery doesn't read: write {spelling}")
 
 
 def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
@@ -188,7 +201,11 @@ def _check_flag(name: str, value: Any) -> bool:
 def _visibility_timeout(conf: Any) -> float | None:
     options = conf.get("broker_transport_options") or {}
     if "visibility_timeout" in options:
-        return float(options["visibility_timeout"])
+        name = "broker_transport_options['visibility_timeout']"
+        try:
+            return seconds(name, options["visibility_timeout"])
+        except (TypeError, ValueError) as exc:
+            raise SettingsError(str(exc)) from None
     broker = conf.broker_url
     first = broker if isinstance(broker, str) else next(iter(broker or ()), "")
     acknowledged_by_timeout = first.startswith(("redis", "rediss", "valkey", "sentinel", "sqs"))

@@ -5,8 +5,8 @@ token here before it asks the store. Anonymous memory, mapped before the fork; o
 index, which is unique among the living and kept through recycling and autoscale.
 
 A row has several cells: a dead child's successor gets its index, and may write before the parent
-has heard of the death. So a child takes a cell that is empty or its own, and the parent empties the
-cell of a child it has settled.
+has heard of the death. So a child takes a cell in which nothing is held, and the parent empties the
+cell of a child it has settled; one that ended well has emptied its own.
 """
 
 from __future__ import annotations
@@ -75,14 +75,15 @@ class SharedRecord:
             return
         row = index * _CELLS * _CELL_BYTES
         offsets = [row + cell * _CELL_BYTES for cell in range(_CELLS)]
-        free = [offset for offset in offsets if not _HEADER.unpack_from(self._memory, offset)[0]]
+        free = [offset for offset in offsets if not self._read(offset)]
         # All taken: four children of this row died unheard. The first one's ttl has to do.
         self._offset = (free or offsets)[0]
 
     def _write(self) -> None:
         if self._offset is None:
             return
-        rows = [[held.keys, held.token, held.ttl] for held in self._mine.values()]
+        # A list first, in one step: hold() in a thread of the body may note at the same time.
+        rows = [[held.keys, held.token, held.ttl] for held in list(self._mine.values())]
         text = json.dumps(rows).encode()
         if len(text) > _CELL_BYTES - _HEADER.size:
             return  # too many for the cell: those beyond are covered by the ttl

@@ -13,6 +13,7 @@ from typing import (
     Generic,
     ParamSpec,
     TypeVar,
+    cast,
 )
 
 from celery import Celery, Task, signals, states
@@ -87,14 +88,15 @@ class SingletonTask(_Base[P, R]):
         if cls.run is not BaseTask.run:
             validate(cls.singleton or {}, _signature_of(cls), str(cls.name or cls.__name__))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         request = self.request
         if request.called_directly or _EXECUTION in request.__dict__:
             # task(...) is a function call, also when the task's own body makes it.
             return super().__call__(*args, **kwargs)
         execution = Execution(self, request, args, kwargs)
         request.__dict__[_EXECUTION] = execution
-        return execution.run(lambda: self._singleton_body(*args, **kwargs))
+        # Under a lease it may also be the value of a skipped call: what Celery stores, not R.
+        return cast(R, execution.run(lambda: self._singleton_body(*args, **kwargs)))
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
@@ -159,7 +161,7 @@ class SingletonTask(_Base[P, R]):
         *positional: Any,
         singleton: CallOptions | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> AsyncResult[R]:
         """Celery's, and ``singleton``: policy options for this call alone.
 
         Raises:

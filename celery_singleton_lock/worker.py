@@ -15,6 +15,7 @@ from celery import Celery, bootsteps
 
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
+from celery_singleton_lock.instrumentation.monitor import Monitor
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.shared_record import SharedRecord
@@ -31,7 +32,7 @@ class SingletonStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         app = worker.app
         Runtime.worker_name = worker.hostname
-        Runtime.events_enabled = bool(worker.task_events)
+        Monitor.worker = worker.hostname if worker.task_events else ""
         if worker.pool_cls.__module__ == "celery.concurrency.prefork":
             Runtime.shared_record = SharedRecord()
         try:
@@ -65,7 +66,7 @@ def check_tasks(app: Celery, store: Store) -> None:
             policy = task.singleton_policy()
         except (TypeError, ValueError) as exc:
             # Valid where it was written; contradicts what the app's settings say.
-            raise SettingsError(f"{exc}, as the singleton_lock_* settings have it") from None
+            raise SettingsError(f"{exc} (with the defaults that singleton_lock_* sets)") from None
         scope = policy.scope or task.name
         limit, other = limits.setdefault(scope, (policy.limit, task.name))
         if limit != policy.limit:
@@ -106,7 +107,7 @@ def _check_eviction(store: Store, settings: Settings) -> None:
         memory = info("memory")  # empty where an ACL denies INFO: then there is nothing to check
     except StoreError as exc:
         logger.warning(
-            "singleton: %s doesn't answer yet (%s); tasks are put back until it does",
+            "singleton: no locks now, for %s can't be used (%s); tasks are put back until it can",
             settings.safe_url,
             exc,
         )

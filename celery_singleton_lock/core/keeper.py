@@ -96,7 +96,7 @@ class Keeper:
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
         self._wakes_at = 0.0
-        self._started = False
+        self._running = False
         self._closed = False
 
     def __len__(self) -> int:
@@ -109,9 +109,11 @@ class Keeper:
         entry = _Entry(lease, due, on_lost)
         with self._guard:
             self._entries[id(lease)] = entry
-            start, self._started = not self._started, True
+            start = not self._running
             ring = entry.next_time(self._clock.now()) < self._wakes_at
         if start:
+            # The thread itself says that it runs. Were it said here, a start that failed or was
+            # interrupted would leave every later lease of the process without a keeper.
             native.start_new_thread(self._run, "singleton-keeper")
         elif ring:
             self._ring()
@@ -168,7 +170,9 @@ class Keeper:
             replies = self._store.renew(
                 leases, timeout=timeout_for(min(lease.ttl for lease in leases))
             )
-        except StoreError as exc:
+        except Exception as exc:
+            if not isinstance(exc, StoreError):
+                logger.exception("the store failed as it should not; it is asked again")
             now = self._clock.now()
             for entry in batch:
                 entry.failures += 1
@@ -214,7 +218,10 @@ class Keeper:
             reason=reason, at=min(self._clock.now(), lease.valid_until), detail=detail
         )
         # The body first: it may be writing. Telling of it can wait.
-        entry.on_lost(lease)
+        try:
+            entry.on_lost(lease)
+        except Exception:
+            logger.exception("telling the holder of %r of its loss failed", lease.key)
         self._events.emit(
             Event(
                 name=EventName.LOST,
@@ -233,6 +240,10 @@ class Keeper:
             pass  # rung already, and not heard yet: once is enough
 
     def _run(self) -> None:
+        with self._guard:
+            if self._running:
+                return  # two bodies came first, and each started a thread
+            self._running = True
         while not self._closed:
             try:
                 pause = self.sweep()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from celery import Celery
 
 from celery_singleton_lock.core.events import Event, EventName
@@ -13,19 +15,22 @@ class Monitor:
     """The sink that sends ``task-skipped`` (fields: uuid, name, key, holder) while events are on.
 
     A pool child can't see whether its worker was started with ``-E``, so the worker's bootstep sets
-    ``enabled`` before the fork.
+    ``worker`` before the fork; for the whole process, since a runtime may be older than that.
     """
+
+    #: Name of this process's worker if it sends events, else empty. Monitors file by it: without
+    #: it, each event would come from a worker of its own, ``gen<pid>@<host>``.
+    worker: ClassVar[str] = ""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self.enabled = False
 
     def __call__(self, event: Event) -> None:
-        if not self.enabled or event.name is not EventName.CONFLICT:
+        if not Monitor.worker or event.name is not EventName.CONFLICT:
             return
         if event.data.get("outcome") != "skip":
             return
-        with self._app.events.default_dispatcher() as dispatcher:
+        with self._app.events.default_dispatcher(Monitor.worker) as dispatcher:
             dispatcher.send(
                 "task-skipped",
                 uuid=event.task_id,

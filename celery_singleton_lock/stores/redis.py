@@ -189,7 +189,9 @@ class RedisStore:
             (text,) = self._commands([("INFO", section)], _OPERATOR_TIMEOUT)
         except StoreUnavailable:
             raise
-        except StoreError:
+        except StoreError as exc:
+            if isinstance(exc.__cause__, redis.exceptions.AuthenticationError):
+                raise  # it isn't INFO that is denied
             return {}
         lines = text.decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)

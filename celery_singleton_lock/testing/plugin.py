@@ -1,7 +1,7 @@
 """The pytest plugin: ``singleton_store``.
 
-Pytest imports it in every project that has this package installed, so it imports nothing heavy
-before the fixture is used.
+Pytest imports it in every project that has this package installed, so it brings this one fixture
+and no hooks.
 """
 
 from __future__ import annotations

@@ -60,19 +60,23 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     """Hold the key that ``task.delay(*args, **kwargs)`` would need, as another worker would.
 
     Raises:
+        LockConflict: It is held already.
         ValueError: The task's key function says "no lock" for these arguments.
     """
     rest = task.singleton_key_maker(args, kwargs)
     if rest is None:
         raise ValueError(f"{task.name} takes no lock for these arguments")
     scope = task.singleton_policy().scope or task.name
-    with hold(rest, scope=scope, app=task.app) as lease:
-        # The caller's thread must not count as the holder: its eager calls would re-enter.
-        reset = held_leases.set(())
-        try:
+    # The caller's thread must not count as the holder: its eager calls would re-enter, and so would
+    # this, on a key that it holds.
+    callers = held_leases.get()
+    reset = held_leases.set(())
+    try:
+        with hold(rest, scope=scope, app=task.app) as lease:
+            held_leases.set(callers)
             yield lease
-        finally:
-            held_leases.reset(reset)
+    finally:
+        held_leases.reset(reset)
 
 
 def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:

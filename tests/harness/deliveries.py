@@ -34,9 +34,7 @@ def told(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter
     return Counter(match[1] for line in lines if (match := pattern.search(line)))
 
 
-def wait_until(
-    condition: Callable[[], object], what: str, *, timeout: float = TIMEOUT
-) -> None:
+def wait_until(condition: Callable[[], object], what: str, *, timeout: float = TIMEOUT) -> None:
     """Wait for something that nothing announces.
 
     Raises:

@@ -1,0 +1,204 @@
+"""Tasks that are killed, delivered twice and retried, with and without a lock.
+
+A body ends when the test opens its gate, so that a test decides what happens in mid-body, and waits
+for it to have happened, whatever the speed of the machine.
+
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; VISIBILITY_TIMEOUT and QUEUE_TYPE if wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import redis
+from celery import Celery, Task, signals
+from kombu import Exchange, Queue
+
+from celery_singleton_lock import SingletonTask, current_lease, singleton_task
+from tests.harness.journal import Journal
+
+app = Celery("crash", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    # Messages wait in the worker, as many as come: that is where they get too old.
+    worker_prefetch_multiplier=100,
+)
+if "VISIBILITY_TIMEOUT" in os.environ:
+    app.conf.broker_transport_options = {
+        "visibility_timeout": float(os.environ["VISIBILITY_TIMEOUT"]),
+        # The sweep for messages that got too old, every second.
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+if "QUEUE_TYPE" in os.environ:
+    quorum = os.environ["QUEUE_TYPE"] == "quorum"
+    # Native delayed delivery (quorum queues) routes by patterns.
+    kind = "topic" if quorum else "direct"
+    arguments = {"x-queue-type": "quorum"} if quorum else {}
+    app.conf.update(
+        broker_transport_options={"confirm_publish": True},
+        task_default_exchange_type=kind,
+        task_queues=[
+            Queue("celery", Exchange("celery", kind), "celery", queue_arguments=arguments),
+            # Name, exchange and routing key differ.
+            Queue("reports", Exchange("work", kind), "work.report", queue_arguments=arguments),
+            # What comes here has any key.
+            Queue("all", Exchange("any", "topic"), "any.#", queue_arguments=arguments),
+        ],
+    )
+
+#: Seconds after which a body gives up waiting for its gate; no test comes near.
+PATIENCE = 90.0
+#: Seconds between two looks of a body at its gate.
+POLL = 0.02
+
+
+def gate(name: str) -> Path:
+    """The file whose existence means "go on"."""
+    return Path(os.environ["JOURNAL"]).with_name(f"gate-{name}")
+
+
+def open_gate(name: str) -> None:
+    """Let all bodies pass that wait there, now and later."""
+    gate(name).touch()
+
+
+def pass_gate(name: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not gate(name).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody opened the gate {name}")
+        time.sleep(POLL)
+
+
+def occupy(task: Any, key: str, gate_name: str) -> str:
+    """The body of all tasks here; returns a name for this one run of it."""
+    mark = uuid4().hex
+    fence = current_lease().fence if isinstance(task, SingletonTask) else None
+    with Journal.from_env().run(
+        key, task_id=task.request.id, fence=fence, mark=mark, retries=task.request.retries
+    ):
+        pass_gate(gate_name)
+    return mark
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, acks_late=True)
+def late(self: Task, key: str, gate_name: str) -> str:
+    """What is acknowledged after the body."""
+    return occupy(self, key, gate_name)
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=60, acks_late=True, reject_on_worker_lost=True)
+def requeued(self: Task, key: str, gate_name: str) -> str:
+    """Its ttl is longer than any test waits: what frees the key earlier is not the ttl."""
+    return occupy(self, key, gate_name)
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, acks_late=True, ignore_result=True)
+def silent(self: Task, key: str, gate_name: str) -> str:
+    return occupy(self, key, gate_name)
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=60)
+def early(self: Task, key: str, gate_name: str) -> str:
+    """What is acknowledged before the body."""
+    return occupy(self, key, gate_name)
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=60)
+def unheard(self: Task, key: str, gate_name: str) -> str:
+    """As `early`, but the worker parent doesn't know of it: see below."""
+    return occupy(self, key, gate_name)
+
+
+# The protection taken out.
+unheard.Request = "celery.worker.request:Request"
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, acks_late=True, on_conflict="retry")
+def patient(self: Task, key: str, gate_name: str) -> str:
+    """Waits in the queue, not in the worker."""
+    return occupy(self, key, gate_name)
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, hold_on_retry=False)
+def retried(self: Task, key: str, gate_name: str, again_on: str | None = None) -> str:
+    """With ``again_on`` its second attempt comes by that queue."""
+    return retry_once(self, key, gate_name, again_on)
+
+
+@singleton_task(
+    app=app, bind=True, key="{key}", ttl=1.5, acks_late=True, reject_on_worker_lost=True
+)
+def first_late(self: Task, key: str, gate_name: str) -> str:
+    """A link of a chain: what follows is sent after the early release."""
+    return occupy(self, key, gate_name)
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=1.5)
+def first_early(self: Task, key: str, gate_name: str) -> str:
+    return occupy(self, key, gate_name)
+
+
+@app.task(bind=True)
+def follower(self: Task, key: str) -> None:
+    with Journal.from_env().run(f"after {key}", task_id=self.request.id):
+        pass
+
+
+# Without our lock: none at all, and the recipe that everybody writes once.
+
+
+@app.task(bind=True, acks_late=True)
+def unlocked(self: Task, key: str, gate_name: str) -> str:
+    return occupy(self, key, gate_name)
+
+
+class Recipe(Task):
+    """``SET NX PX``, skip when it is there, delete at the end."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = f"recipe:{args[0]}"
+        with redis.Redis.from_url(os.environ["RESULT_URL"]) as client:
+            if not client.set(key, "1", nx=True, px=60_000):
+                return "skipped"
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                client.delete(key)
+
+
+@app.task(bind=True, base=Recipe, acks_late=True)
+def recipe(self: Task, key: str, gate_name: str) -> str:
+    return occupy(self, key, gate_name)
+
+
+@app.task(bind=True, base=Recipe)
+def recipe_retried(self: Task, key: str, gate_name: str, again_on: str | None = None) -> str:
+    return retry_once(self, key, gate_name, again_on)
+
+
+def retry_once(task: Any, key: str, gate_name: str, again_on: str | None) -> str:
+    mark = occupy(task, key, gate_name)
+    if again_on and task.request.retries == 0:
+        raise task.retry(countdown=0.1, queue=again_on)
+    return mark
+
+
+@signals.before_task_publish.connect
+def _die_before_the_first_follower(sender: str, body: Any, **_: Any) -> None:
+    """In the child, after the end of the body and the early release, before the follower is sent."""
+    if sender != follower.name:
+        return
+    key = body[0][-1]
+    if not gate(f"died-{key}").exists():
+        open_gate(f"died-{key}")
+        Journal.from_env().note("dies", key=key)
+        os.kill(os.getpid(), signal.SIGKILL)

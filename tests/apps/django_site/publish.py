@@ -1,0 +1,52 @@
+"""``python -m tests.apps.django_site.publish``: what a view does, reported as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import django
+
+from tests.apps.django_site import app
+
+
+class RolledBack(Exception):
+    """Ends a transaction without a commit."""
+
+
+def main() -> None:
+    django.setup()
+    from celery.contrib.django.task import DjangoTask
+    from django.db import transaction
+
+    from celery_singleton_lock import LockConflict, SingletonTask, hold
+    from tests.apps.django_site.tasks import greet
+
+    task: Any = greet
+    report: dict[str, Any] = {
+        "is both": isinstance(task, SingletonTask) and isinstance(task, DjangoTask),
+        "ttl": task.singleton_policy().ttl,
+        "key": task.lock_key("now"),
+        "now": task.delay("now").get(timeout=20),
+    }
+    with transaction.atomic():
+        task.apply_async_on_commit(("committed",))
+        task.delay_on_commit("committed too")
+        task.delay("at once").get(timeout=20)
+    try:
+        with transaction.atomic():
+            task.delay_on_commit("rolled back")
+            raise RolledBack
+    except RolledBack:
+        pass
+    with hold("held", scope=task.name, app=app):
+        try:
+            task.delay("held").get(timeout=20)
+        except LockConflict as conflict:
+            report["conflict"] = str(conflict)
+    task.delay("last").get(timeout=20)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""A shared task, as a reusable Django app has it: without an app at hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_singleton_lock import current_lease, singleton_task
+from tests.harness.journal import Journal
+
+
+@singleton_task(bind=True, key="{key}")
+def greet(self: Any, key: str) -> dict[str, Any]:
+    """What the test wants to know of the lease."""
+    with Journal.from_env().run(key, task_id=self.request.id):
+        lease = current_lease()
+        return {"key": lease.key, "ttl": lease.ttl, "fence": lease.fence}

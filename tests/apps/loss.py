@@ -1,0 +1,283 @@
+"""Bodies that lose their lease or are ended from outside; all tasks share the keys of one scope.
+
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, the lock store (else the result
+backend); TTL, seconds; SOFT_SHUTDOWN, seconds; WITHOUT, the protections to take out for a twin that
+must fail: ``postrun`` (what settles an exit without ``after_return``), ``parent`` (what frees a
+dead child's key).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import redis
+from celery import Celery, Task, signals
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from celery_singleton_lock import (
+    LeaseLost,
+    NoLease,
+    OnConflict,
+    SingletonTask,
+    current_lease,
+    singleton_task,
+)
+from celery_singleton_lock.request import SingletonRequestMixin
+from celery_singleton_lock.task import _settle_rest
+from tests.harness.journal import Journal, events
+
+app = Celery("loss", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    singleton_lock_url=os.environ.get("LOCK_URL"),
+    worker_prefetch_multiplier=1,
+    worker_soft_shutdown_timeout=float(os.environ.get("SOFT_SHUTDOWN", "0")),
+)
+
+WITHOUT = os.environ.get("WITHOUT", "").split(",")
+if "postrun" in WITHOUT:
+    signals.task_postrun.disconnect(_settle_rest)
+if "parent" in WITHOUT:
+    SingletonRequestMixin._settle_leases = lambda self, become: None  # type: ignore[method-assign]
+
+TTL = float(os.environ.get("TTL", "3"))
+SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "loss", "ttl": TTL}
+
+
+# What a body does. Each one that is not interrupted ends by itself after ``seconds``.
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def read(seconds: float) -> None:
+    """Block in recv on a socket to which nobody writes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(seconds)
+        try:
+            ours.recv(1)
+        except TimeoutError:
+            pass  # nobody came
+
+
+def loop(seconds: float) -> None:
+    """Bytecode only, no call that blocks."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pass
+
+
+def swallow(seconds: float) -> None:
+    """Catch every Exception, as careless code does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            time.sleep(0.05)
+        except Exception:
+            pass
+
+
+def wait_for_loss(seconds: float) -> None:
+    """Work until the lease is seen to be lost."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not current_lease().lost:
+        time.sleep(0.02)
+
+
+def stubborn(seconds: float) -> None:
+    """Go on against every attempt to end it, and write a note at each breath.
+
+    Only SIGKILL ends it, and nobody in the process can write that down: the last note can stand for
+    the death, for the body surely ran until then.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            Journal.from_env().note("alive")
+            time.sleep(0.01)
+        except (SystemExit, SoftTimeLimitExceeded):
+            pass
+
+
+WAYS: dict[str, Callable[[float], None]] = {
+    way.__name__: way for way in (sleep, read, loop, swallow, wait_for_loss, stubborn)
+}
+
+
+def work(task: Task, key: str, way: str, seconds: float) -> dict[str, Any]:
+    """Run one of the ways, between two lines in the journal."""
+    try:
+        lease = current_lease()
+    except NoLease:  # on_store_error="run"
+        lease = None
+    fence = lease.fence if lease else None
+    with Journal.from_env().run(key, task_id=task.request.id, fence=fence):
+        WAYS[way](seconds)
+    return {"fence": fence, "lost": bool(lease and lease.lost), "retries": task.request.retries}
+
+
+# Tasks by what becomes of them when their lease is lost.
+
+
+@singleton_task(**SHARED)
+def early(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
+    """Acknowledged before it runs: a lost lease is its FAILURE."""
+    return work(self, key, way, seconds)
+
+
+@singleton_task(**SHARED, acks_late=True)
+def late(
+    self: Task, key: str, way: str = "sleep", seconds: float = 30.0, again: float | None = None
+) -> Any:
+    """A lost lease puts it back; a second run takes ``again`` seconds if they are given."""
+    came_again = self.request.id in {run.task_id for run in Journal.from_env().runs(key)}
+    return work(self, key, way, seconds if again is None or not came_again else again)
+
+
+@singleton_task(**SHARED, on_lost="continue")
+def deaf(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
+    """Nothing interrupts it: the twin of `early` that overlaps."""
+    return work(self, key, way, seconds)
+
+
+@singleton_task(**SHARED, autoretry_for=(LeaseLost,), retry_kwargs={"countdown": 0})
+def forgiving(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
+    """Celery's own retry answers a lost lease; the second attempt is short."""
+    return work(self, key, way, 0 if self.request.retries else seconds)
+
+
+@singleton_task(**SHARED, on_lost="continue", max_hold=0.01)
+def unrenewed(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
+    """No heartbeat and no interruption, as a lock with a plain expiry."""
+    return work(self, key, way, seconds)
+
+
+# Other holds.
+
+
+@singleton_task(**SHARED, on_conflict=OnConflict.retry(delay=0.05, max_delay=0.2))
+def competitor(self: Task, key: str, way: str = "sleep", seconds: float = 0.0) -> Any:
+    """Wants the key as soon as it can be had."""
+    return work(self, key, way, seconds)
+
+
+@singleton_task(**SHARED, min_hold=30)
+def cooling(self: Task, key: str) -> Any:
+    return work(self, key, "sleep", 0.0)
+
+
+@singleton_task(**SHARED)
+def returning(self: Task, key: str, countdown: float = 30.0) -> Any:
+    """Ends in a retry, far away."""
+    work(self, key, "sleep", 0.0)
+    raise self.retry(countdown=countdown)
+
+
+@singleton_task(**SHARED, max_hold=1.5 * TTL)
+def bounded(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
+    return work(self, key, way, seconds)
+
+
+@singleton_task(**SHARED, max_hold=1.5 * TTL, on_lost="continue")
+def hung(self: Task, key: str, way: str = "sleep", seconds: float = 30.0) -> Any:
+    """As `bounded`, but nothing can end it."""
+    return work(self, key, way, seconds)
+
+
+# Exits.
+
+
+class FailingSuccess(Task):
+    abstract = True
+
+    def on_success(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("on_success fails")
+
+
+class FailingReturn(Task):
+    abstract = True
+
+    def after_return(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("after_return fails")
+
+
+class SilentReturn(SingletonTask[..., Any]):
+    """Overrides ours and leaves out ``super()``."""
+
+    abstract = True
+
+    def after_return(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+@singleton_task(**SHARED)
+def leaving(self: Task, key: str, error: str, seconds: float = 0.5) -> Any:
+    """Works, then raises what ``error`` names."""
+    work(self, key, "sleep", seconds)
+    errors = {
+        "ValueError": ValueError,
+        "Ignore": Ignore,
+        "Reject": Reject,
+        "SystemExit": SystemExit,
+    }
+    raise errors[error]("as asked")
+
+
+@singleton_task(**SHARED, acks_late=True)
+def rejecting(self: Task, key: str, seconds: float = 0.5) -> Any:
+    """Sends its message back to the queue, once."""
+    work(self, key, "sleep", seconds)
+    if not self.request.delivery_info.get("redelivered"):
+        raise Reject("as asked", requeue=True)
+
+
+@singleton_task(**SHARED, base=FailingSuccess)
+def bad_success(self: Task, key: str, seconds: float = 0.5) -> Any:
+    return work(self, key, "sleep", seconds)
+
+
+@singleton_task(**SHARED, base=FailingReturn)
+def bad_return(self: Task, key: str, seconds: float = 0.5) -> Any:
+    return work(self, key, "sleep", seconds)
+
+
+@singleton_task(**SHARED, base=SilentReturn)
+def silent_return(self: Task, key: str, seconds: float = 0.5) -> Any:
+    return work(self, key, "sleep", seconds)
+
+
+# A store that dies at a moment of the body's choice.
+
+
+@signals.task_prerun.connect
+def _cut_before(task: Task | None = None, kwargs: Any = None, **_: Any) -> None:
+    """Kill the server whose pid the call names, once the broker has let go of the message.
+
+    Runs in the child, after the message was received and before the lock is asked for.
+    """
+    pid = (kwargs or {}).get("cut_before")
+    done = [record.data["text"] for record in events(Journal.from_env().records(), "note")]
+    if not pid or "cut" in done:
+        return
+    with redis.Redis.from_url(os.environ["BROKER_URL"]) as broker:
+        while broker.hlen("unacked"):
+            Event().wait(0.01)
+    Journal.from_env().note("cut")
+    os.kill(pid, signal.SIGKILL)
+
+
+@singleton_task(**SHARED)
+def cut(self: Task, key: str, cut_before: int = 0, cut_after: int = 0) -> Any:
+    """Kills the server of that pid, before the lock is asked for or as its last act."""
+    result = work(self, key, "sleep", 0.0)
+    if cut_after:
+        os.kill(cut_after, signal.SIGKILL)
+    return result

@@ -1,0 +1,157 @@
+"""Singleton tasks that say what happens to them, for every pool, for Beat and for the CLI.
+
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
+object of further settings; TICK, seconds, for Beat; WITHOUT, the protection that a must-fail twin
+goes without: ``renewal``, ``native`` (the keeper becomes a thread like any other), ``lock`` (of
+`tick`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock import (
+    PER_TASK,
+    current_lease,
+    lease_acquired,
+    lease_conflict,
+    lease_lost,
+    lease_released,
+    singleton_task,
+)
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.keeper import Keeper
+from tests.harness.journal import Journal
+
+#: Seconds; a body that outlives it needs the keeper.
+TTL = 1.0
+
+#: A body that outlived its ttl this often is not there by luck.
+OUTLIVED = 2.5
+
+app = Celery(
+    "pools",
+    broker=os.environ["BROKER_URL"],
+    backend=os.environ["RESULT_URL"],
+    broker_connection_retry_on_startup=True,
+)
+if "LOCK_URL" in os.environ:
+    app.conf.singleton_lock_url = os.environ["LOCK_URL"]
+app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
+if "TICK" in os.environ:
+    app.conf.beat_schedule = {
+        "tick": {"task": "tests.apps.pools.tick", "schedule": float(os.environ["TICK"])}
+    }
+
+WITHOUT = os.environ.get("WITHOUT")
+if WITHOUT == "renewal":
+    Keeper.sweep = lambda self: None  # type: ignore[method-assign]
+if WITHOUT == "native":
+
+    def start_new_thread(function: Callable[[], None], name: str) -> None:
+        threading.Thread(target=function, name=name, daemon=True).start()
+
+    native.start_new_thread = start_new_thread
+    native.allocate_lock = threading.Lock
+    native.get_ident = threading.get_ident
+
+
+def gate(key: str) -> Path:
+    """The file whose appearance ends the bodies of ``key``; beside the journal."""
+    return Path(os.environ["JOURNAL"]).with_name(f"open-{key}")
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL, on_lost="continue")
+def work(self: Any, key: str) -> int:
+    """Sleep, in short naps, until the gate opens; notes ``outlived`` after some ttls."""
+    _occupy(self.request.id, key, pause=lambda: time.sleep(0.02))
+    return os.getpid()
+
+
+@singleton_task(
+    app=app, bind=True, key="{key}", scope="tests.apps.pools.work", ttl=TTL, on_lost="continue"
+)
+def spin(self: Any, key: str) -> int:
+    """As `work`, and excluded by it, but never yields: a greenlet that loops."""
+    _occupy(self.request.id, key, pause=lambda: None)
+    return os.getpid()
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=60)
+def brief(self: Any, key: str, until_open: bool = False) -> int:
+    """A body whose key would stand for a minute if the release forgot it."""
+    with Journal.from_env().run(key, task_id=self.request.id, fence=current_lease().fence):
+        while until_open and not gate(key).exists():
+            time.sleep(0.02)
+    return os.getpid()
+
+
+@singleton_task(app=app, bind=True, key="{key}", limit=3, ttl=60)
+def limited(self: Any, key: str) -> None:
+    """Up to three at a time, until the gate opens."""
+    with Journal.from_env().run(key, task_id=self.request.id):
+        while not gate(key).exists():
+            time.sleep(0.02)
+
+
+@singleton_task(app=app, bind=True, key=PER_TASK if WITHOUT != "lock" else lambda: None, ttl=TTL)
+def tick(self: Any) -> None:
+    """What Beat sends: longer than the time between two ticks, and than the ttl."""
+    with Journal.from_env().run("tick", task_id=self.request.id):
+        time.sleep(1.5 * TTL)
+
+
+@singleton_task(app=app, bind=True, key="{key}")
+def fail_first(self: Any, key: str) -> int:
+    """Reserves its key through the countdown of one retry."""
+    if not self.request.retries:
+        raise self.retry(countdown=30)
+    return os.getpid()
+
+
+@singleton_task(app=app, key="{key}", min_hold=60)
+def cooling(key: str) -> None:
+    """Keeps its key for a minute after it has returned."""
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL)
+def interruptible(self: Any, key: str) -> None:
+    """Sleeps for a minute, in one call, unless it is interrupted."""
+    with Journal.from_env().run(key, task_id=self.request.id, fence=current_lease().fence):
+        time.sleep(0 if gate(key).exists() else 60)
+
+
+def _occupy(task_id: str, key: str, pause: Callable[[], None]) -> None:
+    journal, begin, noted = Journal.from_env(), time.monotonic(), False
+    with journal.run(key, task_id=task_id, fence=current_lease().fence):
+        while not gate(key).exists():
+            if not noted and time.monotonic() - begin > OUTLIVED * TTL:
+                journal.note("outlived", key=key, task_id=task_id, lost=current_lease().lost)
+                noted = True
+            pause()
+
+
+def _write(event: Any, **_: Any) -> None:
+    Journal.from_env().note(
+        str(event.name),
+        key=event.key,
+        task_id=event.task_id,
+        holder=str(event.holder),
+        thread=threading.current_thread().name,
+        **event.data,
+    )
+
+
+for signal in (lease_acquired, lease_conflict, lease_lost, lease_released):
+    signal.connect(_write, weak=False)
+
+# As users' modules do: now there is a runtime that is older than the worker's bootstep.
+KEY_AT_IMPORT = brief.lock_key("at import")

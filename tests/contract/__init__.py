@@ -1,0 +1,1 @@
+"""The contract of the stores, on each of them, and what is special about Redis."""

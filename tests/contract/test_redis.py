@@ -1,0 +1,367 @@
+"""What is special about Redis: scripts, foreign data, connections, a server that is away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import Events
+from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Lease
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Granted,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+    Released,
+    Renewal,
+)
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.server import PrivateServer, free_port
+
+FOREIGN = {
+    "text": b"somebody's data",
+    "number": b"42",
+    "binary": b"\xff\x00\xfe",
+    "almost a lease": b"l no token here",
+    "another kind": b"z t|0.0|n 1 {}",
+}
+
+
+def give(store: RedisStore, key: str, token: object, **options: object) -> Released:
+    return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
+
+
+def fence(store: RedisStore, key: str) -> int:
+    reply = ask(store, key, token := new_token())
+    assert isinstance(reply, Granted)
+    assert reply.fence is not None
+    give(store, key, token)
+    return reply.fence
+
+
+def locker_on(store: RedisStore) -> Locker:
+    events, clock = Events(), SystemClock()
+    return Locker(store, clock, Keeper(store, clock, events), events)
+
+
+def call_for(key: str) -> Acquire:
+    return Acquire(
+        slots=(key,), token=new_token(), holder=lease_of(key, new_token()).holder, ttl=60
+    )
+
+
+# --- foreign data --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_string_is_neither_granted_nor_deleted(
+    redis_store: RedisStore, raw: redis.Redis, value: bytes
+) -> None:
+    key, token = new_key(), new_token()
+    raw.set(key, value)
+    reply = ask(redis_store, key, token)
+    assert reply == Refused(relation=Relation.OTHER, record=None)
+    assert give(redis_store, key, token) is Released.NOT_OURS
+    assert redis_store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.REPLACED]
+    assert redis_store.free(key, str(token)) is False
+    assert redis_store.inspect(key) is None
+    assert raw.get(key) == value
+    assert raw.ttl(key) == -1
+
+
+def test_a_foreign_list_is_neither_granted_nor_deleted(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key, token = new_key(), new_token()
+    raw.rpush(key, "somebody's", "data")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        ask(redis_store, key, token)
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        give(redis_store, key, token)
+    assert raw.lrange(key, 0, -1) == [b"somebody's", b"data"]
+
+
+def test_a_lease_overwritten_by_a_list_is_lost_and_the_others_are_renewed(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    leases = [lease_of(new_key(), new_token()) for _ in range(3)]
+    for lease in leases:
+        ask(redis_store, lease.key, lease.token)
+    raw.delete(leases[1].key)
+    raw.rpush(leases[1].key, "foreign")
+    assert redis_store.renew(leases, timeout=TIMEOUT) == [
+        Renewal.RENEWED,
+        Renewal.REPLACED,
+        Renewal.RENEWED,
+    ]
+
+
+def test_foreign_keys_under_the_prefix_do_not_end_a_scan(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    prefix = Keyspace("foreign")
+    for number, value in enumerate(FOREIGN.values()):
+        raw.set(prefix.lock("s", f"text{number}"), value)
+    raw.rpush(prefix.lock("s", "list"), "x")
+    raw.hset(prefix.lock("s", "hash"), "x", "y")
+    key, token = prefix.lock("s", "lease"), new_token()
+    ask(redis_store, key, token)
+    assert [record.key for record in redis_store.scan(prefix.match_all())] == [key]
+
+
+def test_a_scan_of_many_pages_misses_nothing(redis_store: RedisStore) -> None:
+    prefix = Keyspace("pages")
+    keys = {prefix.lock("s", str(number)) for number in range(1200)}
+    for key in keys:
+        ask(redis_store, key, new_token())
+    assert {record.key for record in redis_store.scan(prefix.match_all())} == keys
+
+
+# --- scripts -------------------------------------------------------------------------------------
+
+
+def test_an_acquire_teaches_the_server_a_forgotten_script(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    for _ in range(3):
+        raw.script_flush()
+        assert isinstance(ask(redis_store, new_key(), new_token()), Granted)
+
+
+def test_a_renewal_of_600_leases_survives_a_script_flush(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    leases = [lease_of(new_key(), new_token()) for _ in range(600)]
+    for lease in leases:
+        ask(redis_store, lease.key, lease.token)
+    raw.script_flush()
+    assert redis_store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 600
+
+
+def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: redis.Redis) -> None:
+    key, token = new_key(), new_token()
+    ask(redis_store, key, token)
+    raw.script_flush()
+    assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is Released.RELEASED
+    raw.script_flush()
+    redis_store.mark(key, token, MarkerState.DONE, 0, 60, timeout=TIMEOUT)
+    raw.script_flush()
+    assert redis_store.free(key, None) is True
+
+
+def test_a_login_that_may_not_load_scripts_is_enough(
+    server: PrivateServer, raw: redis.Redis
+) -> None:
+    raw.execute_command("ACL SETUSER modest on >secret ~csl:* +@all -script -info -config")
+    raw.script_flush()
+    url = server.url().replace("redis://", "redis://modest:secret@")
+    with closing(RedisStore(url)) as store:
+        assert isinstance(ask(store, new_key(), new_token()), Granted)
+        assert store.info("memory") == {}
+
+
+def test_one_round_trip_each_for_an_acquire_a_release_and_a_refusal(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key, token = new_key(), new_token()
+    ask(redis_store, key, token)  # the script is known, the connection open
+    give(redis_store, key, token)
+    before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+    ask(redis_store, key, token)
+    ask(redis_store, key, new_token())
+    give(redis_store, key, token)
+    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3
+
+
+# --- fences --------------------------------------------------------------------------------------
+
+
+def test_fences_rise_over_a_flushall(redis_store: RedisStore, raw: redis.Redis) -> None:
+    key = new_key()
+    before = fence(redis_store, key)
+    raw.flushall()
+    assert fence(redis_store, key) > before
+
+
+def test_fences_rise_over_a_restart_without_data() -> None:
+    with PrivateServer() as server, closing(RedisStore(server.url())) as store:
+        key = new_key()
+        before = fence(store, key)
+        server.restart(keep_data=False)
+        with pytest.raises(StoreUnavailable):
+            ask(store, key, new_token())  # the connection broke; the locker's second try is fresh
+        assert fence(store, key) > before
+
+
+def test_fences_rise_though_the_servers_clock_is_behind_its_counter(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key = new_key()
+    ahead = fence(redis_store, key) + 3600 * 10**6
+    raw.set(Keyspace.fence(key), ahead)
+    token = new_token()
+    assert fence(redis_store, key) == ahead + 1
+    ask(redis_store, key, token)
+    assert redis_store.free(key, str(token)) is True
+    assert fence(redis_store, key) == ahead + 4
+    raw.delete(Keyspace.fence(key))
+
+
+def test_fences_of_a_new_store_are_above_its_base(server: PrivateServer, raw: redis.Redis) -> None:
+    base = 2**52 - 10
+    key = Keyspace("based").lock("s", "k")
+    with closing(RedisStore(server.url(), fence_base=base)) as store:
+        assert [fence(store, key) for _ in range(3)] == [base + 1, base + 2, base + 3]
+
+
+def test_a_fence_counter_that_is_no_number_grants_nothing(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key = Keyspace("broken").lock("s", "k")
+    raw.set(Keyspace.fence(key), "no number")
+    with pytest.raises(StoreError):
+        ask(redis_store, key, new_token())
+    assert raw.get(key) is None
+
+
+# --- a server that is away, or refuses -----------------------------------------------------------
+
+
+def test_no_server_is_store_unavailable() -> None:
+    with (
+        closing(RedisStore(f"redis://127.0.0.1:{free_port()}/0")) as store,
+        pytest.raises(StoreUnavailable, match="doesn't answer"),
+    ):
+        ask(store, new_key(), new_token())
+
+
+def test_a_silent_server_is_given_up_after_the_timeout(server: PrivateServer) -> None:
+    clock, key = SystemClock(), new_key()
+    with closing(RedisStore(server.url())) as store:
+        fence(store, key)
+        server.pause()
+        try:
+            started = clock.now()
+            with pytest.raises(StoreUnavailable):
+                store.renew([lease_of(key, new_token())], timeout=0.1)
+            assert 0.09 < clock.now() - started < 2
+        finally:
+            server.resume()
+        assert fence(store, key)
+
+
+@pytest.mark.parametrize(
+    ("login", "db"), [("nobody:wrong@", 0), ("", 99_999)], ids=["password", "database"]
+)
+def test_a_refusal_is_a_store_error_and_not_an_absence(
+    server: PrivateServer, login: str, db: int
+) -> None:
+    url = server.url(db).replace("redis://", f"redis://{login}")
+    with closing(RedisStore(url)) as store, pytest.raises(StoreError) as caught:
+        ask(store, new_key(), new_token())
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_a_full_server_grants_nothing_but_still_renews_and_releases() -> None:
+    with PrivateServer() as server, closing(RedisStore(server.url())) as store:
+        key, token = new_key(), new_token()
+        ask(store, key, token)
+        with redis.Redis.from_url(server.url()) as client:
+            client.config_set("maxmemory", "1")
+        with pytest.raises(StoreError, match="maxmemory"):
+            ask(store, new_key(), new_token())
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+        assert give(store, key, token) is Released.RELEASED
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost:nan/0",
+        "redis://localhost/0?no_such_option=1",
+        "redis://localhost/0?socket_keepalive_options=nonsense&db=x",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_before_its_first_use(url: str) -> None:
+    with pytest.raises(SettingsError, match="can't be read"):
+        RedisStore(url)
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+def test_a_cut_connection_costs_the_locker_one_more_try_and_no_grant(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    locker = locker_on(redis_store)
+    for _ in range(3):
+        lease = locker.acquire(call_for(new_key()))
+        assert isinstance(lease, Lease)
+        raw.client_kill_filter(_type="normal", skipme=True)
+        reply = locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+        assert reply is Released.RELEASED
+        raw.client_kill_filter(_type="normal", skipme=True)
+
+
+def test_after_a_cut_no_other_idle_connection_is_tried() -> None:
+    # Only greenlets have several idle connections on one thread, so this needs a process of its
+    # own: gevent can't be undone.
+    program = """
+        import gevent.monkey; gevent.monkey.patch_all()
+        import gevent, redis
+        from celery_singleton_lock.core.lease import Lease
+        from celery_singleton_lock.stores.redis import RedisStore
+        from celery_singleton_lock.testing.contract import ask, new_key, new_token
+        from celery_singleton_lock.testing.server import PrivateServer
+        from tests.contract.test_redis import call_for, locker_on
+
+        with PrivateServer() as server:
+            store = RedisStore(server.url())
+            locker = locker_on(store)
+            calls = [call_for(new_key()) for _ in range(10)]
+            first = [gevent.spawn(locker.acquire, call) for call in calls]
+            gevent.joinall(first, raise_error=True)
+            with redis.Redis.from_url(server.url()) as client:
+                assert len(client.client_list()) > 5
+                client.client_kill_filter(_type="normal", skipme=True)
+            assert isinstance(locker.acquire(call_for(new_key())), Lease)
+            print("granted")
+    """
+    pytest.importorskip("gevent")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "granted\n", done.stderr
+
+
+def test_close_ends_all_connections_and_the_next_call_opens_one(
+    server: PrivateServer, raw: redis.Redis
+) -> None:
+    key, clock = new_key(), SystemClock()
+    store = RedisStore(f"{server.url()}?client_name=closing")
+
+    def connections() -> int:
+        return sum(client["name"] == "closing" for client in raw.client_list())
+
+    fence(store, key)
+    assert connections() == 1
+    store.close()
+    deadline = clock.now() + TIMEOUT
+    while connections() and clock.now() < deadline:
+        pass  # the server notices a moment later
+    assert connections() == 0
+    assert fence(store, key)
+    store.close()

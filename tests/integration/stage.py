@@ -1,0 +1,110 @@
+"""One worker with `tests.apps.semantics` for all tests of a module; names keep the tests apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import redis
+
+from tests.apps.gate import Gate
+from tests.harness.app_module import fresh_module
+from tests.harness.journal import VARIABLE, Journal, Record
+from tests.harness.worker import CeleryWorker
+
+APP = "tests.apps.semantics"
+
+# Seconds: for two cores that others use too. Nothing waits that long when all is well.
+PATIENCE = 30.0
+
+Answer = TypeVar("Answer")
+
+
+class Stage:
+    """A database, a journal, the app, and the workers that were asked for.
+
+    Attributes:
+        app: The test's own copy of `tests.apps.semantics`.
+        redis: A client of the database.
+        journal: What the bodies write.
+    """
+
+    def __init__(self, url: str, directory: Path, stack: ExitStack) -> None:
+        self.environment = {
+            "BROKER_URL": url,
+            "RESULT_URL": url,
+            VARIABLE: str(directory / "journal.jsonl"),
+        }
+        self.journal = Journal(directory / "journal.jsonl")
+        self.redis: Any = stack.enter_context(redis.Redis.from_url(url, decode_responses=True))
+        self.redis.flushdb()
+        stack.callback(self.redis.flushdb)
+        self.app: ModuleType = stack.enter_context(fresh_module(APP, self.environment))
+        self._directory, self._stack = directory, stack
+
+    def worker(self, **options: Any) -> CeleryWorker:
+        """Start one, ready when this returns; it ends with the stage, or with `kill_group`."""
+        options["env"] = {**self.environment, **options.get("env", {})}
+        worker = CeleryWorker(APP, **options)
+        self._stack.callback(lambda: self._end(worker))
+        worker.start()
+        return worker.wait_until_ready()
+
+    def _end(self, worker: CeleryWorker) -> None:
+        worker.kill_group()
+        # Shown when the last test of the module fails; for the others there is the file.
+        (self._directory / f"{worker.name}.log").write_text(worker.log)
+        print(f"--- log of {worker.name}, also in {self._directory}\n{worker.log}")
+
+    def open(self, gate: str) -> None:
+        """Let the bodies that wait at ``gate`` end."""
+        Gate(self.redis, gate).open()
+
+    def occupy(self, name: str) -> Any:
+        """Have a body of `work` hold ``name`` until the gate ``name`` is opened; its result."""
+        result = self.app.work.delay(name, gate=name)
+        self.journal.wait_for(
+            lambda records: [r for r in records if r.task_id == result.id],
+            what=f"{name} is occupied",
+        )
+        return result
+
+    def key(self, name: str) -> str:
+        """The lock key of ``name`` in the scope of most tasks."""
+        return str(self.app.work.lock_key(name))
+
+    def kind(self, name: str) -> str | None:
+        """The kind of that key's value: l, r, c, d; None where there is no key."""
+        value = self.redis.get(self.key(name))
+        return value[0] if value else None
+
+    def starts(self, name: str) -> list[Record]:
+        """The starts of the bodies of ``name``."""
+        return [r for r in self.journal.records() if r.event == "start" and r.key == name]
+
+
+@contextmanager
+def open_stage(url: str, directory: Path) -> Iterator[Stage]:
+    """A stage on an empty database."""
+    with ExitStack() as stack:
+        yield Stage(url, directory, stack)
+
+
+def wait_until(condition: Callable[[], Answer], what: str, timeout: float = PATIENCE) -> Answer:
+    """Wait until ``condition()`` is true, for what nothing announces; returns what it returned."""
+    deadline = time.monotonic() + timeout
+    while True:
+        late = time.monotonic() > deadline
+        if answer := condition():
+            return answer
+        assert not late, f"waited {timeout:g} s in vain until {what}"
+        time.sleep(0.02)
+
+
+def put_back(result: Any, sequence: int = 1) -> str:
+    """What the worker logs when it puts the message of ``result`` back."""
+    return rf"put-back: \S*\[{result.id}\] .*sequence={sequence}\b"

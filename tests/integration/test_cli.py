@@ -1,0 +1,359 @@
+"""`celery -A app singleton ls | show | release`: what operators see, free, and can't break."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_singleton_lock import Lease, LeaseLost, hold, is_skipped
+from celery_singleton_lock.testing.server import PrivateServer, free_port
+from tests.harness.journal import Journal, Record
+from tests.harness.processes import ROOT
+from tests.harness.worker import CeleryWorker
+
+POOLS = "tests.apps.pools"
+BRIEF = f"{POOLS}.brief"
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+
+class Answer:
+    """What one command said, and its exit status."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+    @property
+    def all(self) -> str:
+        return self.out + self.err
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli(environment: dict[str, str]) -> Callable[..., Answer]:
+    """``cli("show", KEY, answers="y\\n", LOCK_URL=...)``: a real `celery` process."""
+
+    def run(*arguments: str, answers: str = "", **env: str) -> Answer:
+        done = subprocess.run(
+            command(*arguments),
+            cwd=ROOT,
+            env={**os.environ, **environment, **env},
+            input=answers,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "celery", "-A", POOLS, "singleton", *arguments]
+
+
+def notes(records: list[Record], text: str) -> list[Record]:
+    return [record for record in records if record.data.get("text") == text]
+
+
+@contextmanager
+def held_by_another_thread(app: Celery) -> Iterator[Lease]:
+    """The key of `brief`'s "a", held where the test's own thread doesn't re-enter it."""
+    leases: queue.Queue[Lease] = queue.Queue()
+    done = threading.Event()
+
+    def body() -> None:
+        with hold("a", scope=BRIEF, ttl=60, app=app) as lease:
+            leases.put(lease)
+            done.wait(60)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    try:
+        yield leases.get(timeout=20)
+    finally:
+        done.set()
+        thread.join(20)
+
+
+Cli = Callable[..., Answer]
+
+
+# Seeing.
+
+
+def test_ls_says_that_nothing_is_held(cli: Cli) -> None:
+    assert cli("ls").out == "nothing is held\n"
+    answer = cli("ls", "--json")
+    assert (answer.status, answer.json()) == (0, [])
+
+
+def test_ls_lists_who_holds_what(
+    cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    pools = load_app(POOLS)
+    process = worker(POOLS)
+    result = pools.brief.delay("a", until_open=True)
+    [start] = journal.wait_for_starts(1, key="a")
+    with hold("b", scope=BRIEF, ttl=60, app=pools.app):
+        rows = {row["key"]: row for row in cli("ls", "--json").json()}
+        text = cli("ls").out
+        only_a = cli("ls", "brief:a").out
+        by_glob = cli("ls", "*:b").out
+    assert set(rows) == {pools.brief.lock_key("a"), pools.brief.lock_key("b")}
+    running = rows[pools.brief.lock_key("a")]
+    assert (running["state"], running["task"], running["task_id"]) == ("running", BRIEF, result.id)
+    assert (running["worker"], running["pid"]) == (process.hostname, start.pid)
+    assert running["fence"] == start.fence
+    assert 40 < running["ttl"] <= 60
+    assert rows[pools.brief.lock_key("b")]["pid"] == os.getpid()
+    for key in rows:
+        assert key in text
+    assert result.id in text
+    assert pools.brief.lock_key("a") in only_a
+    assert pools.brief.lock_key("b") not in only_a
+    assert pools.brief.lock_key("b") in by_glob
+    assert pools.brief.lock_key("a") not in by_glob
+    pools.gate("a").touch()
+    result.get(timeout=20)
+
+
+def test_show_knows_the_three_spellings_of_a_key(cli: Cli, load_app: LoadApp) -> None:
+    pools = load_app(POOLS)
+    key = pools.brief.lock_key("a")
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app) as lease:
+        for spelling in (key, f"{BRIEF}:a", "a"):
+            answer = cli("show", "--json", spelling)
+            assert (answer.status, answer.json()["key"]) == (0, key)
+        text = cli("show", "a")
+        assert text.status == 0
+        assert re.search(rf"token: {re.escape(str(lease.token))}$", text.out, re.M)
+        assert re.search(rf"fence: {lease.fence}$", text.out, re.M)
+    free = cli("show", key)
+    assert (free.status, free.out) == (1, f"{key} is free\n")
+    free = cli("show", "--json", key)
+    assert (free.status, free.json()) == (1, None)
+
+
+def test_a_short_name_of_two_keys_is_refused_with_both(cli: Cli, load_app: LoadApp) -> None:
+    pools = load_app(POOLS)
+    with (
+        hold("a", scope=BRIEF, ttl=60, app=pools.app),
+        hold("a", scope="another", ttl=60, app=pools.app),
+    ):
+        answer = cli("release", "--force", "a")
+        assert answer.status == 2
+        assert pools.brief.lock_key("a") in answer.err
+        assert "another:a" in answer.err
+        assert len(cli("ls", "--json").json()) == 2
+
+
+def test_the_key_of_a_task_with_a_limit_names_its_slots(
+    cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    pools = load_app(POOLS)
+    key = pools.limited.lock_key("a")
+    worker(POOLS, pool="threads", concurrency=2)
+    for _ in range(2):
+        pools.limited.delay("a")
+    journal.wait_for_starts(2, key="a")
+    assert [row["key"] for row in cli("ls", "--json").json()] == [f"{key}#0", f"{key}#1"]
+    for spelling in (key, "a"):
+        both = cli("show", spelling)
+        assert both.status == 2
+        assert f"{key}#0" in both.err
+        assert f"{key}#1" in both.err
+    assert cli("release", "--force", f"{key}#0").status == 0
+    for spelling in (key, "a", "a#1"):  # one slot is left, so there is no question which
+        assert cli("show", "--json", spelling).json()["key"] == f"{key}#1"
+    pools.gate("a").touch()
+
+
+def test_a_reservation_and_a_cooling_key_are_told_apart_from_a_run(
+    cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    pools = load_app(POOLS)
+    worker(POOLS)
+    retried = pools.fail_first.delay("a")
+    cooled = pools.cooling.delay("b")
+    cooled.get(timeout=20)
+    journal.wait_for(lambda records: len(notes(records, "released")) == 2)
+    states = {row["key"]: row for row in cli("ls", "--json").json()}
+    assert states[pools.fail_first.lock_key("a")]["state"] == "reserved for a retry"
+    assert states[pools.fail_first.lock_key("a")]["task_id"] == retried.id
+    assert states[pools.cooling.lock_key("b")]["state"] == "cooling down"
+    # Both can be freed, and then the next call runs at once.
+    for task, argument in ((pools.fail_first, "a"), (pools.cooling, "b")):
+        assert is_skipped(task.delay(argument).get(timeout=20))
+        freed = cli("release", task.lock_key(argument), answers="y\n")
+        assert (freed.status, freed.err) == (0, "")
+    assert not is_skipped(pools.cooling.delay("b").get(timeout=20))
+
+
+# Releasing.
+
+
+def test_release_asks_and_no_is_the_default(cli: Cli, load_app: LoadApp) -> None:
+    pools = load_app(POOLS)
+    key = pools.brief.lock_key("a")
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app) as lease:
+        for answers in ("\n", "n\n", ""):
+            answer = cli("release", key, answers=answers)
+            assert answer.status == 1
+            assert "Release? [y/N]" in answer.out
+            assert str(lease.token) in answer.out  # it shows whom it asks about
+        assert cli("show", key).status == 0
+        answer = cli("release", key, answers="y\n")
+        assert (answer.status, answer.err) == (0, "")
+        assert answer.out.endswith(f"released {key}\n")
+        assert cli("show", key).status == 1
+
+
+def test_release_of_a_free_key_says_so(cli: Cli) -> None:
+    answer = cli("release", "nothing")
+    assert (answer.status, answer.out, answer.err) == (1, "", "nothing is free already\n")
+    answer = cli("release", "--force", "--json", "nothing")
+    assert (answer.status, answer.json()) == (1, {"key": "nothing", "released": False})
+
+
+def test_release_frees_nothing_if_the_holder_changed_meanwhile(
+    cli: Cli, environment: dict[str, str], load_app: LoadApp
+) -> None:
+    pools = load_app(POOLS)
+    key = pools.brief.lock_key("a")
+    with ExitStack() as first:
+        first.enter_context(hold("a", scope=BRIEF, ttl=60, app=pools.app))
+        with subprocess.Popen(
+            command("release", key),
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            shown = ""
+            while not shown.endswith("[y/N]: "):
+                shown += process.stdout.read(1)
+            first.close()
+            with hold("a", scope=BRIEF, ttl=60, app=pools.app) as second:
+                _, error = process.communicate("y\n", timeout=20)
+                assert process.returncode == 1
+                assert error == f"not released: {key} is held by another token now\n"
+                assert cli("show", "--json", key).json()["token"] == str(second.token)
+
+
+def test_release_compares_the_token_that_was_given(cli: Cli, load_app: LoadApp) -> None:
+    pools = load_app(POOLS)
+    key = pools.brief.lock_key("a")
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app) as old:
+        pass
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app) as lease:
+        stale = cli("release", "--json", "--token", str(old.token), key)
+        assert (stale.status, stale.json()) == (1, {"key": key, "released": False})
+        assert cli("show", "--json", key).json()["token"] == str(lease.token)
+        right = cli("release", "--json", "--token", str(lease.token), key)
+        assert (right.status, right.json()) == (0, {"key": key, "released": True})
+        assert cli("show", key).status == 1
+
+
+def test_json_never_asks(cli: Cli, load_app: LoadApp) -> None:
+    pools = load_app(POOLS)
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app):
+        answer = cli("release", "--json", "a")
+        assert answer.status == 2
+        assert "--token TOKEN or --force" in answer.err
+        assert cli("show", "a").status == 0
+
+
+def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
+    cli: Cli,
+    worker: StartWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    pools = load_app(POOLS)
+    worker(POOLS)
+    first = pools.interruptible.delay("a")
+    [start] = journal.wait_for_starts(1, key="a")
+    answer = cli("release", "--force", "--json", pools.interruptible.lock_key("a"))
+    assert (answer.status, answer.json()["released"]) == (0, True)
+    [fence_key] = redis_client.keys("csl:*:fence")  # type: ignore[misc]
+    bumped = int(redis_client.get(fence_key))  # type: ignore[arg-type]
+    assert start.fence is not None
+    assert start.fence < bumped
+    # The body sleeps for a minute; the next heartbeat comes within ttl/3.
+    [end] = journal.wait_for_ends(1, key="a", timeout=20)
+    assert end.data["error"] == "LeaseInterrupt"
+    with pytest.raises(LeaseLost, match="expired"):
+        first.get(timeout=20)
+    pools.gate("a").touch()
+    assert not is_skipped(pools.interruptible.delay("a").get(timeout=20))
+    fence = journal.runs("a")[-1].fence
+    assert fence is not None
+    assert fence > bumped
+    [loss] = notes(journal.records(), "lost")
+    assert loss.task_id == first.id
+
+
+def test_an_old_holder_can_not_release_what_was_forced_from_it(cli: Cli, load_app: LoadApp) -> None:
+    pools = load_app(POOLS)
+    key = pools.brief.lock_key("a")
+    with ExitStack() as first:
+        old = first.enter_context(hold("a", scope=BRIEF, ttl=60, app=pools.app))
+        assert cli("release", "--force", key).status == 0
+        with held_by_another_thread(pools.app) as new:
+            assert new.fence > old.fence
+            first.close()
+            assert cli("show", "--json", key).json()["token"] == str(new.token)
+    assert cli("show", key).status == 1
+
+
+# What goes wrong.
+
+
+def test_a_silent_store_is_one_line_and_an_exit_status(cli: Cli) -> None:
+    url = f"redis://:s3cr%2Fet@127.0.0.1:{free_port()}/0"
+    for arguments in (["ls"], ["show", "a"], ["release", "--force", "a"]):
+        answer = cli(*arguments, LOCK_URL=url)
+        assert answer.status == 1
+        assert answer.out == ""
+        assert re.fullmatch(r"Error: the store doesn't answer: .*\n", answer.err)
+        assert "s3cr" not in answer.all
+
+
+def test_the_password_is_never_shown(cli: Cli, private_redis: PrivateServer) -> None:
+    with redis.Redis.from_url(private_redis.url()) as client:
+        client.config_set("requirepass", "s3cr/et")
+    right = f"redis://:s3cr%2Fet@127.0.0.1:{private_redis.port}/0"
+    assert cli("ls", LOCK_URL=right).all == "nothing is held\n"
+    wrong = cli("ls", LOCK_URL=f"redis://:s3crXet@127.0.0.1:{private_redis.port}/0")
+    assert wrong.status == 1
+    assert "refuses the login" in wrong.err
+    # Not escaped: the URL can't be read, and the reader's error quotes what it takes for the port.
+    broken = cli("ls", LOCK_URL=f"redis://:s3cr/et@127.0.0.1:{private_redis.port}/0")
+    assert broken.status == 1
+    no_scheme = cli("ls", LOCK_URL=f":s3cr/et@127.0.0.1:{private_redis.port}/0")
+    assert no_scheme.status == 1
+    for answer in (wrong, broken, no_scheme):
+        assert "s3cr" not in answer.all

@@ -1,0 +1,442 @@
+"""What a call does when somebody else holds its key, and what a message keeps that is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import chord, group
+from celery.exceptions import TaskRevokedError, TimeoutError
+
+from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import Stage, open_stage, put_back, wait_until
+
+
+@pytest.fixture(scope="module")
+def stage(
+    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("conflicts")
+    with open_stage(url, Path(directory)) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=4, queues=["celery", "side"])
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid4().hex[:12]
+
+
+# Outcomes.
+
+
+def test_raise_ends_in_lock_conflict_that_names_the_holder(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    blocker = stage.occupy(name)
+    result = stage.app.refusing.delay(name)
+    with pytest.raises(LockConflict) as raised:
+        result.get(timeout=20)
+    assert type(raised.value) is LockConflict
+    assert raised.value.key == stage.key(name)
+    assert raised.value.holder["task_id"] == blocker.id
+    assert raised.value.holder["worker"] == worker.hostname
+    assert blocker.id in str(raised.value)
+    assert result.state == "FAILURE"
+    stage.open(name)
+    assert [start.task_id for start in stage.starts(name)] == [blocker.id]
+
+
+def test_revoke_ends_in_revoked(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    blocker = stage.occupy(name)
+    result = stage.app.revoking.delay(name)
+    with pytest.raises(TaskRevokedError, match="is held by"):
+        result.get(timeout=20)
+    assert result.state == "REVOKED"
+    stage.open(name)
+    assert [start.task_id for start in stage.starts(name)] == [blocker.id]
+
+
+def test_wait_runs_in_its_turn_when_the_holder_ends_in_time(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stage.occupy(name)
+    result = stage.app.work.apply_async(
+        (name,), singleton={"on_conflict": OnConflict.wait(timeout=30)}
+    )
+    worker.wait_for_log(rf"Task \S+\[{result.id}\] received")
+    stage.open(name)
+    assert result.get(timeout=20) == name
+    assert len(stage.starts(name)) == 2
+    assert stage.journal.overlaps() == []
+
+
+def test_wait_ends_in_lock_conflict_after_its_timeout(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    blocker = stage.occupy(name)
+    began = datetime.now(UTC)
+    result = stage.app.waiting.delay(name)
+    with pytest.raises(LockConflict, match="1 s"):
+        result.get(timeout=20)
+    assert datetime.now(UTC) - began >= timedelta(seconds=1)
+    assert result.state == "FAILURE"
+    stage.open(name)
+    assert [start.task_id for start in stage.starts(name)] == [blocker.id]
+
+
+def test_retry_ends_in_lock_conflict_after_max_wait(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    blocker = stage.occupy(name)
+    began = datetime.now(UTC)
+    result = stage.app.impatient.delay(name)
+    with pytest.raises(LockConflict) as raised:
+        result.get(timeout=20)
+    assert datetime.now(UTC) - began >= timedelta(seconds=1)
+    assert raised.value.holder["task_id"] == blocker.id
+    assert result.state == "FAILURE"
+    worker.wait_for_log(put_back(result, 2))  # it did wait in the broker
+    stage.open(name)
+    assert [start.task_id for start in stage.starts(name)] == [blocker.id]
+
+
+def test_retry_runs_when_the_holder_has_ended(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    blocker = stage.occupy(name)
+    results = [stage.app.patient.delay(name) for _ in range(3)]
+    for result in results:
+        worker.wait_for_log(put_back(result, 2))
+        assert result.state == "PENDING"
+    stage.open(name)
+    assert [result.get(timeout=20) for result in results] == [0, 0, 0]
+    ran = [start.task_id for start in stage.starts(name)]
+    assert ran[0] == blocker.id
+    assert sorted(ran[1:]) == sorted(result.id for result in results)
+    assert stage.journal.overlaps() == []
+
+
+def test_a_call_whose_expiry_passes_while_it_waits_is_revoked(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stage.occupy(name)
+    result = stage.app.patient.apply_async((name,), expires=1)
+    worker.wait_for_log(put_back(result))
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=20)
+    stage.open(name)
+    assert len(stage.starts(name)) == 1
+
+
+def test_a_waiting_call_can_be_revoked_by_its_id(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stage.occupy(name)
+    result = stage.app.patient.delay(name)
+    worker.wait_for_log(put_back(result))
+    result.revoke()
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=20)
+    stage.open(name)
+    assert len(stage.starts(name)) == 1
+
+
+def test_an_explicit_apply_honours_the_lock(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    stage.occupy(name)
+    assert is_skipped(stage.app.work.apply((name,)).get())
+    for task in (stage.app.refusing, stage.app.patient, stage.app.waiting):
+        with pytest.raises(LockConflict):
+            task.apply((name,)).get()
+    stage.open(name)
+    assert len(stage.starts(name)) == 1
+
+
+# A worker full of waiting calls.
+
+
+def test_five_hundred_waiting_calls_do_not_stall_an_unrelated_task(stage: Stage, name: str) -> None:
+    crowd_worker = stage.worker(concurrency=2, queues=["crowd"])
+    with hold(name, scope=stage.app.NAMES, app=stage.app.app):
+        results = [stage.app.sleepy.apply_async((name,), queue="crowd") for _ in range(500)]
+        for result in results:
+            crowd_worker.wait_for_log(put_back(result))
+        for n in range(5):
+            unrelated = stage.app.work.apply_async((f"{name}-{n}",), queue="crowd")
+            assert unrelated.get(timeout=10) == f"{name}-{n}"
+    assert stage.starts(name) == []
+    assert not any(result.ready() for result in results[::50])
+    crowd_worker.kill_group()
+
+
+def test_calls_that_wait_in_the_worker_do_stall_it(stage: Stage, name: str) -> None:
+    # The twin: what `wait` costs, and what the test above would see if `retry` blocked a process.
+    crowd_worker = stage.worker(concurrency=1, queues=["crowd"])
+    with hold(name, scope=stage.app.NAMES, app=stage.app.app):
+        stage.app.sleepy.apply_async(
+            (name,), queue="crowd", singleton={"on_conflict": OnConflict.wait(60)}
+        )
+        unrelated = stage.app.work.apply_async((f"{name}-2",), queue="crowd")
+        with pytest.raises(TimeoutError):
+            unrelated.get(timeout=1)
+    assert unrelated.get(timeout=20) == f"{name}-2"
+    crowd_worker.kill_group()
+
+
+@pytest.mark.slow
+def test_five_hundred_waiting_calls_all_run_in_the_end(stage: Stage, name: str) -> None:
+    crowd_worker = stage.worker(concurrency=2, queues=["crowd"])
+    with hold(name, scope=stage.app.NAMES, app=stage.app.app):
+        results = [stage.app.crowded.apply_async((name,), queue="crowd") for _ in range(500)]
+        for result in results:
+            crowd_worker.wait_for_log(put_back(result))
+    wait_until(lambda: len(stage.journal.runs(name)) >= 500, "all 500 calls have run", timeout=100)
+    assert sorted(start.task_id for start in stage.starts(name)) == sorted(r.id for r in results)
+    for result in results:
+        result.get(timeout=20)
+    assert stage.journal.overlaps() == []
+    crowd_worker.kill_group()
+
+
+# What a put-back message keeps.
+
+
+def request_of(stage: Stage, result: Any) -> dict[str, Any]:
+    """Celery's request, as the body of that task saw it."""
+    [start] = [r for r in stage.journal.records() if r.event == "start" and r.task_id == result.id]
+    request = dict(start.data["request"])
+    headers = dict(request["headers"] or {})
+    request["put back"] = headers.pop("singleton_lock", {}).get("sequence", 0) > 0
+    # The nonce and the tag are the delivery's, and a put-back message has a time to wait for.
+    headers.pop("singleton_nonce", None)
+    headers.pop("singleton_serializer", None)
+    request["headers"] = headers
+    # As the broker's client sees it; what matters of it stands beside it.
+    for name in ("eta", "properties"):
+        request.pop(name, None)
+    return request
+
+
+def same_but_for_put_back(
+    one: dict[str, Any], other: dict[str, Any], ids: dict[str, str]
+) -> dict[str, tuple[Any, Any]]:
+    """Fields in which two requests differ, when each id of the first is replaced as told."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, str):
+            for old, new in ids.items():
+                value = value.replace(old, new)
+            return value
+        if isinstance(value, dict):
+            return {key: renamed(item) for key, item in value.items()}
+        return [renamed(item) for item in value] if isinstance(value, list) else value
+
+    return {
+        field: (one.get(field), other.get(field))
+        for field in {*one, *other}
+        if renamed(one.get(field)) != other.get(field)
+    }
+
+
+OPTIONS: dict[str, Any] = {
+    "queue": "side",
+    "priority": 7,
+    "expires": datetime(2099, 1, 1, tzinfo=UTC),
+    "time_limit": 100,
+    "soft_time_limit": 90,
+    "headers": {"trace": "abc", "nested": {"a": [1, None]}},
+    "shadow": "alias",
+    "ignore_result": False,
+    "reply_to": "somewhere",
+    "argsrepr": "<hidden>",
+    "kwargsrepr": "<hidden too>",
+}
+
+
+def differences(stage: Stage, calls: tuple[Any, Any], name: str) -> dict[str, tuple[Any, Any]]:
+    """Between the request of an undisturbed call and of one that was put back twice."""
+    free, busy = calls
+    one, other = request_of(stage, free), request_of(stage, busy)
+    assert (one.pop("put back"), other.pop("put back")) == (False, True)
+    return same_but_for_put_back(one, other, {free.id: busy.id, f"{name}-free": f"{name}-busy"})
+
+
+def test_a_put_back_call_keeps_everything(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    blocker = stage.occupy(f"{name}-busy")
+    calls = tuple(
+        stage.app.patient.apply_async(
+            (f"{name}-{which}",),
+            **OPTIONS,
+            link=stage.app.collect.s(f"{name}-{which}-link"),
+            link_error=stage.app.collect.s(f"{name}-{which}-error"),
+        )
+        for which in ("free", "busy")
+    )
+    worker.wait_for_log(put_back(calls[1], 2))
+    stage.open(f"{name}-busy")
+    blocker.get(timeout=20)
+    assert [call.get(timeout=20) for call in calls] == [0, 0]
+    assert differences(stage, calls, name) == {}
+    request = request_of(stage, calls[1])
+    assert request["parent_id"] is None
+    assert request["root_id"] == calls[1].id
+    assert request["retries"] == 0
+    assert request["priority"] == 7
+    assert request["routing_key"] == "side"
+    assert request["expires"] == "2099-01-01T00:00:00+00:00"
+    assert request["headers"]["trace"] == "abc"
+    stage.journal.wait_for_starts(1, key=f"{name}-busy-link")
+
+
+def test_a_put_back_call_keeps_its_stamps(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    stage.occupy(f"{name}-busy")
+    calls = []
+    for which in ("free", "busy"):
+        signature = stage.app.patient.si(f"{name}-{which}")
+        signature.stamp(order="42", user=["a", "b"])
+        calls.append(signature.apply_async())
+    worker.wait_for_log(put_back(calls[1], 2))
+    stage.open(f"{name}-busy")
+    assert [call.get(timeout=20) for call in calls] == [0, 0]
+    assert differences(stage, (calls[0], calls[1]), name) == {}
+    assert request_of(stage, calls[1])["stamps"] == {"order": "42", "user": ["a", "b"]}
+
+
+def test_a_put_back_call_keeps_its_parent_and_root(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stage.occupy(f"{name}-busy")
+    parents = [stage.app.spawn.delay(f"{name}-{which}", {}) for which in ("free", "busy")]
+    calls = [stage.app.app.AsyncResult(parent.get(timeout=20)) for parent in parents]
+    worker.wait_for_log(put_back(calls[1], 2))
+    stage.open(f"{name}-busy")
+    assert [call.get(timeout=20) for call in calls] == [0, 0]
+    for parent, call in zip(parents, calls, strict=True):
+        request = request_of(stage, call)
+        assert (request["parent_id"], request["root_id"]) == (parent.id, parent.id)
+        # Put back from inside a task, and yet no child of that.
+        assert call.children in (None, [])
+
+
+@pytest.mark.parametrize("shape", [group, chord])
+def test_a_put_back_member_keeps_its_group(
+    stage: Stage, worker: CeleryWorker, name: str, shape: Any
+) -> None:
+    stage.occupy(f"{name}-busy")
+    members = [stage.app.patient.si(f"{name}-{which}") for which in ("free", "busy")]
+    if shape is chord:
+        result = chord(members)(stage.app.collect.s(f"{name}-body"))
+        calls = tuple(result.parent.results)
+    else:
+        result = group(members).apply_async()
+        calls = tuple(result.results)
+    worker.wait_for_log(put_back(calls[1], 2))
+    stage.open(f"{name}-busy")
+    assert result.get(timeout=20) == [0, 0]
+    left = differences(stage, calls, name)
+    # Each member knows its place, and Celery numbers them; else they are alike.
+    assert left.pop("group_index") == (0, 1)
+    assert left == {}
+    assert request_of(stage, calls[0])["group"] == request_of(stage, calls[1])["group"]
+    assert (request_of(stage, calls[1])["chord"] is not None) == (shape is chord)
+
+
+def test_a_put_back_call_without_a_result_leaves_none(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stage.occupy(name)
+    result = stage.app.patient.apply_async((name,), ignore_result=True)
+    worker.wait_for_log(put_back(result, 2))
+    stage.open(name)
+    start = stage.journal.wait_for_starts(2, key=name)[1]
+    assert start.data["request"]["ignore_result"] is True
+    worker.wait_for_log(rf"Task \S+\[{result.id}\] succeeded")
+    assert stage.redis.exists(f"celery-task-meta-{result.id}") == 0
+
+
+def test_a_put_back_call_keeps_its_serializer(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stage.occupy(name)
+    # The app's own serializer, JSON, can't write a set: the call could never go back.
+    result = stage.app.patient.apply_async((name,), {"more": {"a", "b"}}, serializer=stage.app.SETS)
+    worker.wait_for_log(put_back(result, 2))
+    stage.open(name)
+    assert result.get(timeout=20) == 0
+    assert stage.starts(name)[-1].data["more"] in ("{'a', 'b'}", "{'b', 'a'}")
+
+
+# Options of one call.
+
+
+def test_a_calls_own_options_survive_being_put_back(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stage.occupy(name)
+    # The task's own policy is skip.
+    result = stage.app.work.apply_async(
+        (name,), singleton={"on_conflict": OnConflict.retry(0.1, 0.3, 1), "ttl": 17}
+    )
+    worker.wait_for_log(put_back(result, 2))
+    with pytest.raises(LockConflict):
+        result.get(timeout=20)
+    other = stage.app.work.apply_async(
+        (name,), singleton={"on_conflict": OnConflict.retry(0.1, 0.3), "ttl": 17}
+    )
+    worker.wait_for_log(put_back(other, 2))
+    stage.open(name)
+    assert other.get(timeout=20) == name
+    assert stage.starts(name)[-1].data["ttl"] == 17
+
+
+@pytest.mark.parametrize("action", ["raise", "revoke", "skip"])
+def test_a_calls_own_on_conflict_wins_over_the_tasks(
+    stage: Stage, worker: CeleryWorker, name: str, action: str
+) -> None:
+    stage.occupy(name)
+    result = stage.app.patient.apply_async((name,), singleton={"on_conflict": action})
+    if action == "skip":
+        assert is_skipped(result.get(timeout=20))
+    else:
+        with pytest.raises(LockConflict if action == "raise" else TaskRevokedError):
+            result.get(timeout=20)
+    stage.open(name)
+    assert len(stage.starts(name)) == 1
+
+
+def test_a_calls_own_options_survive_a_retry(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    result = stage.app.patient.apply_async(
+        (name,),
+        {"retry_once": True},
+        singleton={"on_conflict": "raise", "ttl": 17},
+        headers={"trace": "abc"},
+    )
+    assert result.get(timeout=20) == 1
+    headers = [start.data["request"]["headers"] for start in stage.starts(name)]
+    assert [h["singleton_lock"]["options"] for h in headers] == [
+        {"on_conflict": "raise", "ttl": 17}
+    ] * 2
+    assert [h["trace"] for h in headers] == ["abc", "abc"]
+
+
+def test_many_calls_that_meet_different_holders_each_go_their_own_way(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    with ExitStack() as holders:
+        for n in range(10):
+            holders.enter_context(hold(f"{name}-{n}", scope=stage.app.NAMES, app=stage.app.app))
+        results = [stage.app.patient.delay(f"{name}-{n}") for n in range(10)]
+        for result in results:
+            worker.wait_for_log(put_back(result))
+        assert not any(result.ready() for result in results)
+    assert [result.get(timeout=20) for result in results] == [0] * 10

@@ -1,0 +1,83 @@
+"""Django: settings in its namespace, its own task class kept, shared tasks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.journal import Journal
+from tests.harness.processes import ROOT, Process
+from tests.harness.worker import CeleryWorker
+
+SITE = "tests.apps.django_site"
+GREET = f"{SITE}.tasks.greet"
+
+StartWorker = Callable[..., CeleryWorker]
+
+pytest.importorskip("django")
+
+
+@pytest.fixture(autouse=True)
+def database(environment: dict[str, str], tmp_path: Path) -> None:
+    environment["DATABASE"] = str(tmp_path / "db.sqlite3")
+
+
+@pytest.fixture
+def publish(environment: dict[str, str]) -> Callable[[], dict[str, Any]]:
+    """Runs what a view would do, in a process of its own; returns what it reports."""
+
+    def run() -> dict[str, Any]:
+        process = Process([sys.executable, "-m", f"{SITE}.publish"], env=environment).start()
+        assert process.wait(60) == 0, process.log
+        return dict(json.loads(process.lines[-1]))
+
+    return run
+
+
+def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
+    worker: StartWorker, publish: Callable[[], dict[str, Any]], journal: Journal
+) -> None:
+    # One process: what was sent first is done first.
+    worker(SITE, concurrency=1)
+    report = publish()
+    assert report["is both"]
+    assert report["key"] == report["now"]["key"] == f"csl:{{site:0}}:{GREET}:now"
+    assert report["ttl"] == report["now"]["ttl"] == 7
+    assert report["now"]["fence"] > 0
+    assert "is held by hold-" in report["conflict"]
+    assert [run.key for run in journal.runs()] == [
+        *("now", "at once", "committed", "committed too", "last")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("CELERY_SINGLETON_LOCK_TLL", 5, r"'CELERY_SINGLETON_LOCK_TLL'.*singleton_lock_ttl"),
+        ("CELERY_SINGLETON_LOCK_TTL", "x", r"ttl='x': give seconds"),
+    ],
+)
+def test_a_wrong_setting_in_djangos_namespace_stops_the_worker(
+    setting: str, value: Any, message: str, worker: StartWorker
+) -> None:
+    process = worker(SITE, env={"SETTINGS": json.dumps({setting: value})}, wait=False)
+    assert process.wait() == 1
+    assert "Traceback" not in process.log
+    process.wait_for_log(f"CRITICAL.*{message}")
+
+
+def test_the_settings_of_others_in_djangos_settings_are_left_alone(worker: StartWorker) -> None:
+    others = {"CELERY_TASK_TIME_LIMIT": 60, "OTHER_SINGLETON_LOCK_SIZE": 1, "SINGLETON": 1}
+    worker(SITE, env={"SETTINGS": json.dumps(others)})
+
+
+def test_the_cli_reads_djangos_settings(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "celery", "-A", SITE, "singleton", "ls"]
+    process = Process(command, env=environment, cwd=ROOT).start()
+    assert process.wait() == 0, process.log
+    assert process.lines[-1] == "nothing is held"

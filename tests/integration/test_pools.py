@@ -1,0 +1,175 @@
+"""In every pool: exclusion, skip, renewal, release, and no key left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock import is_skipped
+from tests.harness.journal import Journal, Record
+from tests.harness.worker import CeleryWorker
+
+POOLS = "tests.apps.pools"
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+eventlet = pytest.param(
+    "eventlet",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("eventlet") is None, reason="eventlet is not installed"
+    ),
+)
+every_pool = pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", eventlet])
+green_pool = pytest.mark.parametrize("pool", ["gevent", eventlet])
+
+
+def started(worker: StartWorker, pool: str, **env: str) -> list[CeleryWorker]:
+    """Workers with room for several bodies; of a solo pool that takes several workers."""
+    count = 3 if pool == "solo" else 1
+    workers = [worker(POOLS, pool=pool, concurrency=3, env=env, wait=False) for _ in range(count)]
+    return [process.wait_until_ready() for process in workers]
+
+
+def notes(journal: Journal, text: str, **wanted: Any) -> list[Record]:
+    return [
+        record
+        for record in journal.records()
+        if record.data.get("text") == text
+        and all(wanted[name] == getattr(record, name) for name in wanted)
+    ]
+
+
+def wait_for_note(journal: Journal, text: str, **wanted: Any) -> Record:
+    found = journal.wait_for(lambda _: notes(journal, text, **wanted), what=f"the note {text!r}")
+    return found[0]
+
+
+def held_keys(client: redis.Redis) -> list[str]:
+    """Every key of ours but the fence counter, which stays."""
+    keys: Any = client.keys("csl:*")
+    return sorted(key for key in keys if not key.endswith(":fence"))
+
+
+def wait_until_free(client: redis.Redis, *, seconds: float = 10) -> None:
+    """Far less than the ttl of `brief`: what frees the key is the release."""
+    deadline = time.monotonic() + seconds
+    while held_keys(client) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert held_keys(client) == []
+
+
+@every_pool
+def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    pools = load_app(POOLS)
+    started(worker, pool)
+    first = pools.work.delay("k")
+    journal.wait_for_starts(1, key="k")
+    early = pools.work.delay("k")
+    assert is_skipped(early.get(timeout=20))
+    assert wait_for_note(journal, "outlived", key="k").data["lost"] is False
+    late = pools.work.delay("k")
+    assert is_skipped(late.get(timeout=20))
+    assert late.get()["holder"]["task_id"] == first.id
+    pools.gate("other").touch()
+    pools.work.delay("other").get(timeout=20)  # another key runs beside it
+    assert not first.ready()
+    pools.gate("k").touch()
+    assert not is_skipped(first.get(timeout=20))
+    wait_until_free(redis_client)
+    assert journal.overlaps() == []
+    assert [run.task_id for run in journal.runs("k")] == [first.id]
+    assert notes(journal, "lost") == []
+
+
+def test_without_renewal_the_same_duplicate_overlaps(
+    worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    pools = load_app(POOLS)
+    started(worker, "threads", WITHOUT="renewal")
+    first = pools.work.delay("k")
+    assert wait_for_note(journal, "outlived", key="k", task_id=first.id).data["lost"] is True
+    late = pools.work.delay("k")
+    journal.wait_for_starts(2, key="k")
+    pools.gate("k").touch()
+    late.get(timeout=20)
+    first.get(timeout=20)
+    assert len(journal.overlaps()) == 1
+
+
+@every_pool
+def test_a_key_is_released_with_its_body_and_not_by_its_ttl(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    pools = load_app(POOLS)
+    started(worker, pool)
+    fences = []
+    for _ in range(3):
+        assert not is_skipped(pools.brief.delay("k").get(timeout=20))
+        wait_until_free(redis_client)
+        fences.append(journal.runs("k")[-1].fence)
+    assert fences == sorted(set(fences))
+    first = pools.brief.delay("k", until_open=True)
+    journal.wait_for_starts(4, key="k")
+    [key] = held_keys(redis_client)
+    assert 10 < int(redis_client.ttl(key)) <= 60  # type: ignore[arg-type]
+    assert is_skipped(pools.brief.delay("k").get(timeout=20))
+    pools.gate("k").touch()
+    first.get(timeout=20)
+    wait_until_free(redis_client)
+    assert len(journal.runs("k")) == 4
+    assert journal.overlaps() == []
+
+
+def spin_beside_a_duplicate(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, **env: str
+) -> tuple[Any, Any, ModuleType]:
+    """A greenlet loops without yielding for longer than its ttl; then a duplicate comes.
+
+    The duplicate goes to a worker with a queue of its own: the looping one serves nobody.
+    """
+    pools = load_app(POOLS)
+    workers = [
+        worker(POOLS, pool=pool, concurrency=3, queues=[queue], env=env, wait=False)
+        for queue in ("spinning", "others")
+    ]
+    for process in workers:
+        process.wait_until_ready()
+    first = pools.spin.apply_async(("k",), queue="spinning")
+    wait_for_note(journal, "outlived", key="k", task_id=first.id)
+    late = pools.work.apply_async(("k",), queue="others")
+    return first, late, pools
+
+
+@green_pool
+def test_a_greenlet_that_never_yields_keeps_its_lease(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    first, late, pools = spin_beside_a_duplicate(pool, worker, load_app, journal)
+    assert is_skipped(late.get(timeout=20))
+    pools.gate("k").touch()
+    first.get(timeout=20)
+    wait_until_free(redis_client)
+    assert [run.task_id for run in journal.runs("k")] == [first.id]
+    assert notes(journal, "lost") == []
+
+
+@green_pool
+def test_a_keeper_that_is_a_greenlet_starves(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    # The twin of the test above, without the native thread.
+    first, late, pools = spin_beside_a_duplicate(pool, worker, load_app, journal, WITHOUT="native")
+    journal.wait_for_starts(2, key="k")
+    pools.gate("k").touch()
+    late.get(timeout=20)
+    first.get(timeout=20)
+    assert len(journal.overlaps()) == 1

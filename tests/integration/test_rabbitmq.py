@@ -1,0 +1,224 @@
+"""RabbitMQ, classic and quorum queues: deliveries that come again, and messages that are put back.
+
+RabbitMQ has no visibility_timeout: an unacknowledged message comes back when its connection ends,
+or its channel, which the node closes when an acknowledgement is overdue (``consumer_timeout``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.harness.deliveries import received, told, wait_until
+from tests.harness.journal import Journal
+from tests.harness.rabbit import RabbitServer
+from tests.harness.worker import CeleryWorker
+
+CRASH = "tests.apps.crash"
+SLOW = pytest.mark.slow
+COUNTS = [pytest.param(4, id="4"), pytest.param(20, id="20", marks=SLOW)]
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def vhost(rabbit: RabbitServer, environment: dict[str, str]) -> str:
+    """The virtual host of this test."""
+    name = rabbit.vhost()
+    environment["BROKER_URL"] = rabbit.url(name)
+    return name
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def crash(
+    request: pytest.FixtureRequest,
+    load_app: LoadApp,
+    vhost: str,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> ModuleType:
+    """The app in this process."""
+    environment["QUEUE_TYPE"] = request.param
+    module = load_app(CRASH)
+    # The gates of this test, seen from here.
+    monkeypatch.setenv("JOURNAL", environment["JOURNAL"])
+    return module
+
+
+def ids(results: Iterable[Any]) -> set[str]:
+    return {result.id for result in results}
+
+
+def wait_until_received(workers: list[CeleryWorker], task_ids: set[str], times: int) -> None:
+    wait_until(
+        lambda: all(received(workers)[task_id] >= times for task_id in task_ids),
+        f"all were delivered {times} times",
+        timeout=60,
+    )
+
+
+def wait_until_dropped(process: CeleryWorker, task_ids: set[str]) -> None:
+    """Wait for the last word on the copies: the worker found their work done."""
+    wait_until(
+        lambda: set(told([process], "dropped", reason="done")) >= task_ids,
+        "the copies have ended",
+        timeout=60,
+    )
+
+
+def wait_until_empty(rabbit: RabbitServer, vhost: str) -> None:
+    """Wait until no queue of the virtual host has a message, delayed ones included.
+
+    The node counts those of quorum queues every few seconds only: this shows that nothing stays,
+    not that all has happened.
+    """
+
+    def empty() -> bool:
+        table = rabbit.ctl("list_queues", "--vhost", vhost, "--no-table-headers", "messages")
+        return not any(int(number) for number in re.findall(r"^\d+$", table, re.MULTILINE))
+
+    wait_until(empty, f"the queues of {vhost} are empty")
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_connection_cut_in_mid_body_makes_no_second_body(
+    count: int,
+    crash: ModuleType,
+    rabbit: RabbitServer,
+    vhost: str,
+    worker: StartWorker,
+    journal: Journal,
+) -> None:
+    process = worker(CRASH, concurrency=count + 2)
+    results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
+    journal.wait_for_starts(count)
+    rabbit.close_connections(vhost)
+    wait_until_received([process], ids(results), 4)
+    crash.open_gate("all")
+    marks = [result.get(timeout=60) for result in results]
+    wait_until_dropped(process, ids(results))
+    if count > 4:
+        wait_until_empty(rabbit, vhost)
+    assert_one_run_each(results, marks, crash, process, journal)
+
+
+def assert_one_run_each(
+    results: list[Any],
+    marks: list[str],
+    crash: ModuleType,
+    process: CeleryWorker,
+    journal: Journal,
+) -> None:
+    print(received([process]), told([process], "put-back"), told([process], "dropped"))
+    assert set(told([process], "put-back")) == set(told([process], "dropped")) == ids(results)
+    assert [run.finished for run in journal.runs()] == [True] * len(results)
+    assert {run.data["mark"] for run in journal.runs()} == set(marks)
+    assert [crash.app.AsyncResult(r.id).result for r in results] == marks
+    assert journal.overlaps() == []
+
+
+def test_without_the_lock_a_connection_cut_in_mid_body_makes_a_second_body(
+    crash: ModuleType, rabbit: RabbitServer, vhost: str, worker: StartWorker, journal: Journal
+) -> None:
+    worker(CRASH, concurrency=2)
+    crash.unlocked.delay("k", "all")
+    journal.wait_for_starts(1)
+    rabbit.close_connections(vhost)
+    journal.wait_for_starts(2)
+    crash.open_gate("all")
+    journal.wait_for_ends(2)
+    assert journal.overlaps()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 20])
+def test_an_overdue_acknowledgement_makes_no_second_body(
+    count: int,
+    crash: ModuleType,
+    rabbit: RabbitServer,
+    vhost: str,
+    worker: StartWorker,
+    journal: Journal,
+) -> None:
+    with rabbit.consumer_timeout(4):
+        process = worker(CRASH, concurrency=count + 2)
+        results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
+        wait_until_received([process], ids(results), 4)
+        crash.open_gate("all")
+        marks = [result.get(timeout=60) for result in results]
+        wait_until_dropped(process, ids(results))
+        wait_until_empty(rabbit, vhost)
+    assert_one_run_each(results, marks, crash, process, journal)
+
+
+@pytest.mark.slow
+def test_without_the_lock_an_overdue_acknowledgement_makes_a_second_body(
+    crash: ModuleType, rabbit: RabbitServer, vhost: str, worker: StartWorker, journal: Journal
+) -> None:
+    with rabbit.consumer_timeout(4):
+        worker(CRASH, concurrency=2)
+        crash.unlocked.delay("k", "all")
+        journal.wait_for_starts(2)
+        crash.open_gate("all")
+        journal.wait_for_ends(2)
+    assert journal.overlaps()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_job_whose_worker_was_killed_runs_again(
+    count: int,
+    crash: ModuleType,
+    rabbit: RabbitServer,
+    vhost: str,
+    worker: StartWorker,
+    journal: Journal,
+) -> None:
+    """It comes back at once, before the ttl has freed its key, and waits for that."""
+    process = worker(CRASH, concurrency=count)
+    results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
+    journal.wait_for_starts(count)
+    pids = process.group()
+    at = process.kill_group()
+    for pid in pids:
+        journal.death(pid, at)
+    worker(CRASH, concurrency=count)
+    journal.wait_for_starts(2 * count)
+    crash.open_gate("all")
+    marks = [result.get(timeout=60) for result in results]
+    for number in range(count):
+        killed, again = journal.runs(f"k{number}")
+        assert (killed.finished, again.data["mark"]) == (False, marks[number])
+    assert journal.overlaps() == []
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        pytest.param({"queue": "reports"}, id="queue", marks=SLOW),
+        pytest.param({"exchange": "work", "routing_key": "work.report"}, id="exchange"),
+        pytest.param({"exchange": "any", "routing_key": "any.thing"}, id="pattern", marks=SLOW),
+    ],
+)
+def test_what_is_put_back_comes_to_its_own_queue_again(
+    route: dict[str, str],
+    crash: ModuleType,
+    rabbit: RabbitServer,
+    vhost: str,
+    worker: StartWorker,
+    journal: Journal,
+) -> None:
+    process = worker(CRASH, concurrency=2, queues=["reports", "all"])
+    holder = crash.patient.apply_async(("k", "all"), **route)
+    journal.wait_for_starts(1)
+    waiting = crash.patient.apply_async(("k", "all"), **route)
+    # Twice: what comes from a put-back is put back as well.
+    wait_until_received([process], {waiting.id}, 3)
+    crash.open_gate("all")
+    marks = [holder.get(timeout=30), waiting.get(timeout=30)]
+    assert [run.data["mark"] for run in journal.runs("k")] == marks
+    assert journal.overlaps() == []

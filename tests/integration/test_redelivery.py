@@ -1,0 +1,198 @@
+"""One task delivered more than once, because its visibility_timeout is shorter than its body.
+
+A message that is older than 2 s comes back here, at a sweep every second; the bodies last until all
+of them were delivered again several times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+
+from tests.harness.deliveries import RedisBroker, received, told, wait_until
+from tests.harness.journal import Journal
+from tests.harness.worker import CeleryWorker
+
+CRASH = "tests.apps.crash"
+SLOW = pytest.mark.slow
+COUNTS = [pytest.param(4, id="4"), pytest.param(20, id="20", marks=SLOW)]
+
+#: Seconds. The sweep looks every second for what is older.
+VISIBILITY_TIMEOUT = 2.0
+#: A copy waits at least half of the third of visibility_timeout that a copy waits at most.
+SHORTEST_PAUSE = VISIBILITY_TIMEOUT / 3 / 2
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def crash(load_app: LoadApp, environment: dict[str, str], monkeypatch: Any) -> ModuleType:
+    """The app in this process."""
+    environment["VISIBILITY_TIMEOUT"] = str(VISIBILITY_TIMEOUT)
+    module = load_app(CRASH)
+    # The gates of this test, seen from here.
+    monkeypatch.setenv("JOURNAL", environment["JOURNAL"])
+    return module
+
+
+@pytest.fixture
+def broker(redis_client: redis.Redis) -> RedisBroker:
+    return RedisBroker(redis_client)
+
+
+def ids(results: Iterable[Any]) -> set[str]:
+    return {result.id for result in results}
+
+
+def wait_until_received(workers: list[CeleryWorker], task_ids: set[str], times: int) -> None:
+    wait_until(
+        lambda: all(received(workers)[task_id] >= times for task_id in task_ids),
+        f"all were delivered {times} times",
+        timeout=60,
+    )
+
+
+def assert_bounded(workers: list[CeleryWorker], results: list[Any], seconds: float) -> None:
+    """No copy multiplied: there is one, which comes as often as its pauses allow, and the sweep's.
+
+    Doubling copies exceed this after a few rounds (1 message became 1060 deliveries in 40 s).
+    """
+    by_copy = seconds / SHORTEST_PAUSE
+    by_sweep = seconds / VISIBILITY_TIMEOUT
+    worst = max(received(workers)[result.id] for result in results)
+    print(f"{worst} deliveries of one task in {seconds:.1f} s; all: {received(workers)}")
+    assert worst <= 1 + by_copy + by_sweep
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=SLOW)])
+def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
+    pool: str,
+    count: int,
+    crash: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    broker: RedisBroker,
+) -> None:
+    process = worker(CRASH, concurrency=count + 2, pool=pool)
+    began = time.monotonic()
+    results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
+    most: list[int] = []
+
+    def delivered_four_times() -> bool:
+        most.append(max(broker.messages().values(), default=0))
+        return all(received([process])[result.id] >= 4 for result in results)
+
+    wait_until(delivered_four_times, "all were delivered four times", timeout=60)
+    crash.open_gate("all")
+    marks = [result.get(timeout=30) for result in results]
+    broker.wait_until_empty()
+    assert_bounded([process], results, time.monotonic() - began)
+    # What is delivered, what is put back, and for a moment the copy that replaces it.
+    assert max(most) <= 3
+    # The copies ended by themselves: the last word on every task is that one was dropped.
+    assert set(told([process], "put-back")) == set(told([process], "dropped")) == ids(results)
+    assert [run.finished for run in journal.runs()] == [True] * count
+    assert {run.data["mark"] for run in journal.runs()} == set(marks)
+    assert [crash.app.AsyncResult(r.id).result for r in results] == marks
+    assert journal.overlaps() == []
+
+
+def test_without_the_lock_a_task_that_is_delivered_again_has_several_bodies(
+    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+) -> None:
+    worker(CRASH, concurrency=4)
+    crash.unlocked.delay("k", "all")
+    journal.wait_for_starts(2)
+    crash.open_gate("all")
+    broker.wait_until_empty()
+    assert journal.overlaps()
+
+
+@pytest.mark.parametrize("name", ["late", "silent", "linked"])
+def test_a_twin_that_arrives_after_the_success_is_dropped(
+    name: str, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+) -> None:
+    process = worker(CRASH, concurrency=1)
+    task = crash.silent if name == "silent" else crash.late
+    link = crash.follower.si("k") if name == "linked" else None
+    crash.open_gate("died-k")  # the link is sent without an accident
+    result = task.apply_async(("k", "all"), link=link)
+    journal.wait_for_starts(1)
+    # One process: what is queued now arrives after the success.
+    broker.deliver_again(result.id)
+    wait_until_received([process], {result.id}, 2)
+    crash.open_gate("all")
+    process.wait_for_log(rf"singleton dropped: .*{result.id}.* reason=done")
+    broker.wait_until_empty()
+    [run] = journal.runs("k")
+    if name != "silent":
+        assert crash.app.AsyncResult(result.id).result == run.data["mark"]
+    if name == "linked":
+        journal.wait_for_ends(1, key="after k")
+        assert len(journal.runs("after k")) == 1
+
+
+def test_without_the_lock_a_twin_that_arrives_after_the_success_runs(
+    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+) -> None:
+    worker(CRASH, concurrency=1)
+    result = crash.unlocked.delay("k", "all")
+    journal.wait_for_starts(1)
+    broker.deliver_again(result.id)
+    crash.open_gate("all")
+    broker.wait_until_empty()
+    assert len(journal.runs("k")) == 2
+
+
+@pytest.mark.parametrize("count", [pytest.param(8, id="8"), pytest.param(20, id="20", marks=SLOW)])
+def test_messages_that_wait_in_a_worker_for_too_long_run_once_each(
+    count: int, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+) -> None:
+    """Two workers with one process each: all but two messages get too old in a worker's memory."""
+    workers = [worker(CRASH, concurrency=1) for _ in range(2)]
+    began = time.monotonic()
+    results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
+    wait_until_received(workers, ids(results), 3)
+    crash.open_gate("all")
+    marks = [result.get(timeout=60) for result in results]
+    broker.wait_until_empty(timeout=60)
+    assert_bounded(workers, results, time.monotonic() - began)
+    assert [run.finished for run in journal.runs()] == [True] * count
+    assert {run.data["mark"] for run in journal.runs()} == set(marks)
+    assert [crash.app.AsyncResult(r.id).result for r in results] == marks
+    assert journal.overlaps() == []
+
+
+def test_a_countdown_longer_than_the_visibility_timeout_ends_in_one_run(
+    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+) -> None:
+    """Each sweep adds a delivery that waits for the same moment."""
+    process = worker(CRASH, concurrency=4)
+    began = time.monotonic()
+    results = [crash.late.apply_async((f"k{number}", "all"), countdown=5) for number in range(4)]
+    wait_until_received([process], ids(results), 2)
+    crash.open_gate("all")
+    marks = [result.get(timeout=30) for result in results]
+    broker.wait_until_empty()
+    assert_bounded([process], results, time.monotonic() - began)
+    assert {run.data["mark"] for run in journal.runs()} == set(marks)
+    assert len(journal.runs()) == 4
+    assert journal.overlaps() == []
+
+
+def test_without_the_lock_messages_that_wait_for_too_long_run_several_times(
+    crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+) -> None:
+    workers = [worker(CRASH, concurrency=1) for _ in range(2)]
+    results = [crash.unlocked.delay(f"k{number}", "all") for number in range(4)]
+    wait_until_received(workers, ids(results), 2)
+    crash.open_gate("all")
+    broker.wait_until_empty()
+    assert len(journal.runs()) > 4

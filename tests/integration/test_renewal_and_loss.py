@@ -1,0 +1,430 @@
+"""A lease is renewed while its body runs, and a body whose lease is lost is ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock import LeaseLost, hold, is_skipped
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.lease import Kind, Lease, Record, Token
+from celery_singleton_lock.core.store import Renewal
+from celery_singleton_lock.testing.server import PrivateServer
+from tests.harness.deliveries import told, wait_until
+from tests.harness.journal import Journal, Run
+from tests.harness.keys import Keys
+from tests.harness.worker import CeleryWorker
+
+LOSS = "tests.apps.loss"
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+# Of most tests here, in seconds. A loss is heard of within a heartbeat (ttl/3); by its own deadline
+# alone a process would end the body after 2/3 of a ttl at the earliest. The slack lies between.
+TTL = 3.0
+HEARTBEAT = TTL / 3
+SLACK = 0.9
+
+
+@pytest.fixture
+def loss(load_app: LoadApp) -> ModuleType:
+    """The app in this process; tests that change the environment call ``load_app`` themselves."""
+    return load_app(LOSS)
+
+
+@pytest.fixture
+def keys(loss: ModuleType) -> Keys:
+    return Keys(loss.app)
+
+
+def send_duplicates(journal: Journal, task: Any, key: str, every: float) -> list[Any]:
+    """Call ``task`` again and again until the first body ends."""
+    results = []
+    while not journal.runs(key)[0].finished:
+        results.append(task.delay(key, "sleep", 0.1))
+        time.sleep(every)  # the pace of the calls; nothing waits for it
+    return results
+
+
+@contextmanager
+def replaced(loss: ModuleType, keys: Keys, key: str) -> Iterator[Lease]:
+    """Take ``key`` from its holder and hold it here."""
+    keys.free(loss.early.lock_key(key))
+    with hold(key, scope="loss", ttl=30, app=loss.app) as lease:
+        yield lease
+        # Whoever lost it has not touched what is ours now.
+        assert not lease.lost
+        assert keys.record(lease.key).token == str(lease.token)
+
+
+def lease_of(record: Record) -> Lease:
+    """What a process would renew that has not heard yet what became of its key."""
+    clock = SystemClock()
+    return Lease(
+        key=record.key,
+        token=Token.parse(record.token),
+        ttl=1.0,
+        holder=record.holder,
+        valid_until=clock.now() + 1,
+        acquired_at=clock.now(),
+        clock=clock,
+    )
+
+
+def wait_for_run(journal: Journal, key: str, count: int = 1) -> Run:
+    """The run of ``key`` with that number, once it has ended."""
+    journal.wait_for_ends(count, key=key)
+    return journal.runs(key)[count - 1]
+
+
+# Renewal.
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_duplicates_every_fifth_of_a_second_never_overlap_a_body_longer_than_its_ttl(
+    worker: StartWorker,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    journal: Journal,
+    seconds: int,
+) -> None:
+    environment["TTL"] = "1"
+    loss = load_app(LOSS)
+    worker(LOSS)
+    first = loss.early.delay("k", "sleep", seconds)
+    journal.wait_for_starts(key="k")
+    duplicates = send_duplicates(journal, loss.early, "k", every=0.2)
+    results = [duplicate.get(timeout=30) for duplicate in duplicates]
+    assert not first.get(timeout=30)["lost"]
+    assert journal.overlaps() == []
+    # The last one may have come after the end.
+    assert len(results) > 2.5 * seconds
+    assert all(is_skipped(result) for result in results[:-2])
+
+
+def test_without_renewal_the_same_duplicates_overlap(
+    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
+) -> None:
+    environment["TTL"] = "1"
+    loss = load_app(LOSS)
+    worker(LOSS)
+    first = loss.unrenewed.delay("k", "sleep", 2)
+    journal.wait_for_starts(key="k")
+    send_duplicates(journal, loss.unrenewed, "k", every=0.2)
+    assert first.get(timeout=30)["lost"]
+    assert journal.overlaps()
+
+
+@pytest.mark.parametrize("outage", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+def test_a_store_away_for_half_a_second_at_a_renewal_ends_nothing(
+    private_redis: PrivateServer,
+    worker: StartWorker,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    journal: Journal,
+    outage: str,
+) -> None:
+    environment |= {"LOCK_URL": private_redis.url(), "TTL": "2"}
+    loss = load_app(LOSS)
+    keys, key = Keys(loss.app), loss.early.lock_key("k")
+    with redis.Redis.from_url(private_redis.url()) as client:
+        # Else a write may wait in the server's memory for the disk, and be gone after the kill.
+        client.config_set("appendfsync", "no")
+    worker(LOSS)
+    first = loss.early.delay("k", "sleep", 3)
+    journal.wait_for_starts(key="k")
+    # Renewals come 0.60 to 0.67 s after one another. So with half a second gone, one comes before
+    # the outage is over.
+    wait_until(lambda: keys.record(key).ttl < 1.5, "a renewal is near")
+    before = keys.record(key).ttl
+    private_redis.pause() if outage == "stopped" else private_redis.kill()
+    duplicate = loss.early.delay("k", "sleep", 0)
+    time.sleep(0.5)  # the outage
+    private_redis.resume() if outage == "stopped" else private_redis.start()
+    wait_until(lambda: keys.record(key).ttl > before, "the lease is renewed", timeout=2)
+    assert is_skipped(loss.early.delay("k", "sleep", 0).get(timeout=30))
+    assert not first.get(timeout=30)["lost"]
+    duplicate.get(timeout=30)
+    assert journal.overlaps() == []
+    assert journal.runs("k")[0].task_id == first.id
+
+
+@pytest.mark.parametrize("task", ["early", pytest.param("deaf", marks=pytest.mark.slow)])
+def test_a_body_ends_before_its_unreachable_lease_does_unless_told_to_continue(
+    private_redis: PrivateServer,
+    worker: StartWorker,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    journal: Journal,
+    task: str,
+) -> None:
+    environment |= {"LOCK_URL": private_redis.url(), "TTL": "1"}
+    loss = load_app(LOSS)
+    keys, key = Keys(loss.app), loss.early.lock_key("k")
+    process = worker(LOSS)
+    first = getattr(loss, task).delay("k", "sleep", 5)
+    journal.wait_for_starts(key="k")
+    private_redis.pause()
+    process.wait_for_log("singleton lost: .*reason=unreachable")
+    if task == "early":
+        journal.wait_for_ends(key="k", timeout=SLACK)
+    private_redis.resume()
+    keys.wait_until_free(key)  # what was sent meanwhile may have renewed it once more
+    loss.competitor.delay("k").get(timeout=30)
+    if task == "early":
+        with pytest.raises(LeaseLost, match=r"unreachable .*renewals failed"):
+            first.get(timeout=30)
+        assert journal.overlaps() == []
+    else:
+        assert first.get(timeout=30)["lost"]
+        assert journal.overlaps()
+
+
+# Loss.
+
+WAYS = ["sleep", "read", "loop", "swallow"]
+
+
+def test_a_replaced_lease_ends_its_body_within_a_heartbeat_whatever_it_does(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    worker(LOSS, concurrency=4)
+    results = {way: loss.early.delay(way, way, 20) for way in WAYS}
+    journal.wait_for_starts(len(WAYS))
+    for way, result in results.items():
+        at = time.monotonic()
+        with replaced(loss, keys, way):
+            run = wait_for_run(journal, way)
+            with pytest.raises(LeaseLost, match="replaced"):
+                result.get(timeout=30)
+        assert result.state == "FAILURE"
+        assert run.error == "LeaseInterrupt", way
+        assert run.end - at < HEARTBEAT + SLACK, way
+    # The pool is as good as new.
+    assert {loss.early.delay("k", "sleep", 0).get(timeout=30)["lost"] for _ in range(8)} == {False}
+
+
+def test_a_task_that_says_continue_only_sees_that_its_lease_is_lost(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    worker(LOSS)
+    result = loss.deaf.delay("k", "wait_for_loss", 20)
+    journal.wait_for_starts(key="k")
+    at = time.monotonic()
+    with replaced(loss, keys, "k"):
+        assert result.get(timeout=30)["lost"]
+    run = wait_for_run(journal, "k")
+    assert run.error is None
+    assert run.end - at < HEARTBEAT + SLACK
+
+
+def test_an_autoretry_that_names_the_loss_is_honoured(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    worker(LOSS)
+    result = loss.forgiving.delay("k")
+    journal.wait_for_starts(key="k")
+    with replaced(loss, keys, "k"):
+        wait_for_run(journal, "k")
+        # A due retry is started work: it meets the other's lease and is put back, not skipped.
+        wait_until(lambda: result.state == "RETRY", "the retry is stored")
+    assert result.get(timeout=30)["retries"] == 1
+    first, second = journal.runs("k")
+    assert (first.error, second.error) == ("LeaseInterrupt", None)
+    assert second.fence > first.fence
+
+
+@pytest.mark.slow
+def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    process = worker(LOSS)
+    result = loss.late.delay("k", "sleep", 20, 0.0)
+    journal.wait_for_starts(key="k")
+    with replaced(loss, keys, "k") as other:
+        wait_for_run(journal, "k")
+        process.wait_for_log("singleton put-back: .*reason=lease lost")
+        process.wait_for_log("singleton put-back: .*reason=started")
+        assert len(journal.runs("k")) == 1
+        assert result.state == "PENDING"
+        freed = time.monotonic()
+    answer = result.get(timeout=30)
+    first, second = journal.runs("k")
+    assert answer == {"fence": second.fence, "lost": False, "retries": 0}
+    assert (first.error, second.error) == ("LeaseInterrupt", None)
+    assert second.begin > freed
+    assert first.fence < other.fence < second.fence
+    assert told([process], "lost") == {result.id: 1}
+
+
+@pytest.mark.slow
+def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
+    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
+) -> None:
+    environment["TTL"] = "1"
+    loss = load_app(LOSS)
+    keys, key = Keys(loss.app), loss.late.lock_key("k")
+    process = worker(LOSS)
+    result = loss.late.delay("k")
+    for count in range(1, 5):
+        journal.wait_for_starts(count, key="k")
+        keys.free(key)
+        journal.wait_for_ends(count, key="k")
+    with pytest.raises(LeaseLost, match="expired"):
+        result.get(timeout=30)
+    fences = [run.fence for run in journal.runs("k")]
+    assert len(fences) == 4
+    assert fences == sorted(set(fences))
+    assert told([process], "put-back", reason="lease lost") == {result.id: 3}
+    assert journal.overlaps() == []
+
+
+@pytest.mark.parametrize(
+    "twin_seconds",
+    [pytest.param(0.0, id="ended"), pytest.param(4.0, id="running", marks=pytest.mark.slow)],
+)
+def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal, twin_seconds: float
+) -> None:
+    process = worker(LOSS)
+    result = loss.late.delay("k", "sleep", 20)
+    journal.wait_for_starts(key="k")
+    keys.free(loss.late.lock_key("k"))
+    loss.late.apply_async(("k", "sleep", twin_seconds), task_id=result.id)
+    journal.wait_for_starts(2, key="k")
+    process.wait_for_log("singleton dropped: .*lost to its own twin")
+    lost, twin = journal.runs("k")
+    assert lost.error == "LeaseInterrupt"
+    assert result.get(timeout=30) == {"fence": twin.fence, "lost": False, "retries": 0}
+    journal.wait_for_ends(2, key="k")
+    # The loser wrote nothing later, and no copy of it is under way.
+    assert result.state == "SUCCESS"
+    assert not told([process], "put-back")
+    assert not loss.early.delay("k", "sleep", 0).get(timeout=30)["lost"]
+    assert len(journal.runs("k")) == 3
+
+
+def test_in_the_threads_pool_a_loop_is_ended_and_its_thread_lives_on(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    worker(LOSS, pool="threads", concurrency=2)
+    results = {way: loss.early.delay(way, way, 20) for way in ("loop", "swallow")}
+    journal.wait_for_starts(2)
+    for way, result in results.items():
+        at = time.monotonic()
+        with replaced(loss, keys, way):
+            run = wait_for_run(journal, way)
+            with pytest.raises(LeaseLost, match="replaced"):
+                result.get(timeout=30)
+        assert run.error == "LeaseInterrupt", way
+        assert run.end - at < HEARTBEAT + SLACK, way
+    assert {loss.early.delay("k", "sleep", 0).get(timeout=30)["lost"] for _ in range(8)} == {False}
+
+
+@pytest.mark.slow
+def test_in_the_solo_pool_a_body_is_ended_and_the_worker_lives_on(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    worker(LOSS, pool="solo")
+    result = loss.early.delay("k", "read", 20)
+    journal.wait_for_starts(key="k")
+    at = time.monotonic()
+    with replaced(loss, keys, "k"):
+        run = wait_for_run(journal, "k")
+        with pytest.raises(LeaseLost, match="replaced"):
+            result.get(timeout=30)
+    assert run.end - at < HEARTBEAT + SLACK
+    assert not loss.early.delay("k", "sleep", 0).get(timeout=30)["lost"]
+
+
+def test_in_the_gevent_pool_only_the_flag_tells(
+    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
+) -> None:
+    pytest.importorskip("gevent")
+    worker(LOSS, pool="gevent", concurrency=4)
+    unaware = loss.early.delay("unaware", "sleep", 2.5)
+    aware = loss.early.delay("aware", "wait_for_loss", 20)
+    journal.wait_for_starts(2)
+    at = time.monotonic()
+    with replaced(loss, keys, "unaware"), replaced(loss, keys, "aware"):
+        assert aware.get(timeout=30)["lost"]
+        assert unaware.get(timeout=30)["lost"]
+    [aware_run], [unaware_run] = journal.runs("aware"), journal.runs("unaware")
+    assert aware_run.end - at < HEARTBEAT + SLACK
+    assert (aware_run.error, unaware_run.error) == (None, None)
+    assert unaware_run.end - unaware_run.begin >= 2.5
+
+
+# Bounds.
+
+
+def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservation(
+    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
+) -> None:
+    environment["TTL"] = "1"
+    loss = load_app(LOSS)
+    keys = Keys(loss.app)
+    process = worker(LOSS, pool="threads", concurrency=4)
+    # While this one runs, the process renews what it holds three times a second.
+    running = loss.early.delay("running", "sleep", 2)
+    journal.wait_for_starts(key="running")
+    cooling = [loss.cooling.delay(f"cooling{n}") for n in range(10)]
+    returning = [loss.returning.delay(f"returning{n}") for n in range(10)]
+    for result in cooling:
+        result.get(timeout=30)
+    wait_until(lambda: all(r.state == "RETRY" for r in returning), "all retries are stored")
+    assert not running.get(timeout=30)["lost"]
+    age = time.monotonic() - journal.runs("running")[0].begin
+    records = keys.held().values()
+    assert len(records) == 20
+    for record in records:
+        kind, longest = (Kind.COOLING, 30) if "cooling" in record.key else (Kind.RESERVED, 31)
+        assert record.kind is kind
+        assert longest - age - SLACK < record.ttl <= longest, record
+        # A renewal that was under way when the key changed.
+        late = lease_of(record)
+        assert keys.store.renew([late], timeout=1) == [Renewal.REPLACED]
+        assert keys.record(record.key).ttl > longest - age - SLACK - 1
+    assert is_skipped(loss.early.delay("cooling0", "sleep", 0).get(timeout=30))
+    assert is_skipped(loss.early.delay("returning0", "sleep", 0).get(timeout=30))
+    assert not told([process], "lost")
+
+
+def test_a_body_that_reaches_max_hold_is_ended_and_the_key_is_free(
+    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
+) -> None:
+    environment["TTL"] = "1"
+    loss = load_app(LOSS)
+    worker(LOSS)
+    result = loss.bounded.delay("k", "swallow", 20)
+    journal.wait_for_starts(key="k")
+    loss.competitor.delay("k").get(timeout=30)
+    with pytest.raises(LeaseLost, match=r"max_hold of 1\.5 s"):
+        result.get(timeout=30)
+    first, second = journal.runs("k")
+    # Renewed until max_hold, and then not again.
+    assert 1.5 < first.end - first.begin < 1.5 + 1 + SLACK
+    assert second.begin - first.begin < 1.5 + 1 + SLACK
+    assert journal.overlaps() == []
+
+
+@pytest.mark.slow
+def test_a_hung_task_loses_its_key_at_max_hold(
+    worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
+) -> None:
+    environment["TTL"] = "1"
+    loss = load_app(LOSS)
+    worker(LOSS)
+    loss.hung.delay("k", "sleep", 4)
+    journal.wait_for_starts(key="k")
+    loss.competitor.delay("k").get(timeout=30)
+    hung, second = journal.runs("k")
+    assert not hung.finished
+    assert 1.5 < second.begin - hung.begin < 1.5 + 1 + SLACK

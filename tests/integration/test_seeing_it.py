@@ -1,0 +1,316 @@
+"""What the outside sees of a lease: log lines, Celery signals, the worker event `task-skipped`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import (
+    current_lease,
+    hold,
+    is_skipped,
+    lease_acquired,
+    lease_conflict,
+    lease_lost,
+    lease_released,
+    singleton_task,
+)
+from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
+from celery_singleton_lock.testing.server import PrivateServer
+from tests.harness.journal import Journal, Record
+from tests.harness.worker import CeleryWorker
+
+POOLS = "tests.apps.pools"
+LOGGER = "celery_singleton_lock"
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def celery_app() -> Celery:
+    app = Celery(set_as_current=False)
+    app.conf.task_always_eager = True
+    return app
+
+
+@pytest.fixture
+def work(celery_app: Celery, singleton_store: SingletonStore) -> Any:
+    """``work(name, lose=False)``: a task whose key is a digest of its arguments."""
+
+    @singleton_task(app=celery_app, name="work", shared=False, on_lost="continue")
+    def work(name: str, lose: bool = False) -> str:
+        if lose:
+            lose_lease(app=celery_app)
+        return current_lease().holder.task_id
+
+    return work
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogRecord]]:
+    """Our own lines so far."""
+    caplog.set_level(logging.DEBUG, LOGGER)
+    return lambda: [record for record in caplog.records if record.name == LOGGER]
+
+
+Log = Callable[[], list[logging.LogRecord]]
+
+
+# Log lines.
+
+
+def test_each_event_is_one_structured_line(work: Any, log: Log) -> None:
+    task_id = work.delay("ann").get()
+    acquired, released = log()
+    for record, event in ((acquired, "acquired"), (released, "released")):
+        assert record.levelno == logging.DEBUG
+        fields = vars(record)
+        assert fields["singleton_event"] == event
+        assert fields["singleton_key"] == work.lock_key("ann")
+        assert (fields["singleton_task"], fields["singleton_task_id"]) == ("work", task_id)
+        assert fields["singleton_holder"].startswith(f"work[{task_id}] on ")
+        assert "\n" not in record.getMessage()
+    assert vars(acquired)["singleton_data"]["fence"] > 0
+    assert vars(acquired)["singleton_data"]["ttl"] == 60
+    assert vars(released)["singleton_data"]["held"] >= 0
+
+
+def test_a_skip_names_the_holder_at_info(work: Any, log: Log) -> None:
+    with hold_lock(work, "ann") as lease:
+        before = len(log())
+        result = work.delay("ann")
+        [line] = log()[before:]
+    assert line.levelno == logging.INFO
+    assert vars(line)["singleton_event"] == "conflict"
+    assert vars(line)["singleton_task_id"] == result.id
+    assert vars(line)["singleton_holder"] == str(lease.holder)
+    assert vars(line)["singleton_data"]["outcome"] == "skip"
+    expected = f"singleton conflict: work[{result.id}] key={lease.key} outcome=skip"
+    assert line.getMessage().startswith(expected)
+    assert line.getMessage().endswith(f"holder={lease.holder}")
+
+
+def test_a_loss_is_a_warning_with_its_reason(work: Any, log: Log) -> None:
+    work.delay("ann", lose=True).get()
+    [line] = [record for record in log() if record.levelno >= logging.WARNING]
+    assert vars(line)["singleton_event"] == "lost"
+    assert vars(line)["singleton_data"]["reason"] == "expired"
+
+
+def test_a_release_that_fails_is_a_warning_and_no_error(
+    private_redis: PrivateServer, log: Log
+) -> None:
+    app = Celery(set_as_current=False, broker="memory://")
+    app.conf.singleton_lock_url = private_redis.url()
+    with hold("ann", scope="work", ttl=3, app=app):
+        private_redis.kill()
+    [line] = [r for r in log() if vars(r).get("singleton_event") == "release-failed"]
+    assert line.levelno == logging.WARNING
+    assert "the store doesn't answer" in vars(line)["singleton_data"]["error"]
+    assert vars(line)["singleton_data"]["frees_in"] == 3
+
+
+def test_arguments_of_a_task_are_in_no_line(work: Any, log: Log) -> None:
+    with hold_lock(work, "s3cret"):
+        assert is_skipped(work.delay("s3cret"))
+    work.delay("s3cret", lose=True).get()
+    assert len(log()) >= 4
+    for record in log():
+        assert "s3cret" not in record.getMessage()
+        assert "s3cret" not in repr(vars(record))
+
+
+def test_a_worker_logs_a_skip_and_a_put_back(
+    worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    pools = load_app(POOLS)
+    process = worker(POOLS, pool="threads", concurrency=3)
+    first = pools.brief.delay("k", until_open=True)
+    [start] = journal.wait_for_starts(1, key="k")
+    skipped = pools.brief.delay("k")
+    holder = re.escape(f"{POOLS}.brief[{first.id}] on {process.hostname} (pid {start.pid})")
+    key = re.escape(pools.brief.lock_key("k"))
+    process.wait_for_log(
+        rf"INFO.*singleton conflict: .*brief\[{skipped.id}\] key={key} outcome=skip"
+        rf" .*holder={holder}$"
+    )
+    waiting = pools.brief.apply_async(("k",), singleton={"on_conflict": "retry"})
+    process.wait_for_log(rf"INFO.*singleton put-back: .*brief\[{waiting.id}\] key={key} delay=")
+    pools.gate("k").touch()
+    assert not is_skipped(waiting.get(timeout=20))
+
+
+# Celery's signals.
+
+
+@contextmanager
+def listening(*signals: Any) -> Iterator[list[tuple[Any, Any]]]:
+    seen: list[tuple[Any, Any]] = []
+
+    def receiver(sender: Any = None, event: Any = None, **_: Any) -> None:
+        seen.append((sender, event))
+
+    for signal in signals:
+        signal.connect(receiver)
+    try:
+        yield seen
+    finally:
+        for signal in signals:
+            signal.disconnect(receiver)
+
+
+EVERY = (lease_acquired, lease_conflict, lease_lost, lease_released)
+
+
+def test_signals_are_sent_in_the_order_of_a_run(work: Any) -> None:
+    with listening(*EVERY) as seen:
+        task_id = work.delay("ann").get()
+        assert [(sender, str(event.name)) for sender, event in seen] == [
+            ("work", "acquired"),
+            ("work", "released"),
+        ]
+        assert {event.task_id for _, event in seen} == {task_id}
+        seen.clear()
+        work.delay("ann", lose=True).get()
+        assert [str(event.name) for _, event in seen] == ["acquired", "lost"]
+
+
+def test_a_conflict_s_signal_names_the_other_holder(work: Any) -> None:
+    with listening(lease_conflict) as seen, hold_lock(work, "ann") as lease:
+        result = work.delay("ann")
+    [(sender, event)] = seen
+    assert (sender, event.task_id) == ("work", result.id)
+    assert event.holder == lease.holder
+
+
+def test_a_receiver_that_raises_breaks_no_lock(
+    work: Any, singleton_store: SingletonStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError("a bug of the receiver")
+
+    for signal in EVERY:
+        signal.connect(broken)
+    try:
+        assert not is_skipped(work.delay("ann").get())
+        with hold_lock(work, "ann"):
+            assert is_skipped(work.delay("ann").get())
+        work.delay("bob", lose=True).get()
+    finally:
+        for signal in EVERY:
+            signal.disconnect(broken)
+    assert singleton_store.held() == []
+    assert "a bug of the receiver" in caplog.text
+
+
+def test_the_signals_of_a_worker_are_sent_where_things_happen(
+    worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    pools = load_app(POOLS)
+    process = worker(POOLS, concurrency=2)
+    first = pools.work.delay("k")
+    journal.wait_for_starts(1, key="k")
+    second = pools.work.delay("k")
+    assert is_skipped(second.get(timeout=20))
+    pools.gate("k").touch()
+    first.get(timeout=20)
+
+    def named(records: list[Record], text: str) -> list[Record]:
+        return [record for record in records if record.data.get("text") == text]
+
+    journal.wait_for(lambda records: named(records, "released"))
+    [acquired], [conflict], [released] = (
+        named(journal.records(), text) for text in ("acquired", "conflict", "released")
+    )
+    [run] = journal.runs("k")
+    assert (acquired.pid, acquired.task_id) == (run.pid, first.id)
+    assert acquired.fence == run.fence
+    assert (released.pid, released.task_id) == (run.pid, first.id)
+    assert conflict.task_id == second.id
+    assert conflict.pid in process.children()
+    assert conflict.data["holder"] == (
+        f"{POOLS}.work[{first.id}] on {process.hostname} (pid {run.pid})"
+    )
+
+
+# The worker event.
+
+
+class Listener:
+    """A real `app.events.Receiver`, on a thread of its own."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._events: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._receiver: Any = None
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Listener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._receiver.should_stop = True
+        self._thread.join(20)
+
+    def _listen(self) -> None:
+        with self._app.connection_for_read() as connection:
+            self._receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
+            self._receiver.capture(limit=None, timeout=None, wakeup=False)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        with self._news:
+            self._events.append(event)
+            self._news.notify_all()
+
+    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The first event of this type and with these fields, past or future."""
+        found = []
+        with self._news:
+            assert self._news.wait_for(lambda: self.of(kind, **fields), timeout=20), self._events
+            found = self.of(kind, **fields)
+        return found[0]
+
+    def of(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        return [
+            event
+            for event in list(self._events)
+            if event["type"] == kind and fields.items() <= event.items()
+        ]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_skip_is_a_worker_event_where_events_are_on(
+    pool: str, worker: StartWorker, load_app: LoadApp
+) -> None:
+    pools = load_app(POOLS)
+    with Listener(pools.app) as listener:
+        loud = worker(POOLS, pool=pool, queues=["loud"], args=["-E"])
+        quiet = worker(POOLS, pool=pool, queues=["quiet"])
+        # Its heartbeat shows that the receiver has subscribed.
+        listener.wait_for("worker-heartbeat", hostname=loud.hostname)
+        with hold("k", scope=f"{POOLS}.brief", app=pools.app) as lease:
+            unheard = pools.brief.apply_async(("k",), queue="quiet")
+            assert is_skipped(unheard.get(timeout=20))
+            heard = pools.brief.apply_async(("k",), queue="loud")
+            assert is_skipped(heard.get(timeout=20))
+        event = listener.wait_for("task-skipped", uuid=heard.id)
+        assert event["name"] == f"{POOLS}.brief"
+        assert event["key"] == lease.key
+        assert event["holder"] == str(lease.holder)
+        assert event["hostname"] == loud.hostname
+        assert event["timestamp"] > 0
+        # The task ends as always, for monitors that don't know of skips.
+        listener.wait_for("task-succeeded", uuid=heard.id)
+        assert listener.of("task-skipped", uuid=unheard.id) == []
+        assert quiet.alive

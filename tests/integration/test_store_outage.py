@@ -1,0 +1,206 @@
+"""A lock store that is away, or comes back empty: nothing is lost, and nothing runs twice at once.
+
+The store is a server of its own here, or the broker and result backend too, as in small setups.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import redis
+
+from celery_singleton_lock.testing.server import PrivateServer
+from tests.harness.deliveries import wait_until
+from tests.harness.journal import Journal, events
+from tests.harness.keys import Keys
+from tests.harness.worker import CeleryWorker
+
+LOSS = "tests.apps.loss"
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+# Seconds. A store that came back empty is noticed by the next renewal, ttl/3 after the last one;
+# the slack is shorter than what is then left of the ttl.
+TTL = 3.0
+HEARTBEAT = TTL / 3
+SLACK = 0.9
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], private_redis: PrivateServer) -> dict[str, str]:
+    """The lock store is apart from broker and result backend."""
+    return {**environment, "LOCK_URL": private_redis.url(), "TTL": str(TTL)}
+
+
+@pytest.fixture
+def one_for_all(environment: dict[str, str], private_redis: PrivateServer) -> None:
+    """The lock store is the broker and the result backend too."""
+    url = private_redis.url()
+    environment.update(BROKER_URL=url, RESULT_URL=url, LOCK_URL=url)
+    with redis.Redis.from_url(url) as client:
+        # Else a write may wait in the server's memory for the disk, and be gone after a kill.
+        client.config_set("appendfsync", "no")
+
+
+def bring_back(server: PrivateServer, *, with_data: bool) -> None:
+    """Start a server that was killed."""
+    if not with_data:
+        server.stop()  # removes its files
+    server.start()
+
+
+def said(journal: Journal, text: str) -> bool:
+    return text in [note.data["text"] for note in events(journal.records(), "note")]
+
+
+# Down before the body.
+
+
+@pytest.mark.parametrize("outage", ["killed", "stopped"])
+def test_a_task_whose_store_is_down_is_neither_run_nor_lost(
+    private_redis: PrivateServer,
+    worker: StartWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    outage: str,
+) -> None:
+    loss = load_app(LOSS)
+    process = worker(LOSS)
+    private_redis.kill() if outage == "killed" else private_redis.pause()
+    results = [loss.early.delay("early", "sleep", 0), loss.late.delay("late", "sleep", 0)]
+    for result in results:
+        process.wait_for_log(rf"singleton store-failed: \S+\[{result.id}\]")
+        process.wait_for_log(rf"singleton put-back: \S+\[{result.id}\] .*reason=store")
+    assert journal.records() == []
+    private_redis.start() if outage == "killed" else private_redis.resume()
+    assert [result.get(timeout=30)["lost"] for result in results] == [False, False]
+    assert len(journal.runs()) == 2
+
+
+@pytest.mark.usefixtures("one_for_all")
+@pytest.mark.parametrize("with_data", [True, False], ids=["persistent", "empty"])
+def test_a_message_that_only_the_child_has_outlives_store_and_broker(
+    private_redis: PrivateServer,
+    worker: StartWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    with_data: bool,
+) -> None:
+    process = worker(LOSS)
+    result = load_app(LOSS).cut.delay("k", cut_before=private_redis.pid)
+    # The child killed the server after the broker had let go of the message, and has to keep it.
+    process.wait_for_log("singleton store-failed")
+    process.wait_for_log("can't be put back now")
+    assert said(journal, "cut")
+    assert journal.runs() == []
+    bring_back(private_redis, with_data=with_data)
+    journal.wait_for_ends(key="k")
+    # Our connections are to the dead server; a fresh app has new ones.
+    assert not load_app(LOSS).app.AsyncResult(result.id).get(timeout=30)["lost"]
+    assert [run.task_id for run in journal.runs("k")] == [result.id]
+
+
+# Down at the release.
+
+
+def test_a_result_stands_though_the_store_is_down_at_the_release(
+    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    loss = load_app(LOSS)
+    process = worker(LOSS)
+    with redis.Redis.from_url(private_redis.url()) as client:
+        client.config_set("appendfsync", "no")
+    result = loss.cut.delay("k", cut_after=private_redis.pid)
+    assert not result.get(timeout=30)["lost"]
+    process.wait_for_log("singleton release-failed")
+    assert result.state == "SUCCESS"
+    private_redis.kill()  # it is dead; this reaps it
+    private_redis.start()
+    # The key is still there, and its ttl frees it.
+    keys, key = Keys(loss.app), loss.cut.lock_key("k")
+    assert keys.record(key).ttl <= TTL
+    keys.wait_until_free(key, timeout=TTL + SLACK)
+    assert len(journal.runs("k")) == 1
+
+
+# Back without its data, while bodies run.
+
+
+def lose_all_under_running_bodies(
+    server: PrivateServer,
+    process: CeleryWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    count: int,
+) -> None:
+    late = load_app(LOSS).late
+    names = [f"k{number}" for number in range(count)]
+    ids = [late.delay(name, "sleep", 60, 0.2).id for name in names]
+    journal.wait_for_starts(count)
+    server.restart(keep_data=False)
+    at = time.monotonic()
+    journal.wait_for_ends(2 * count, timeout=60)
+    fresh = load_app(LOSS).app
+    assert [fresh.AsyncResult(id).get(timeout=30)["lost"] for id in ids] == [False] * count
+    runs = [journal.runs(name) for name in names]
+    assert [[run.error for run in pair] for pair in runs] == [["LeaseInterrupt", None]] * count
+    assert [[run.task_id for run in pair] for pair in runs] == [[id, id] for id in ids]
+    assert max(first.end for first, _ in runs) - at < HEARTBEAT + SLACK
+    assert max(first.fence or 0 for first, _ in runs) < min(second.fence or 0 for _, second in runs)
+    assert journal.overlaps() == []
+    # Nothing comes again: each was put back once.
+    assert process.log.count("reason=lease lost") == count
+
+
+def test_twenty_bodies_under_which_the_store_is_emptied_are_put_back_and_finish(
+    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    process = worker(LOSS, concurrency=20)
+    lose_all_under_running_bodies(private_redis, process, load_app, journal, 20)
+
+
+@pytest.mark.usefixtures("one_for_all")
+def test_twenty_bodies_under_which_store_and_broker_are_emptied_are_put_back_and_finish(
+    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    process = worker(LOSS, concurrency=20)
+    lose_all_under_running_bodies(private_redis, process, load_app, journal, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_for_all")
+def test_bodies_whose_store_and_broker_stay_away_are_ended_and_kept_until_both_are_back(
+    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    loss = load_app(LOSS)
+    process = worker(LOSS, concurrency=5)
+    ids = [loss.late.delay(f"k{number}", "sleep", 60, 0.2).id for number in range(5)]
+    journal.wait_for_starts(5)
+    private_redis.kill()
+    at = time.monotonic()
+    ends = journal.wait_for_ends(5)
+    assert max(end.at for end in ends) - at < TTL + SLACK
+    wait_until(lambda: process.log.count("can't be put back now") >= 5, "all are held")
+    bring_back(private_redis, with_data=False)
+    journal.wait_for_ends(10)
+    fresh = load_app(LOSS).app
+    assert [fresh.AsyncResult(id).get(timeout=30)["lost"] for id in ids] == [False] * 5
+    assert journal.overlaps() == []
+    assert len(journal.runs()) == 10
+
+
+def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
+    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    loss = load_app(LOSS)
+    worker(LOSS)
+    first = loss.deaf.delay("k", "sleep", 2)
+    journal.wait_for_starts(key="k")
+    private_redis.restart(keep_data=False)
+    loss.competitor.delay("k", "sleep", 0.2).get(timeout=30)
+    assert first.get(timeout=30)["lost"]
+    assert journal.overlaps()

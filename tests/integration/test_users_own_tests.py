@@ -1,0 +1,432 @@
+"""What users test their own tasks with: no server, no worker, no waiting."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Retry
+
+from celery_singleton_lock import (
+    LeaseLost,
+    LockConflict,
+    NoLease,
+    OnConflict,
+    SingletonTask,
+    current_lease,
+    hold,
+    is_skipped,
+    singleton_task,
+)
+from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock, lose_lease
+from tests.harness.processes import ROOT
+
+UNREACHABLE = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def celery_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """An eager app; a connection to anywhere is a failure."""
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    app = Celery(broker=UNREACHABLE, backend=UNREACHABLE, set_as_current=False)
+    app.conf.task_always_eager = True
+    yield app
+    app.close()
+
+
+def refuse(self: Any, address: Any) -> None:
+    raise AssertionError(f"a test without a server connects to {address}")
+
+
+def task_of(app: Celery, **options: Any) -> SingletonTask[[str], str]:
+    """``work(name)``, which returns its lease's key."""
+
+    @singleton_task(app=app, name="work", shared=False, **options)
+    def work(name: str) -> str:
+        return current_lease().key
+
+    return work
+
+
+# Eager, without the fixture.
+
+
+def test_an_eager_call_needs_no_server(celery_app: Celery) -> None:
+    work = task_of(celery_app, key="{name}")
+    assert work.delay("ann").get() == work.lock_key("ann")
+    assert work.delay("ann").get() == work.lock_key("ann")  # released in between
+    assert work.apply_async(("ann",), singleton={"ttl": 5}).get() == work.lock_key("ann")
+
+
+def test_a_direct_call_takes_no_lock(celery_app: Celery) -> None:
+    work = task_of(celery_app, key="{name}")
+    with hold_lock(work, "ann"), pytest.raises(NoLease, match="called directly"):
+        work("ann")
+
+
+def test_an_eager_call_is_skipped_while_its_key_is_held(celery_app: Celery) -> None:
+    work = task_of(celery_app, key="{name}")
+    with hold_lock(work, "ann") as lease:
+        result = work.delay("ann")
+        assert is_skipped(result)
+        assert is_skipped(result.get())
+        assert result.get()["holder"]["task_id"] == lease.holder.task_id
+        assert not is_skipped(work.delay("bob"))
+    assert not is_skipped(work.delay("ann"))
+
+
+@pytest.mark.parametrize(
+    "on_conflict", ["raise", "retry", OnConflict.wait(0), OnConflict.retry(delay=1)], ids=str
+)
+def test_a_conflict_that_can_not_wait_raises(celery_app: Celery, on_conflict: Any) -> None:
+    work = task_of(celery_app, key="{name}", on_conflict=on_conflict)
+    with hold_lock(work, "ann") as lease:
+        result = work.delay("ann")
+        assert result.state == "FAILURE"
+        with pytest.raises(LockConflict, match="is held by hold-") as caught:
+            result.get()
+    assert caught.value.key == lease.key
+    assert caught.value.holder["task_id"] == lease.holder.task_id
+    assert not is_skipped(work.delay("ann").get())
+
+
+def test_a_call_says_how_it_takes_a_conflict(celery_app: Celery) -> None:
+    work = task_of(celery_app, key="{name}")
+    with hold_lock(work, "ann"), pytest.raises(LockConflict):
+        work.apply_async(("ann",), singleton={"on_conflict": "raise"}).get()
+
+
+def test_a_conflict_may_revoke_an_eager_call(celery_app: Celery) -> None:
+    celery_app.conf.result_backend = "cache+memory://"
+    work = task_of(celery_app, key="{name}", on_conflict="revoke", ignore_result=True)
+    with hold_lock(work, "ann"):
+        assert work.delay("ann").state in ("REVOKED", "IGNORED")
+
+
+def test_hold_and_an_eager_call_exclude_each_other_but_not_on_one_thread(
+    celery_app: Celery,
+) -> None:
+    work = task_of(celery_app, key="{name}")
+    # The caller holds the key itself: its eager call runs inside that lease.
+    with hold("ann", scope="work", app=celery_app) as lease:
+        assert work.delay("ann").get() == lease.key
+    with hold_lock(work, "ann"), pytest.raises(LockConflict):
+        hold("ann", scope="work", app=celery_app).__enter__()
+
+
+def test_an_eager_task_that_calls_itself_re_enters_its_lease(celery_app: Celery) -> None:
+    @singleton_task(app=celery_app, name="nested", shared=False, key="{name}", bind=True)
+    def nested(self: Any, name: str, depth: int = 0) -> list[int]:
+        fence = current_lease().fence
+        return [fence, *(self.delay(name, depth + 1).result if depth < 2 else [])]
+
+    fences = nested.delay("ann").get()
+    assert len(fences) == 3
+    assert len(set(fences)) == 1
+    with hold_lock(nested, "ann"):
+        assert is_skipped(nested.delay("ann"))
+
+
+def test_an_eager_retry_runs_all_attempts_under_the_key(celery_app: Celery) -> None:
+    seen = []
+
+    @singleton_task(app=celery_app, name="r", shared=False, key="{name}", bind=True, max_retries=3)
+    def retried(self: Any, name: str) -> int:
+        seen.append((self.request.retries, current_lease().key))
+        if self.request.retries < 2:
+            raise self.retry(countdown=60)
+        return int(self.request.retries)
+
+    assert retried.delay("ann").get() == 2
+    assert seen == [(number, retried.lock_key("ann")) for number in range(3)]
+    assert retried.delay("ann").get() == 2  # nothing is left of the reservations
+
+
+def test_an_eager_autoretry_runs_all_attempts_and_gives_up(celery_app: Celery) -> None:
+    seen = []
+
+    @singleton_task(
+        app=celery_app,
+        name="a",
+        shared=False,
+        bind=True,
+        autoretry_for=(ConnectionError,),
+        retry_backoff=True,
+        max_retries=2,
+    )
+    def shaky(self: Any, name: str) -> None:
+        seen.append(self.request.retries)
+        raise ConnectionError("still down")
+
+    with pytest.raises(ConnectionError, match="still down"):
+        shaky.delay("ann").get()
+    assert seen == [0, 1, 2]
+    seen.clear()
+    with pytest.raises(ConnectionError):
+        shaky.delay("ann").get()
+    assert seen == [0, 1, 2]
+
+
+def test_an_eager_failure_and_a_reject_release_the_key(celery_app: Celery) -> None:
+    @singleton_task(app=celery_app, name="f", shared=False, key="{name}")
+    def failing(name: str) -> None:
+        raise ZeroDivisionError(name)
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failing.delay("ann").get()
+
+
+def test_eager_errors_propagate_where_the_app_says_so(celery_app: Celery) -> None:
+    celery_app.conf.task_eager_propagates = True
+    work = task_of(celery_app, key="{name}", on_conflict="raise")
+    with hold_lock(work, "ann"), pytest.raises(LockConflict):
+        work.delay("ann")
+    assert not is_skipped(work.delay("ann").get())
+
+    @singleton_task(app=celery_app, name="r", shared=False, key="{name}", bind=True)
+    def retried(self: Any, name: str) -> None:
+        raise self.retry(countdown=1)
+
+    with pytest.raises(Retry):
+        retried.delay("ann")
+
+
+# The fixture.
+
+
+def test_the_store_shows_what_is_held(celery_app: Celery, singleton_store: SingletonStore) -> None:
+    work = task_of(celery_app, key="{name}")
+    assert singleton_store.held() == []
+    with hold_lock(work, "ann") as lease:
+        [record] = singleton_store.held()
+        assert (record.key, record.token) == (work.lock_key("ann"), str(lease.token))
+    assert singleton_store.held() == []
+
+
+def test_time_passes_only_as_the_test_says(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    work = task_of(celery_app, key="{name}", min_hold=timedelta(minutes=5))
+    assert not is_skipped(work.delay("ann"))
+    singleton_store.clock.advance(299)
+    assert is_skipped(work.delay("ann"))
+    singleton_store.clock.advance(2)
+    assert not is_skipped(work.delay("ann"))
+    singleton_store.clock.advance(301)
+    assert singleton_store.held() == []
+
+
+def test_a_dead_holder_blocks_for_its_ttl_and_no_longer(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    work = task_of(celery_app, key="{name}", ttl=60)
+    with hold_lock(work, "ann") as lease:
+        assert lease.remaining() > 59
+        singleton_store.clock.advance(59)
+        assert is_skipped(work.delay("ann"))
+        singleton_store.clock.advance(2)
+        assert lease.lost
+        assert not is_skipped(work.delay("ann"))
+
+
+def test_waiting_costs_no_time_of_the_test(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    work = task_of(celery_app, key="{name}", ttl=60, on_conflict=OnConflict.wait(timeout=30))
+    begin = singleton_store.clock.now()
+    with hold_lock(work, "ann"):
+        with pytest.raises(LockConflict, match="waiting for 30 s was not enough"):
+            work.delay("ann").get()
+        assert 30 <= singleton_store.clock.now() - begin < 32
+        # The holder is dead 60 s after its lease: a patient call has it then.
+        patient = {"on_conflict": OnConflict.wait(timeout=300)}
+        assert work.apply_async(("ann",), singleton=patient).get() == work.lock_key("ann")
+        assert 60 <= singleton_store.clock.now() - begin < 62
+
+
+def test_losing_a_lease_interrupts_the_body(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    steps = []
+
+    @singleton_task(app=celery_app, name="l", shared=False, key="{name}")
+    def losing(name: str) -> None:
+        steps.append("before")
+        try:
+            lose_lease(app=celery_app)
+            current_lease().check()
+            steps.append("after")
+        except Exception as error:
+            steps.append(type(error).__name__)  # not even this one keeps it running
+            raise
+
+    with pytest.raises(LeaseLost, match="was lost") as caught:
+        losing.delay("ann").get()
+    assert caught.value.key == losing.lock_key("ann")
+    assert "after" not in steps
+    assert singleton_store.held() == []
+
+
+def test_a_body_that_goes_on_sees_that_its_lease_is_lost(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    @singleton_task(app=celery_app, name="c", shared=False, key="{name}", on_lost="continue")
+    def going_on(name: str) -> tuple[bool, float]:
+        lose_lease(app=celery_app)
+        return current_lease().lost, current_lease().remaining()
+
+    assert going_on.delay("ann").get() == (True, 0.0)
+
+
+def test_a_lost_hold_is_never_interrupted(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    with hold("ann", scope="work", app=celery_app) as lease:
+        assert lose_lease(lease, app=celery_app) is lease
+        assert lease.lost
+        with pytest.raises(LeaseLost):
+            lease.check()
+        # Others may have the key now, and this block's end leaves them alone.
+        other = hold_lock(task_of(celery_app, key="{name}"), "ann")
+        theirs = other.__enter__()
+        with pytest.raises(LockConflict), hold("ann", scope="work", app=celery_app):
+            raise AssertionError("a lost lease was re-entered")
+    assert [record.token for record in singleton_store.held()] == [str(theirs.token)]
+    other.__exit__(None, None, None)
+    assert singleton_store.held() == []
+
+
+@pytest.mark.usefixtures("singleton_store")
+def test_a_lost_lease_is_not_re_entered_by_an_eager_call(celery_app: Celery) -> None:
+    inner = task_of(celery_app, key="{name}")
+
+    @singleton_task(
+        app=celery_app, name="o", shared=False, scope="work", key="{name}", on_lost="continue"
+    )
+    def outer(name: str) -> tuple[bool, bool]:
+        before = is_skipped(inner.delay(name))
+        lose_lease(app=celery_app)
+        with hold_lock(inner, name):
+            return before, is_skipped(inner.delay(name))
+
+    assert outer.delay("ann").get() == (False, True)
+
+
+def test_hold_lock_is_another_worker_also_where_the_test_holds_the_key(
+    celery_app: Celery,
+) -> None:
+    work = task_of(celery_app, key="{name}")
+    with hold("ann", scope="work", app=celery_app) as mine:
+        with pytest.raises(LockConflict), hold_lock(work, "ann"):
+            raise AssertionError("two holders")
+        with hold_lock(work, "bob"):
+            assert work.delay("ann").get() == mine.key  # its own lease is still its own
+
+
+def test_the_app_has_its_own_store_again_after_the_test(celery_app: Celery) -> None:
+    work = task_of(celery_app, key="{name}", min_hold=60)
+    store = SingletonStore()
+    store.install(celery_app)
+    work.delay("ann")
+    assert is_skipped(work.delay("ann"))
+    store.uninstall()
+    assert not is_skipped(work.delay("ann"))
+    store.uninstall()  # once more is as good as once
+
+
+def test_a_manual_clock_stands_still() -> None:
+    clock = ManualClock(now=5, wall=100)
+    assert (clock.now(), clock.wall(), clock.now()) == (5, 100, 5)
+    clock.advance(1.5)
+    clock.sleep(1)
+    assert (clock.now(), clock.wall()) == (7.5, 102.5)
+
+
+def test_is_skipped_knows_values_and_results(celery_app: Celery) -> None:
+    work = task_of(celery_app, key="{name}")
+    with hold_lock(work, "ann"):
+        result = work.delay("ann")
+    assert is_skipped(result)
+    assert is_skipped(result.get())
+    for other in (None, "skipped", {}, {"__singleton__": "other"}, [result.get()], 0):
+        assert not is_skipped(other)
+
+
+# A user's project, as pytest sees it.
+
+APP = """
+from celery import Celery
+from celery_singleton_lock import OnConflict, current_lease, singleton_task
+
+app = Celery("shop", broker="redis://127.0.0.1:1/0", backend="redis://127.0.0.1:1/1")
+
+@singleton_task(app=app, key="account:{account_id}")
+def sync(account_id):
+    return f"synced {account_id}"
+
+@singleton_task(key="{order_id}", ttl=30)
+def charge(order_id):
+    current_lease().check()
+    return current_lease().fence
+"""
+TESTS = """
+import pytest, socket
+from celery_singleton_lock.testing import hold_lock, is_skipped, lose_lease
+from celery_singleton_lock import LeaseLost
+import shop
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch):
+    def connect(self, address):
+        raise AssertionError(address)
+    monkeypatch.setattr(socket.socket, "connect", connect)
+
+@pytest.fixture
+def celery_app():
+    shop.app.conf.task_always_eager = True
+    return shop.app
+
+def test_a_second_sync_is_skipped(celery_app, singleton_store):
+    with hold_lock(shop.sync, 42):
+        assert is_skipped(shop.sync.delay(42))
+        assert shop.sync.delay(account_id=7).get() == "synced 7"
+        singleton_store.clock.advance(61)
+        assert not is_skipped(shop.sync.delay(42))
+
+def test_fences_rise(celery_app, singleton_store):
+    assert shop.charge.delay(1).get() < shop.charge.delay(1).get()
+
+class TestWithoutTheAppFixture:
+    def test_the_current_app_is_meant(self, singleton_store):
+        shop.app.conf.task_always_eager = True
+        with hold_lock(shop.charge, 1):
+            assert is_skipped(shop.charge.delay(1))
+        assert singleton_store.held() == []
+
+@pytest.mark.xfail(strict=True)
+def test_an_overlap_would_be_seen(celery_app, singleton_store):
+    with hold_lock(shop.sync, 42):
+        assert not is_skipped(shop.sync.delay(42))
+"""
+
+
+def test_a_users_project_has_the_fixture_by_installing_us(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "test_shop.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    env.pop("PYTEST_XDIST_WORKER", None)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed, 1 xfailed" in done.stdout

@@ -1,0 +1,605 @@
+"""What is wrong is said where it is written, or when the worker starts; and in one line.
+
+Also: every form in which a task can be a singleton, and every form of the store's URL.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, Task, shared_task
+
+from celery_singleton_lock import (
+    PER_TASK,
+    LockConflict,
+    OnConflict,
+    SettingsError,
+    SingletonTask,
+    hold,
+    is_skipped,
+    singleton_task,
+)
+from celery_singleton_lock.settings import read_settings
+from celery_singleton_lock.testing import hold_lock
+from celery_singleton_lock.testing.server import PrivateServer
+from celery_singleton_lock.worker import check_tasks
+from tests.harness.journal import Journal
+from tests.harness.worker import CeleryWorker
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+WriteApp = Callable[..., str]
+
+HEAD = """\
+import os
+from celery import Celery, Task, shared_task
+from celery_singleton_lock import SingletonTask, current_lease, is_skipped, singleton_task
+
+app = Celery("site", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"] or None)
+app.conf.broker_connection_retry_on_startup = True
+if "LOCK_URL" in os.environ:
+    app.conf.singleton_lock_url = os.environ["LOCK_URL"]
+
+"""
+ONE_TASK = """\
+@singleton_task(app=app, key="{name}")
+def greet(name):
+    return f"hello {name} {current_lease().fence}"
+
+"""
+
+
+@pytest.fixture
+def write_app(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> WriteApp:
+    """``write_app("...code...")``: the name of a module with an app of one task, and that code."""
+    environment["PYTHONPATH"] = str(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(code: str = "", *, head: str = HEAD + ONE_TASK, name: str = "site_of_test") -> str:
+        (tmp_path / f"{name}.py").write_text(head + textwrap.dedent(code))
+        return name
+
+    return write
+
+
+def refusal(process: CeleryWorker) -> str:
+    """The one line with which a worker stopped."""
+    assert process.wait() not in (0, None)
+    assert "Traceback" not in process.log
+    assert "ready." not in process.log
+    [line] = [line for line in process.lines if "CRITICAL" in line]
+    return line.split("] ", 1)[1]
+
+
+def nothing() -> None:
+    """A body."""
+
+
+@contextmanager
+def server(*arguments: str) -> Iterator[PrivateServer]:
+    with PrivateServer(arguments=arguments) as private:
+        yield private
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("singleton_lock_tll = 5", r"'singleton_lock_tll' \(did you mean 'singleton_lock_ttl'\?\)"),
+        ("singleton_lock_limit = 2", r"unknown setting 'singleton_lock_limit'"),
+        ("singleton_lock_ttl = 'long'", r"ttl='long': give seconds as a number, or a timedelta"),
+        ("singleton_lock_ttl = 0", r"ttl=0: at least 0\.3 seconds"),
+        ("singleton_lock_on_conflict = 'skp'", r"on_conflict='skp' \(did you mean 'skip'\?\)"),
+        ("singleton_lock_needs_fence = 1", r"needs_fence=1: give True or False"),
+        ("singleton_lock_prefix = 'a b'", r"singleton_lock_prefix='a b': give 1 to 64 letters"),
+        ("singleton_lock_fence_base = -1", r"singleton_lock_fence_base=-1: give a whole number"),
+        ("singleton_lock_url = 'localhost'", r"singleton_lock_url is no URL: give one such as"),
+        ("singleton_lock_url = 'reddis://h'", r"'reddis' \(did you mean 'redi.*'\?\)"),
+        ("singleton_lock_url = 'redis://h/0?timout=1'", r"URL can't be read: .*'timout'"),
+    ],
+)
+def test_a_wrong_setting_stops_the_worker_with_one_line(
+    setting: str, message: str, worker: StartWorker, write_app: WriteApp
+) -> None:
+    line = refusal(worker(write_app(f"app.conf.{setting}\n"), wait=False))
+    assert re.search(message, line)
+
+
+def test_settings_of_a_config_object_are_checked_too(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    code = """
+    class Config:
+        broker_url = os.environ["BROKER_URL"]
+        singleton_lock_max_hodl = 60
+
+    app.config_from_object(Config)
+    """
+    line = refusal(worker(write_app(code), wait=False))
+    assert "'singleton_lock_max_hodl' (did you mean 'singleton_lock_max_hold'?)" in line
+
+
+def test_an_embedded_worker_raises_instead_of_exiting() -> None:
+    app = Celery(set_as_current=False, broker="memory://")
+    singleton_task(app=app, name="t", shared=False)(nothing)
+    app.conf.singleton_lock_tll = 1
+    with pytest.raises(SettingsError, match="singleton_lock_ttl"):
+        app.Worker(pool="solo")
+
+
+def test_nowhere_to_keep_locks_stops_the_worker(
+    environment: dict[str, str], worker: StartWorker, write_app: WriteApp
+) -> None:
+    environment |= {"BROKER_URL": "memory://", "RESULT_URL": ""}
+    line = refusal(worker(write_app(), wait=False))
+    assert "neither the result backend nor the broker is Redis" in line
+    assert "singleton_lock_url = " in line
+
+
+def test_unequal_limits_in_a_scope_stop_the_worker(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    code = """
+    @singleton_task(app=app, name="one", key="{a}", scope="shared", limit=1)
+    def one(a): ...
+
+    @singleton_task(app=app, name="two", key="{a}", scope="shared", limit=2)
+    def two(a): ...
+    """
+    line = refusal(worker(write_app(code), wait=False))
+    assert "limit=1" in line
+    assert "limit=2" in line
+    assert "both are in scope 'shared': give them one limit, or two scopes" in line
+
+
+def test_a_fence_needed_by_the_app_contradicts_a_limit(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    code = """
+    app.conf.singleton_lock_needs_fence = True
+
+    @singleton_task(app=app, name="three_at_a_time", limit=3)
+    def f(): ...
+    """
+    line = refusal(worker(write_app(code), wait=False))
+    assert "three_at_a_time: needs_fence=True with limit=3" in line
+    assert "use limit=1" in line
+
+
+def test_a_fence_needed_of_a_store_without_fences_is_refused() -> None:
+    class NoFence:
+        class capabilities:  # noqa: N801
+            fence, name = False, "fenceless"
+
+    app = Celery(set_as_current=False)
+    singleton_task(app=app, name="t", shared=False, needs_fence=True)(nothing)
+    app.finalize()
+    store: Any = NoFence()
+    with pytest.raises(SettingsError, match=r"t has needs_fence=True, but the store \(fenceless\)"):
+        check_tasks(app, store)
+
+
+# The store at the start.
+
+
+def test_a_server_that_may_evict_leases_stops_the_worker(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    app = write_app()
+    with server("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru") as evicting:
+        line = refusal(worker(app, env={"LOCK_URL": evicting.url()}, wait=False))
+        assert "maxmemory-policy allkeys-lru" in line
+        assert "Set maxmemory-policy noeviction" in line
+        assert "singleton_lock_allow_eviction = True" in line
+        # Accepted knowingly, it is a warning.
+        allowed = write_app("app.conf.singleton_lock_allow_eviction = True", name="allowing")
+        process = worker(allowed, env={"LOCK_URL": evicting.url()})
+        process.wait_for_log(r"WARNING.*maxmemory-policy allkeys-lru")
+
+
+def test_without_maxmemory_an_evicting_policy_is_a_warning(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    with server("--maxmemory-policy", "volatile-ttl") as evicting:
+        process = worker(write_app(), env={"LOCK_URL": evicting.url()})
+        process.wait_for_log(r"WARNING.*maxmemory-policy volatile-ttl.*no maxmemory is set")
+
+
+def test_a_server_that_evicts_nothing_is_no_warning(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    process = worker(write_app())
+    assert not [line for line in process.lines if "WARNING" in line and "singleton" in line]
+    assert "singleton locks live in redis://" in process.log
+
+
+def test_a_ttl_above_the_visibility_timeout_is_a_warning(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    code = """
+    app.conf.broker_transport_options = {"visibility_timeout": 30}
+
+    @singleton_task(app=app, name="short", ttl=20)
+    def short(): ...
+    """
+    process = worker(write_app(code))
+    [line] = [line for line in process.lines if "visibility_timeout" in line and "WARNING" in line]
+    assert "site_of_test.greet has ttl=60 s" in line
+    assert "visibility_timeout of 30 s" in line
+    assert "Set ttl below visibility_timeout." in line
+
+
+def test_a_login_that_may_not_ask_for_info_works(
+    worker: StartWorker, write_app: WriteApp, load_app: LoadApp
+) -> None:
+    with server("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru") as limited:
+        with redis.Redis.from_url(limited.url()) as client:
+            client.execute_command(
+                *"ACL SETUSER locks on >s3cret ~csl:* resetchannels -@all".split(),
+                *"+eval +evalsha +get +set +del +pttl +pexpire +time".split(),
+            )
+        url = f"redis://locks:s3cret@127.0.0.1:{limited.port}/0"
+        app = write_app()
+        process = worker(app, env={"LOCK_URL": url})
+        result = load_app(app, LOCK_URL=url).greet.delay("you")
+        assert result.get(timeout=20).startswith("hello you ")
+        with redis.Redis.from_url(limited.url()) as client:
+            assert client.keys("csl:*:fence")
+        process.wait_for_log(r"singleton locks live in redis://locks:\*\*@127")
+        assert "s3cret" not in process.log
+
+
+def test_a_worker_whose_store_is_down_starts_and_says_so(
+    worker: StartWorker, write_app: WriteApp, load_app: LoadApp, private_redis: PrivateServer
+) -> None:
+    app, url = write_app(), private_redis.url()
+    private_redis.kill()
+    process = worker(app, env={"LOCK_URL": url})
+    process.wait_for_log(r"WARNING.*can't be used \(.*doesn't answer.*put back until it can")
+    result = load_app(app, LOCK_URL=url).greet.delay("you")
+    process.wait_for_log(r"singleton put-back: site_of_test\.greet")
+    assert not result.ready()
+    private_redis.start()
+    assert result.get(timeout=30).startswith("hello you ")
+
+
+def test_a_wrong_password_is_said_and_not_shown(
+    worker: StartWorker, write_app: WriteApp, private_redis: PrivateServer
+) -> None:
+    with redis.Redis.from_url(private_redis.url()) as client:
+        client.config_set("requirepass", "right")
+    url = f"redis://:wr0ng@127.0.0.1:{private_redis.port}/0"
+    process = worker(write_app(), env={"LOCK_URL": url})
+    process.wait_for_log(r"WARNING.*refuses the login")
+    assert "wr0ng" not in process.log
+
+
+# Forms of the URL.
+
+
+@pytest.mark.parametrize("form", ["unix", "redis+socket", "redis+socket as the broker"])
+def test_a_store_behind_a_socket_file(
+    form: str,
+    environment: dict[str, str],
+    worker: StartWorker,
+    write_app: WriteApp,
+    load_app: LoadApp,
+) -> None:
+    with PrivateServer(unixsocket=True) as socket_server:
+        path = socket_server.directory / "server.sock"
+        urls = {
+            "unix": f"unix://{path}?db=3",
+            "redis+socket": f"redis+socket://{path}?virtual_host=3",
+            "redis+socket as the broker": f"redis+socket://{path}?virtual_host=3",
+        }
+        if form.endswith("broker"):
+            environment |= {"BROKER_URL": urls[form], "RESULT_URL": ""}
+        else:
+            environment["LOCK_URL"] = urls[form]
+        app = write_app()
+        process = worker(app)
+        module = load_app(app)
+        process.wait_for_log("singleton locks live in .*server.sock")
+        result = module.greet.delay("you")
+        if form.endswith("broker"):
+            process.wait_for_log(r"greet\[.*succeeded")
+        else:
+            result.get(timeout=20)
+        with (
+            redis.Redis(unix_socket_path=str(path), db=3, decode_responses=True) as client,
+            hold("x", scope="s", app=module.app) as lease,
+        ):
+            assert client.exists(lease.key, "csl:{celery:0}:fence") == 2
+
+
+# Decorator errors.
+
+
+def error_of(kind: type[Exception], **named: Any) -> str:
+    """What the decorator says to these options of a task ``sync(account_id, force=False)``."""
+
+    def sync(account_id: int, force: bool = False) -> None: ...
+
+    app = Celery(set_as_current=False)
+    with pytest.raises(kind) as caught:
+        singleton_task(app=app, shared=False, **named)(sync)
+    assert "sync" in str(caught.value)  # it names the task
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "cure"),
+    [
+        ({"tll": 5}, TypeError, "did you mean 'ttl'?"),
+        ({"on_confict": "skip"}, TypeError, "did you mean 'on_conflict'?"),
+        ({"acks_lat": True}, TypeError, "did you mean 'acks_late'?"),
+        ({"zzzzzz": 1}, TypeError, "neither an option of singleton_task nor of Celery"),
+        ({"key": "account"}, ValueError, 'like "account:{account_id}", or key=PER_TASK'),
+        ({"key": "account:{account}"}, ValueError, "(it has: account_id, force)"),
+        ({"key": ("acount_id",)}, ValueError, "(it has: account_id, force)"),
+        ({"key": "{account_id}{force}"}, ValueError, "put a separator before {force}"),
+        ({"key": "{0}"}, ValueError, "name the argument in {0}"),
+        ({"key": ()}, ValueError, "key=PER_TASK"),
+        ({"key": 5}, TypeError, 'a template such as "account:{account_id}"'),
+        ({"scope": "accounts"}, ValueError, "scope='accounts' needs an explicit key"),
+        ({"scope": ""}, ValueError, "give a name of 1 to 200 characters"),
+        ({"ttl": 0}, ValueError, "ttl=0: at least 0.3 seconds"),
+        ({"ttl": -1}, ValueError, "give seconds from 0 to 1e9"),
+        ({"ttl": "60"}, TypeError, "give seconds as a number, or a timedelta"),
+        ({"ttl": True}, TypeError, "give seconds as a number, or a timedelta"),
+        ({"ttl": float("nan")}, ValueError, "give seconds from 0 to 1e9"),
+        ({"limit": 0}, ValueError, "limit=0: from 1 to 1000"),
+        ({"limit": 1.5}, TypeError, "give a whole number"),
+        ({"max_hold": 0}, ValueError, "more than 0 seconds, or None for no bound"),
+        ({"max_hold": 5, "min_hold": 10}, ValueError, "max_hold=5.0 is shorter than min_hold=10.0"),
+        ({"needs_fence": True, "limit": 2}, ValueError, "use limit=1"),
+        ({"on_conflict": "skipp"}, ValueError, "did you mean 'skip'?"),
+        ({"on_conflict": 5}, TypeError, "OnConflict.retry(...) or .wait(...)"),
+        ({"on_lost": "retyr"}, ValueError, "did you mean 'retry'?"),
+        ({"on_store_error": "skip"}, ValueError, "known: raise, retry, run"),
+        ({"hold_on_retry": "no"}, TypeError, "give True or False"),
+        (
+            {"on_conflict": OnConflict.retry(delay=90, max_delay=60)},
+            ValueError,
+            "max_delay=60.0 is shorter than delay=90.0",
+        ),
+    ],
+    ids=repr,
+)
+def test_a_wrong_option_fails_at_the_decorator_and_names_the_cure(
+    options: dict[str, Any], kind: type[Exception], cure: str
+) -> None:
+    assert cure in error_of(kind, **options)
+
+
+def test_options_of_on_conflict_fail_where_they_are_written() -> None:
+    with pytest.raises(TypeError, match=r"OnConflict.wait\(timeout\)='5': give seconds"):
+        OnConflict.wait(timeout="5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"OnConflict.retry\(delay\)=-1: give seconds"):
+        OnConflict.retry(delay=-1)
+
+
+def test_a_task_is_not_decorated_twice() -> None:
+    app = Celery(set_as_current=False)
+
+    @app.task(shared=False)
+    def plain() -> None: ...
+
+    with pytest.raises(TypeError, match="is a task already: remove one of the decorators"):
+        singleton_task(app=app, shared=False)(plain)
+    with pytest.raises(TypeError, match="one function, and options by keyword"):
+        singleton_task("account:{account_id}")  # type: ignore[call-overload]
+
+
+def test_a_wrong_option_of_the_base_class_form_fails_at_the_decorator() -> None:
+    for options, kind, message in (
+        ({"tll": 5}, TypeError, "did you mean 'ttl'"),
+        ({"key": "{nobody}"}, ValueError, r"it has: account_id"),
+        ({"ttl": 0}, ValueError, "at least 0.3 seconds"),
+    ):
+        app = Celery(set_as_current=False)
+        with pytest.raises(kind, match=message):
+
+            @app.task(base=SingletonTask, singleton=options, name="s", lazy=False, shared=False)
+            def sync(account_id: int) -> None: ...
+
+
+def test_a_wrong_option_of_a_call_fails_at_the_call() -> None:
+    app = Celery(set_as_current=False, broker="memory://")
+
+    @singleton_task(app=app, name="sync", shared=False)
+    def sync(account_id: int) -> None: ...
+
+    for options, message in (
+        ({"key": "x"}, "a call can't set 'key'"),
+        ({"scope": "x"}, "a call can't set 'scope'"),
+        ({"limit": 2}, "a call can't set 'limit'"),
+        ({"tll": 2}, "did you mean 'ttl'"),
+        ([], r"give a dict, such as \{'ttl': 120\}"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            sync.apply_async((1,), singleton=options)
+    with pytest.raises(ValueError, match="at least 0.3 seconds"):
+        sync.apply_async((1,), singleton={"ttl": 0.1})
+
+
+# Forms of a task. Each runs, and is skipped while its key is held.
+
+FORMS = """
+import pydantic
+
+@app.task(base=SingletonTask, singleton={"key": "{name}"}, name="by_base")
+def by_base(name):
+    return ["by_base", name, current_lease().key]
+
+class ByClass(SingletonTask):
+    name = "by_class"
+    singleton = {"key": "{name}", "ttl": 30}
+
+    def run(self, name):
+        return ["by_class", name, current_lease().key]
+
+by_class = app.register_task(ByClass())
+
+@singleton_task(key="{name}", name="shared")
+def shared(name):
+    return ["shared", name, current_lease().key]
+
+@singleton_task(name="bare_shared")
+def bare(name):
+    return ["bare", name, current_lease().key]
+
+class Order(pydantic.BaseModel):
+    name: str
+
+@singleton_task(app=app, pydantic=True, key="{order.name}", name="with_pydantic")
+def with_pydantic(order: Order):
+    assert isinstance(order, Order)
+    return ["pydantic", order.name, current_lease().key]
+
+from celery.worker.request import Request
+
+class OwnRequest(Request):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._request_dict["mark"] = "own request"
+
+class OwnBase(Task):
+    Request = OwnRequest
+
+    def __call__(self, *args, **kwargs):
+        held = current_lease().key  # inside the lease
+        return ["own call", held, *super().__call__(*args, **kwargs)]
+
+    def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        self.backend.client.rpush("after", f"{status} {task_id}")
+
+@singleton_task(app=app, base=OwnBase, bind=True, key="{name}", name="own_base")
+def own_base(self, name):
+    return ["own_base", name, self.request.mark]
+"""
+
+
+@pytest.fixture
+def forms(
+    worker: StartWorker, write_app: WriteApp, load_app: LoadApp
+) -> tuple[ModuleType, CeleryWorker]:
+    name = write_app(FORMS)
+    return load_app(name), worker(name)
+
+
+def test_every_form_of_a_task_is_a_singleton(
+    forms: tuple[ModuleType, CeleryWorker], redis_client: redis.Redis
+) -> None:
+    module, process = forms
+    tasks: dict[str, Any] = {
+        "by_base": module.by_base,
+        "by_class": module.by_class,
+        "shared": module.shared,
+        "with_pydantic": module.with_pydantic,
+        "own_base": module.own_base,
+    }
+    for name, task in tasks.items():
+        argument = module.Order(name="ann") if name == "with_pydantic" else "ann"
+        result = task.delay(argument)
+        value = result.get(timeout=20)
+        key = task.lock_key(argument)
+        assert key == f"csl:{{celery:0}}:{name}:ann"
+        if name == "own_base":
+            assert value == ["own call", key, "own_base", "ann", "own request"]
+            # The user's after_return was called, though it doesn't call ours.
+            assert redis_client.blpop(["after"], timeout=20) == ("after", f"SUCCESS {result.id}")
+        else:
+            assert value[1:] == ["ann", key]
+        with hold("ann", scope=name, wait=10, app=module.app):
+            skipped = task.delay(argument).get(timeout=20)
+        if name == "own_base":  # the user's __call__ doesn't run without the lease
+            assert redis_client.blpop(["after"], timeout=20)
+        assert is_skipped(skipped)
+    bare = module.bare.delay("ann").get(timeout=20)
+    assert bare[2] == module.bare.lock_key("ann")
+    assert "own call" not in bare
+    assert process.alive
+
+
+def test_a_shared_task_belongs_to_every_app_with_its_own_base() -> None:
+    class Marked(Task):
+        abstract = True
+        mark = "of the app"
+
+    one = Celery("one", set_as_current=False, task_cls=Marked)
+    two = Celery("two", set_as_current=False)
+
+    @singleton_task(name="tests.shared_by_apps", key=PER_TASK)
+    def shared() -> None: ...
+
+    for app in (one, two):
+        app.finalize()
+        assert isinstance(app.tasks["tests.shared_by_apps"], SingletonTask)
+    assert isinstance(one.tasks["tests.shared_by_apps"], Marked)
+    assert not isinstance(two.tasks["tests.shared_by_apps"], Marked)
+
+
+def test_celerys_own_shared_task_takes_the_base_class() -> None:
+    @shared_task(base=SingletonTask, singleton={"key": "{a}"}, name="tests.celery_shared")
+    def f(a: int) -> int:
+        return a
+
+    app = Celery(set_as_current=False)
+    app.conf.task_always_eager = True
+    app.finalize()
+    task: Any = app.tasks["tests.celery_shared"]
+    assert task.lock_key(1).endswith(":tests.celery_shared:1")
+    assert task.delay(1).get() == 1
+
+
+def test_the_settings_that_a_url_is_taken_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def source(**conf: Any) -> tuple[str, str]:
+        app = Celery(set_as_current=False)
+        app.conf.update(conf)
+        settings = read_settings(app)
+        return settings.url, settings.url_source
+
+    for name in ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    broker, backend, own = "redis://b/0", "rediss://r/0", "unix:///s"
+    both = {"broker_url": broker, "result_backend": backend}
+    assert source(**both, singleton_lock_url=own) == (own, "singleton_lock_url")
+    assert source(**both) == (backend, "result_backend")
+    assert source(broker_url=broker, result_backend="rpc://") == (broker, "broker_url")
+    assert source(broker_url=f"amqp://x;{broker}") == (broker, "broker_url")
+    assert source(broker_url="amqp://x", result_backend="rpc://") == ("", "nowhere")
+
+
+def test_the_app_s_settings_are_defaults_of_its_tasks() -> None:
+    app = Celery(set_as_current=False)
+    app.conf.singleton_lock_ttl = 7
+    app.conf.singleton_lock_on_conflict = "raise"
+    app.conf.task_always_eager = True
+
+    @singleton_task(app=app, key=PER_TASK, name="default", shared=False)
+    def default() -> float:
+        return 0
+
+    @singleton_task(app=app, key=PER_TASK, name="own", shared=False, ttl=9, on_conflict="skip")
+    def own() -> None: ...
+
+    assert default.singleton_policy().ttl == 7
+    assert own.singleton_policy().ttl == 9
+    assert own.singleton_policy({"ttl": 11}).ttl == 11
+    with hold_lock(default), pytest.raises(LockConflict):
+        default.delay().get()
+    with hold_lock(own):
+        assert is_skipped(own.delay())

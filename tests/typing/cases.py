@@ -1,0 +1,124 @@
+"""Read by mypy, never run: each line says what mypy must say about it.
+
+``# R: <type>`` is the whole type that reveal_type shows; ``# E: <code>`` an error of that code. A
+line without either must be accepted.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock import (
+    PER_TASK,
+    CallOptions,
+    OnConflict,
+    SingletonTask,
+    current_lease,
+    hold,
+    is_skipped,
+    lease_lost,
+    singleton_task,
+)
+from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
+
+app = Celery("typed")
+
+
+@singleton_task
+def bare(account_id: int, force: bool = False) -> str:
+    return str(account_id)
+
+
+@singleton_task()
+def called(account_id: int) -> str:
+    return str(account_id)
+
+
+@singleton_task(key="account:{account_id}", ttl=timedelta(minutes=1), acks_late=True)
+def with_options(account_id: int, *, force: bool = False) -> list[int]:
+    return [account_id]
+
+
+@singleton_task(app=app, key=PER_TASK)
+def of_an_app() -> None: ...
+
+
+@singleton_task(bind=True)
+def bound(self: SingletonTask[..., Any], account_id: int) -> float:
+    reveal_type(self.request.retries)  # R: int
+    self.retry(countdown=1)
+    return 1.0
+
+
+@singleton_task(app=app, bind=True, key=("account_id",), on_conflict=OnConflict.retry(delay=2))
+def bound_with_options(self: Any, account_id: int) -> dict[str, int]:
+    return {"account": account_id}
+
+
+@singleton_task(bind=False, key=lambda account_id: str(account_id))
+def not_bound(account_id: int) -> bytes:
+    return b""
+
+
+singleton_task(app=app, key=5)  # E: call-overload
+
+
+reveal_type(bare)  # R: SingletonTask[[account_id: int, force: bool =], str]
+reveal_type(called)  # R: SingletonTask[[account_id: int], str]
+reveal_type(with_options)  # R: SingletonTask[[account_id: int, *, force: bool =], list[int]]
+reveal_type(of_an_app)  # R: SingletonTask[[], None]
+reveal_type(bound)  # R: SingletonTask[[account_id: int], float]
+reveal_type(bound_with_options)  # R: SingletonTask[[account_id: int], dict[str, int]]
+reveal_type(not_bound)  # R: SingletonTask[[account_id: int], bytes]
+
+# The call itself, and the ways to send it.
+reveal_type(bare(1))  # R: str
+reveal_type(bound(1))  # R: float
+reveal_type(bare.delay(1, force=True))  # R: AsyncResult[str]
+reveal_type(bound.delay(account_id=1).get())  # R: float
+reveal_type(bare.apply_async((1,)))  # R: AsyncResult[str]
+reveal_type(bare.apply((1,)))  # R: EagerResult[str]
+reveal_type(bare.lock_key(1))  # R: str | None
+bare("1")  # E: arg-type
+bare.delay("1")  # E: arg-type
+bare.delay()  # E: call-arg
+bound.delay(None, 1)  # E: call-arg,arg-type
+bare.lock_key("1")  # E: arg-type
+bare.apply_async((1,), countdown=5, singleton={"ttl": 5, "on_conflict": "retry"})
+bare.apply_async((1,), singleton={"tll": 5})  # E: arg-type
+bare.apply_async((1,), singleton={"key": "x"})  # E: arg-type
+bare.apply_async((1,), singleton={"ttl": "5"})  # E: arg-type
+options: CallOptions = {"on_conflict": OnConflict.wait(timeout=3)}
+bare.apply_async(kwargs={"account_id": 1}, singleton=options)
+
+# A singleton task is a task.
+bare.s(1) | bare.si(2)
+bare.name.upper()
+
+# Leases.
+with hold("account:1", scope="accounts", ttl=timedelta(minutes=1), wait=5, app=app) as lease:
+    reveal_type(lease)  # R: Lease
+    reveal_type(lease.fence)  # R: int
+    reveal_type(lease.remaining())  # R: float
+    reveal_type(lease.lost)  # R: bool
+    lease.check()
+hold("account:1")  # E: call-arg
+reveal_type(current_lease())  # R: Lease
+reveal_type(is_skipped(bare.delay(1)))  # R: bool
+OnConflict.wait(timeout="5")  # E: arg-type
+
+
+@lease_lost.connect
+def heard(sender: str, event: object, **_: object) -> None: ...
+
+
+# What users' tests have.
+def uses_the_fixture(singleton_store: SingletonStore) -> None:
+    singleton_store.clock.advance(5)
+    reveal_type([record.key for record in singleton_store.held()])  # R: list[str]
+    with hold_lock(bare, 1) as held:
+        reveal_type(held)  # R: Lease
+    reveal_type(lose_lease(app=app))  # R: Lease

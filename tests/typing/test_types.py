@@ -1,0 +1,65 @@
+"""mypy says of `cases.py` what its comments say, with us as an installed, typed package."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).with_name("cases.py")
+
+#: One report of mypy: line, kind, message, code.
+REPORT = re.compile(r"^[^:]+:(\d+): (error|note): (.*?)(?:  \[([\w-]+)\])?$")
+
+#: Names that reveal_type spells with their modules.
+MODULE = re.compile(r"\b(?:[a-z_]\w*\.)+(?=\w)")
+
+
+def expected() -> dict[int, str]:
+    marks = {}
+    for number, line in enumerate(CASES.read_text().splitlines(), start=1):
+        if match := re.search(r"  # ([RE]: .+)$", line):
+            marks[number] = match[1]
+    return marks
+
+
+def found(output: str) -> dict[int, str]:
+    said: dict[int, str] = {}
+    for line in output.splitlines():
+        match = REPORT.match(line)
+        if match is None:
+            continue
+        number, kind, message, code = int(match[1]), match[2], match[3], match[4]
+        if kind == "error":
+            codes = [*filter(None, [said.get(number, "").removeprefix("E: ")]), code]
+            said[number] = f"E: {','.join(codes)}"
+        elif revealed := re.match(r'Revealed type is "(.*)"', message):
+            said[number] = "R: " + MODULE.sub("", revealed[1]).replace("def ", "")
+    return said
+
+
+def test_mypy_infers_what_the_cases_say(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    config = tmp_path / "mypy.ini"
+    # A user's strict configuration, not ours.
+    config.write_text("[mypy]\nstrict = True\n")
+    arguments = ["--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), str(CASES)]
+    output, errors, _ = api.run([*arguments, "--no-error-summary", "--hide-error-context"])
+    assert errors == ""
+    wanted, got = expected(), found(output)
+    assert len(wanted) > 30
+    lines = CASES.read_text().splitlines()
+    wrong = [
+        f"{CASES.name}:{number}: {lines[number - 1].strip()}\n    mypy: {got.get(number)}"
+        for number in sorted({*wanted, *got})
+        if wanted.get(number) != got.get(number)
+    ]
+    assert not wrong, "\n".join([*wrong, "", output])
+
+
+def test_a_wrong_expectation_is_noticed() -> None:
+    # The twin: the comparison itself can fail.
+    said = found('cases.py:7: note: Revealed type is "builtins.int"\ncases.py:9: error: no  [misc]')
+    assert said == {7: "R: int", 9: "E: misc"}
+    assert said != {7: "R: str", 9: "E: misc"}

@@ -1,0 +1,1 @@
+"""The pure parts: no server; the clock is manual where time matters."""

@@ -1,0 +1,151 @@
+"""The header is ours but travels: what others wrote is ignored, never trusted, never fatal."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from celery.app.task import Context
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_singleton_lock import OnConflict
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.policy import CALL_OPTIONS
+from celery_singleton_lock.delivery import HEADER, NONCE_KEY, Delivery, call_header, mint_nonce
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+FIELDS = ("attempt", "started", "sequence", "tries", "since", "losses", "options")
+# Close to what is ours, so that single fields are wrong and not the whole.
+HEADERS = JSON | st.fixed_dictionaries(
+    {"attempt": st.just("0.0") | JSON},
+    optional={
+        **dict.fromkeys(FIELDS[1:], JSON),
+        "options": JSON
+        | st.dictionaries(
+            st.sampled_from(sorted(CALL_OPTIONS)),
+            JSON | st.dictionaries(st.sampled_from(["action", "delay", "max_wait"]), JSON),
+        ),
+    },
+)
+
+
+def request(header: Any = None, **fields: Any) -> Context:
+    values = {"id": "t-1", "retries": 0, "replaced_task_nesting": 0, "delivery_info": {}, **fields}
+    if header is not None:
+        values.setdefault("headers", {HEADER: header})
+    return Context(values)
+
+
+def test_the_token_names_task_attempt_and_delivery() -> None:
+    delivery = Delivery.of(request(retries=2, replaced_task_nesting=1, **{NONCE_KEY: "abc1"}))
+    assert delivery.token == Token("t-1", 1, 2, "abc1")
+
+
+def test_deliveries_without_a_minted_nonce_get_one_each() -> None:
+    one, other = Delivery.of(request()), Delivery.of(request())
+    assert one.token.attempt == other.token.attempt
+    assert one.token.nonce != other.token.nonce
+    assert len({mint_nonce() for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("nonce", ["", "a b", "a|b", "-", 1, None, ["x"]], ids=repr)
+def test_a_nonce_that_is_none_is_replaced(nonce: Any) -> None:
+    token = Delivery.of(request(**{NONCE_KEY: nonce})).token
+    assert Token.parse(str(token)) == token
+    assert token.nonce != nonce
+
+
+@pytest.mark.parametrize(
+    ("fields", "started"),
+    [
+        ({}, False),
+        ({"delivery_info": {"redelivered": True}}, True),
+        ({"delivery_info": {"redelivered": False}}, False),
+        ({"delivery_info": None}, False),
+        ({"retries": 1}, True),
+        ({"replaced_task_nesting": 1}, True),
+    ],
+    ids=str,
+)
+def test_work_that_may_have_begun_counts_as_started(fields: Any, started: bool) -> None:
+    assert Delivery.of(request(**fields)).started is started
+
+
+def test_what_a_copy_carries_is_read_by_its_next_delivery() -> None:
+    sent = Delivery(
+        token=Token("t-1", 0, 1, "n"),
+        started=True,
+        sequence=4,
+        tries=3,
+        since=1.7e9,
+        losses=2,
+        options={"ttl": 30, "on_conflict": OnConflict.retry(2, 3, None)},
+    )
+    header = json.loads(json.dumps(sent.header()))
+    read = Delivery.of(request(header, retries=1, **{NONCE_KEY: "n"}))
+    assert read == sent
+
+
+def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
+    sent = Delivery(token=Token("t-1", 0, 0, "n"), sequence=4, tries=3, options={"ttl": 30})
+    read = Delivery.of(request(sent.header(), retries=1, **{NONCE_KEY: "m"}))
+    assert read == Delivery(token=Token("t-1", 0, 1, "m"), started=True, options={"ttl": 30})
+
+
+def test_a_calls_options_travel_as_plain_values() -> None:
+    from datetime import timedelta
+
+    header = call_header({"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)})
+    read = Delivery.of(request(json.loads(json.dumps(header))))
+    assert read.options == {"ttl": 60.0, "on_conflict": OnConflict.wait(2)}
+    assert not read.started
+
+
+@given(HEADERS)
+def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
+    read = Delivery.of(request(header))
+    assert read.token.attempt == "t-1|0.0"
+    assert isinstance(read.started, bool)
+    ours = isinstance(header, dict) and header.get("attempt") == "0.0"
+    assert read.started is (ours and header.get("started") is True)
+    for count in (read.sequence, read.tries, read.losses):
+        assert type(count) is int
+        assert 0 <= count < 10**9
+    if read.since is not None:
+        assert ours
+        assert type(read.since) is float
+        assert math.isfinite(read.since)
+        assert read.since >= 0
+    assert set(read.options) <= CALL_OPTIONS
+    if "on_conflict" in read.options:
+        assert isinstance(read.options["on_conflict"], OnConflict)
+    json.dumps(read.header())
+    assert Token.parse(str(read.token)) == read.token
+
+
+@given(JSON)
+def test_arbitrary_headers_beside_ours_never_raise(headers: Any) -> None:
+    # A foreign publisher's header that is itself named "headers" ends up there.
+    assert Delivery.of(request(headers=headers)).sequence == 0
+
+
+@given(retries=JSON, nesting=JSON)
+def test_an_arbitrary_attempt_never_raises(retries: Any, nesting: Any) -> None:
+    token = Delivery.of(request(retries=retries, replaced_task_nesting=nesting)).token
+    assert Token.parse(str(token)) == token
+
+
+@pytest.mark.parametrize(
+    "since",
+    [True, 10**400, -1, float("nan"), float("inf"), 1e300, "1", None],
+    ids=lambda since: repr(since)[:10],
+)
+def test_a_moment_that_is_none_is_forgotten(since: Any) -> None:
+    assert Delivery.of(request({"attempt": "0.0", "since": since})).since is None

@@ -1,0 +1,306 @@
+"""Ending a body from another thread: where it sleeps, waits or loops, and never after it."""
+
+from __future__ import annotations
+
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.interrupt import Body, LeaseInterrupt
+
+#: Seconds after which a body that should have been ended ends by itself, and the test fails.
+LONG = 5.0
+
+
+def sleep(started: threading.Event) -> None:
+    started.set()
+    time.sleep(LONG)
+
+
+def read_a_socket(started: threading.Event) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.settimeout(LONG)
+        started.set()
+        left.recv(1)
+
+
+def read_a_blocking_socket(started: threading.Event) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        started.set()
+        left.recv(1)
+
+
+def select_nothing(started: threading.Event) -> None:
+    started.set()
+    select.select([], [], [], LONG)
+
+
+def wait_for_a_lock(started: threading.Event) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    started.set()
+    lock.acquire(timeout=LONG)
+
+
+def wait_for_a_process(started: threading.Event) -> None:
+    process = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG})"])
+    try:
+        started.set()
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def loop(started: threading.Event) -> None:
+    started.set()
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        pass
+
+
+def swallow_exceptions(started: threading.Event) -> None:
+    started.set()
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        try:
+            time.sleep(0.01)
+        except Exception:
+            pass
+
+
+def interrupted_once_started(body: Body, started: threading.Event) -> threading.Thread:
+    def interrupt() -> None:
+        started.wait(LONG)
+        body.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        sleep,
+        read_a_socket,
+        read_a_blocking_socket,
+        select_nothing,
+        wait_for_a_lock,
+        wait_for_a_process,
+        loop,
+        swallow_exceptions,
+    ],
+)
+def test_a_body_on_the_main_thread_is_ended_at_once(function: Callable[..., None]) -> None:
+    body, started = Body(), threading.Event()
+    thread = interrupted_once_started(body, started)
+    before = time.monotonic()
+    with pytest.raises(LeaseInterrupt):
+        body.run(lambda: function(started))
+    assert time.monotonic() - before < LONG / 2
+    assert body.fired
+    thread.join()
+
+
+@pytest.mark.parametrize("function", [loop, swallow_exceptions])
+def test_a_body_on_another_thread_is_ended_between_two_instructions(
+    function: Callable[..., None],
+) -> None:
+    outcome: list[Any] = []
+    started = threading.Event()
+    bodies: list[Body] = []
+
+    def work() -> None:
+        body = Body()
+        bodies.append(body)
+        try:
+            outcome.append(body.run(lambda: function(started)))
+        except LeaseInterrupt as exc:
+            outcome.append(exc)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert started.wait(LONG)
+    before = time.monotonic()
+    bodies[0].interrupt()
+    worker.join()
+    assert time.monotonic() - before < LONG / 2
+    assert [type(one) for one in outcome] == [LeaseInterrupt]
+
+
+def test_an_undisturbed_body_returns_and_raises_as_it_likes() -> None:
+    assert Body().run(lambda: 42) == 42
+    with pytest.raises(ZeroDivisionError):
+        Body().run(lambda: 1 // 0)
+
+
+def test_a_body_lost_before_its_first_instruction_does_not_run() -> None:
+    body = Body()
+    body.interrupt()
+    with pytest.raises(LeaseInterrupt):
+        body.run(lambda: pytest.fail("it ran"))
+
+
+def test_a_body_lost_after_its_last_instruction_is_left_alone() -> None:
+    body = Body()
+    assert body.run(lambda: 1) == 1
+    body.interrupt()
+    time.sleep(0)  # a signal on its way would be handled here
+    assert body.fired
+
+
+def test_a_signal_from_elsewhere_ends_nothing() -> None:
+    from celery_singleton_lock import interrupt
+
+    body = Body()
+    assert body.run(lambda: signal.raise_signal(interrupt._SIGNAL) or 7) == 7
+
+
+def test_the_outer_body_is_ended_from_within_an_inner_one() -> None:
+    outer, inner, started = Body(), Body(), threading.Event()
+    thread = interrupted_once_started(outer, started)
+    with pytest.raises(LeaseInterrupt):
+        outer.run(lambda: inner.run(lambda: sleep(started)))
+    assert (outer.fired, inner.fired) == (True, False)
+    thread.join()
+
+
+def test_ending_the_inner_body_leaves_the_outer_one_running() -> None:
+    outer, inner, started = Body(), Body(), threading.Event()
+    thread = interrupted_once_started(inner, started)
+
+    def calls_a_task() -> str:
+        with pytest.raises(LeaseInterrupt):
+            inner.run(lambda: sleep(started))
+        return "went on"
+
+    assert outer.run(calls_a_task) == "went on"
+    assert not outer.fired
+    thread.join()
+
+
+def test_a_signal_that_comes_just_before_a_system_call_is_sent_again() -> None:
+    """The other thread runs when this one lets go of the interpreter, which is right there."""
+    for _ in range(100):
+        body, started = Body(), threading.Event()
+        thread = interrupted_once_started(body, started)
+        before = time.monotonic()
+        with pytest.raises(LeaseInterrupt):
+            body.run(lambda started=started: select_nothing(started))
+        assert time.monotonic() - before < LONG / 2
+        thread.join()
+
+
+def test_cleaning_up_after_an_interruption_is_left_alone() -> None:
+    body, started = Body(), threading.Event()
+    thread = interrupted_once_started(body, started)
+    cleaned: list[bool] = []
+
+    def work() -> None:
+        try:
+            sleep(started)
+        finally:
+            body.interrupt()
+            time.sleep(0.1)
+            cleaned.append(True)
+
+    with pytest.raises(LeaseInterrupt):
+        body.run(work)
+    assert cleaned
+    thread.join()
+
+
+def spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def race(runs: int) -> tuple[int, int]:
+    """Interrupt bodies about when they end; how many were ended, how many were not.
+
+    Raises:
+        LeaseInterrupt: One was struck after its body.
+    """
+    ended = left = 0
+    for _ in range(runs):
+        body = Body()
+        length = random.uniform(0, 2e-3)
+        killer = threading.Timer(random.uniform(0, 5e-4), body.interrupt)
+        killer.start()
+        try:
+            body.run(lambda length=length: spin(length))
+            left += 1
+        except LeaseInterrupt:
+            ended += 1
+        killer.join()
+        spin(2e-5)  # what is still on its way strikes here, outside of any except
+    return ended, left
+
+
+@pytest.fixture
+def fine_switching() -> Iterator[None]:
+    """Threads take turns often enough to meet at the end of a body."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("fine_switching")
+def test_nothing_strikes_after_the_body_on_the_main_thread() -> None:
+    ended, left = race(1000)
+    assert ended > 20
+    assert left > 20
+
+
+@pytest.mark.usefixtures("fine_switching")
+def test_nothing_strikes_after_the_body_on_another_thread() -> None:
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append(race(1000))
+        except BaseException as exc:
+            outcome.append(exc)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert isinstance(outcome[0], tuple), outcome
+    ended, left = outcome[0]
+    assert ended > 20
+    assert left > 20
+
+
+def test_under_gevent_there_is_nothing_but_the_flag() -> None:
+    pytest.importorskip("gevent")
+    program = """
+        import gevent.monkey; gevent.monkey.patch_all()
+        import gevent
+        from celery_singleton_lock.interrupt import Body
+
+        def work():
+            body = Body()
+            gevent.spawn_later(0.01, body.interrupt)
+            print(body.run(lambda: gevent.sleep(0.05) or "went on"))
+
+        gevent.spawn(work).join()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "went on\n", done.stderr

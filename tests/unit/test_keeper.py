@@ -1,0 +1,435 @@
+"""The heartbeat, swept by hand on a manual clock; and once as the thread that it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.keeper import Keeper, timeout_for
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Lease, LossReason, drift
+from celery_singleton_lock.core.store import Acquire, Granted, Release, Renewal
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing.contract import new_token
+
+KEYSPACE = Keyspace("unit")
+HOLDER = Holder(task="app.sync", task_id="t")
+
+
+class FlakyStore(MemoryStore):
+    """The memory store, which doesn't answer while it is ``away`` and counts its renewals."""
+
+    away = False
+    #: Called between the renewal in the store and its reply.
+    before_reply: Callable[[], None] | None = None
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self.batches: list[list[str]] = []
+        self.timeouts: list[float] = []
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+        self.batches.append([lease.key for lease in leases])
+        self.timeouts.append(timeout)
+        if self.away:
+            raise StoreUnavailable("connection refused")
+        replies = super().renew(leases, timeout=timeout)
+        if self.before_reply is not None:
+            self.before_reply()
+        return replies
+
+
+class Bench:
+    """A keeper whose thread never starts: the test sweeps."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = FlakyStore(self.clock)
+        self.events: list[Event] = []
+        self.keeper = Keeper(self.store, self.clock, Events([self.events.append]))
+        self.lost: list[Lease] = []
+
+    def hold(self, name: str = "a", ttl: float = 60.0, max_hold: float | None = None) -> Lease:
+        return hold(self.store, self.clock, self.keeper, name, ttl, max_hold, self.lost.append)
+
+    def advance(self, seconds: float) -> None:
+        """As the thread does: sweep whenever the keeper is needed, for ``seconds``."""
+        end = self.clock.now() + seconds
+        while True:
+            pause = self.keeper.sweep()
+            left = end - self.clock.now()
+            if pause is None or pause >= left:
+                self.clock.advance(left)
+                self.keeper.sweep()
+                return
+            self.clock.advance(max(pause, 1e-6))
+
+
+def hold(
+    store: Any,
+    clock: Any,
+    keeper: Keeper,
+    name: str,
+    ttl: float,
+    max_hold: float | None,
+    on_lost: Callable[[Lease], None],
+) -> Lease:
+    call = Acquire(
+        slots=(KEYSPACE.lock("s", name),),
+        token=new_token(),
+        holder=HOLDER,
+        ttl=ttl,
+    )
+    sent = clock.now()
+    reply = store.acquire(call)
+    assert isinstance(reply, Granted)
+    lease = Lease(
+        key=reply.key,
+        token=call.token,
+        ttl=ttl,
+        holder=call.holder,
+        valid_until=sent + ttl - drift(ttl),
+        acquired_at=sent,
+        clock=clock,
+        max_hold=max_hold,
+    )
+    keeper.add(lease, on_lost)
+    return lease
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    return Bench()
+
+
+# --- renewing ------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_renewed_at_a_third_of_its_ttl_and_never_later(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.clock.advance(17.9)  # jitter makes it a tenth earlier at most
+    bench.keeper.sweep()
+    assert bench.store.batches == []
+    bench.clock.advance(2.1)
+    bench.keeper.sweep()
+    assert len(bench.store.batches) == 1
+    assert lease.valid_until == bench.clock.now() + 60 - drift(60)
+
+
+def test_a_lease_lives_as_long_as_it_is_renewed(bench: Bench) -> None:
+    lease = bench.hold(ttl=3)
+    bench.advance(3600)
+    assert not lease.lost
+    assert bench.store.inspect(lease.key) is not None
+    assert 3600 <= len(bench.store.batches) <= 4001
+    assert bench.lost == []
+
+
+def test_the_deadline_counts_from_before_the_sending(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.clock.advance(20)
+    sent = bench.clock.now()
+    bench.store.before_reply = lambda: bench.clock.advance(5)
+    bench.keeper.sweep()
+    assert lease.valid_until == sent + 60 - drift(60)
+
+
+def test_a_sweep_says_when_it_is_needed_again(bench: Bench) -> None:
+    assert bench.keeper.sweep() is None
+    lease = bench.hold(ttl=60)
+    pause = bench.keeper.sweep()
+    assert pause is not None
+    assert 18 <= pause <= 20
+    bench.keeper.discard(lease)
+    assert bench.keeper.sweep() is None
+
+
+def test_leases_that_are_due_together_share_one_pipeline(bench: Bench) -> None:
+    for number in range(100):
+        bench.hold(str(number), ttl=60)
+        bench.clock.advance(0.01)
+    bench.advance(600)
+    assert 30 <= len(bench.store.batches) <= 34  # 600 s / 20 s, up to a tenth more
+    assert all(len(batch) == 100 for batch in bench.store.batches)
+
+
+def test_a_short_lease_does_not_have_the_long_ones_renewed_with_it(bench: Bench) -> None:
+    bench.hold("long", ttl=600)
+    bench.hold("short", ttl=3)
+    bench.advance(60)
+    keys = [key for batch in bench.store.batches for key in batch]
+    assert sum(key.endswith(":long") for key in keys) == 0
+    assert sum(key.endswith(":short") for key in keys) >= 60
+
+
+def test_a_reply_is_awaited_for_a_sixth_of_the_shortest_ttl(bench: Bench) -> None:
+    assert (timeout_for(6), timeout_for(600)) == (1.0, 2.0)
+    bench.hold("long", ttl=6)
+    bench.hold("short", ttl=3)
+    bench.clock.advance(2)
+    bench.keeper.sweep()
+    assert bench.store.timeouts == [0.5]
+
+
+def test_a_discarded_lease_is_renewed_no_more(bench: Bench) -> None:
+    lease = bench.hold(ttl=3)
+    bench.keeper.discard(lease)
+    assert len(bench.keeper) == 0
+    bench.advance(10)
+    assert bench.store.batches == []
+    assert bench.lost == []
+
+
+# --- losing --------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_back_in_time_costs_nothing(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.advance(20)
+    bench.store.away = True
+    bench.advance(30)
+    assert not lease.lost
+    bench.store.away = False
+    bench.advance(300)
+    assert not lease.lost
+    assert bench.lost == []
+
+
+def test_a_silent_store_is_asked_again_but_not_stormed(bench: Bench) -> None:
+    bench.hold(ttl=60)
+    bench.store.away = True
+    bench.advance(59)
+    assert 35 <= len(bench.store.batches) <= 45  # from the 20th second on, once a second
+
+
+def test_a_lease_on_a_silent_store_is_lost_at_its_deadline_and_for_good(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.away = True
+    deadline = lease.valid_until
+    bench.advance(59)
+    assert bench.lost == []
+    bench.advance(0.5)
+    assert bench.lost == [lease]
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.UNREACHABLE
+    assert lease.loss.at == deadline
+    assert "renewals failed: connection refused" in lease.loss.detail
+    bench.store.away = False
+    bench.advance(60)
+    assert lease.lost
+    assert bench.store.inspect(lease.key) is None
+    assert len(bench.lost) == 1
+
+
+def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.free(lease.key, None)
+    bench.store.acquire(
+        Acquire(slots=(lease.key,), token=new_token(), holder=HOLDER, ttl=60), timeout=1
+    )
+    bench.advance(20)
+    assert bench.lost == [lease]
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.REPLACED
+    assert lease.remaining() == 0
+
+
+def test_a_freed_lease_is_lost_as_expired(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.free(lease.key, None)
+    bench.advance(20)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.EXPIRED
+
+
+def test_a_loss_leaves_the_other_leases_alone(bench: Bench) -> None:
+    gone, stays = bench.hold("gone"), bench.hold("stays")
+    bench.store.free(gone.key, None)
+    bench.advance(120)
+    assert bench.lost == [gone]
+    assert not stays.lost
+
+
+def test_renewal_stops_at_max_hold_and_the_lease_ends(bench: Bench) -> None:
+    lease = bench.hold(ttl=6, max_hold=30)
+    bench.advance(30)
+    assert not lease.lost
+    bench.advance(6)
+    assert bench.lost == [lease]
+    assert lease.loss is not None
+    assert lease.loss.detail == "max_hold of 30 s reached"
+    assert bench.store.inspect(lease.key) is None
+
+
+def test_a_process_that_was_stopped_learns_of_it_before_it_renews(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.clock.advance(60)
+    bench.keeper.sweep()
+    assert bench.lost == [lease]
+    assert bench.store.batches == []
+    assert lease.loss is not None
+    assert "stopped or starved" in lease.loss.detail
+
+
+def test_a_reply_after_the_deadline_is_a_loss_for_good(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.clock.advance(2)
+    bench.store.before_reply = lambda: bench.clock.advance(10)
+    bench.keeper.sweep()
+    assert bench.lost == [lease]
+    assert lease.lost
+    assert len(bench.keeper) == 0
+
+
+def test_the_reply_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.clock.advance(2)
+
+    def release() -> None:
+        bench.keeper.discard(lease)
+        bench.store.release(Release(keys=(lease.key,), token=lease.token), timeout=1)
+
+    before = lease.valid_until
+    bench.store.before_reply = release
+    bench.keeper.sweep()
+    bench.advance(10)
+    assert bench.lost == []
+    assert lease.loss is None
+    assert lease.valid_until == before
+
+
+def test_a_loss_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.store.free(lease.key, None)
+    bench.clock.advance(2)
+    bench.store.before_reply = lambda: bench.keeper.discard(lease)
+    bench.keeper.sweep()
+    assert bench.lost == []
+    assert lease.loss is None
+
+
+def test_a_loss_is_told_to_the_body_first_and_then_to_the_sinks_once(bench: Bench) -> None:
+    order: list[str] = []
+    bench.keeper._events.sinks.append(lambda event: order.append(str(event.name)))
+    lease = hold(
+        bench.store, bench.clock, bench.keeper, "a", 6, None, lambda lease: order.append("body")
+    )
+    bench.store.free(lease.key, None)
+    bench.advance(60)
+    assert order == ["body", "lost"]
+    (event,) = bench.events
+    assert event.name is EventName.LOST
+    assert (event.key, event.task, event.task_id) == (lease.key, "app.sync", "t")
+    assert event.data["reason"] == "expired"
+
+
+def test_a_listener_that_raises_keeps_no_other_loss_from_being_told(bench: Bench) -> None:
+    def broken(lease: Lease) -> None:
+        raise RuntimeError("broken")
+
+    first = hold(bench.store, bench.clock, bench.keeper, "first", 6, None, broken)
+    second = bench.hold("second", ttl=6)
+    bench.clock.advance(6)
+    bench.keeper.sweep()
+    assert first.lost
+    assert bench.lost == [second]
+    assert [event.key for event in bench.events] == [first.key, second.key]
+
+
+# --- the thread ----------------------------------------------------------------------------------
+
+
+def test_a_keeper_whose_thread_could_not_start_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else every later lease of the process would be neither renewed nor declared lost.
+    started: list[str] = []
+
+    def no_threads(function: Callable[[], None], name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench()
+    monkeypatch.setattr(native, "start_new_thread", no_threads)
+    with pytest.raises(RuntimeError, match="can't start"):
+        bench.hold("first")
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: started.append(name))
+    bench.hold("second")
+    assert started == ["singleton-keeper"]
+
+
+def keeper_threads() -> int:
+    return sum(thread.name == "singleton-keeper" for thread in threading.enumerate())
+
+
+def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    before = keeper_threads()
+    keeper = Keeper(store, clock, Events())
+    assert keeper_threads() == before, "none before the first lease"
+    lost = threading.Event()
+    guard = threading.Barrier(10)
+    leases: list[Lease] = []
+
+    def body(number: int) -> None:
+        guard.wait()
+        for turn in range(10):
+            name = f"{number}.{turn}"
+            leases.append(hold(store, clock, keeper, name, 0.6, None, lambda lease: lost.set()))
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert keeper_threads() <= before + 1
+    assert not lost.wait(1.5)
+    assert keeper_threads() == before + 1
+    assert all(not lease.lost for lease in leases)
+    # Two and a half ttl: a pipeline each ttl/3, and one at most for each thread at the start.
+    assert len(store.batches) <= 20
+    for lease in leases:
+        keeper.discard(lease)
+    count = len(store.batches)
+    assert not lost.wait(0.5)
+    assert len(store.batches) <= count + 1
+
+
+def test_the_thread_tells_of_a_loss_within_a_heartbeat() -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    keeper = Keeper(store, clock, Events())
+    lost = threading.Event()
+    hold(store, clock, keeper, "long", 60, None, lambda lease: None)
+    lease = hold(store, clock, keeper, "short", 0.6, None, lambda lease: lost.set())
+    store.free(lease.key, None)
+    assert lost.wait(0.6), "the thread slept for the long lease"
+    assert lease.lost
+
+
+def test_the_thread_survives_a_failure_that_nobody_foresaw(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    broken = iter([True])
+
+    def fail_once() -> None:
+        if next(broken, False):
+            raise ZeroDivisionError
+
+    store.before_reply = fail_once
+    keeper = Keeper(store, clock, Events())
+    lost = threading.Event()
+    lease = hold(store, clock, keeper, "a", 0.9, None, lambda lease: lost.set())
+    assert not lost.wait(2.0)
+    assert not lease.lost
+    assert "failed as it should not" in caplog.text
+    keeper.discard(lease)

@@ -1,0 +1,322 @@
+"""From the arguments of a call to the name of its lock."""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import StrEnum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.utils.json import dumps, loads
+
+from celery_singleton_lock import PER_TASK, LockKeyError
+from celery_singleton_lock.core.key import KeyMaker, Keyspace
+
+KEYSPACE = Keyspace("p")
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+def sync(account_id: Any, options: Any = None, *, deep: bool = False) -> None: ...
+
+
+def anything(*args: Any, **kwargs: Any) -> None: ...
+
+
+def maker(spec: Any = None, function: Callable[..., Any] = sync) -> KeyMaker:
+    return KeyMaker(spec, inspect.signature(function), dumps)
+
+
+def rest(spec: Any, *args: Any, **kwargs: Any) -> str | None:
+    return maker(spec)(args, kwargs)
+
+
+# --- all bound arguments -------------------------------------------------------------------------
+
+
+def test_equal_calls_written_five_ways_are_one_key() -> None:
+    make = maker()
+    keys = {
+        make((1, {"a": 1, "b": [2, 3]}), {}),
+        make((1,), {"options": {"a": 1, "b": [2, 3]}}),
+        make((), {"account_id": 1, "options": {"a": 1, "b": [2, 3]}, "deep": False}),
+        make((1, {"b": [2, 3], "a": 1}), {}),
+        make((1, {"a": 1, "b": (2, 3)}), {"deep": False}),
+    }
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, "1"),
+        (1, True),
+        (None, "null"),
+        (None, ""),
+        ([1, 2], [2, 1]),
+        ([[1], 2], [1, [2]]),
+        ({"a": None}, {}),
+        (b"x", "x"),
+        (uuid.UUID(int=1), str(uuid.UUID(int=1))),
+        (Decimal("1"), 1),
+        (0.1, 0.2),
+        ("é", "e\u0301"),
+    ],
+    ids=repr,
+)
+def test_different_arguments_are_different_keys(one: Any, other: Any) -> None:
+    assert rest(None, one) != rest(None, other)
+
+
+def test_what_one_argument_holds_cannot_pass_for_another() -> None:
+    assert rest(None, "x", "y") != rest(None, "y", "x")
+    assert rest(None, 'x"\noptions="y') != rest(None, "x", "y")
+    assert rest(None, 1, deep=True) != rest(None, 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        uuid.UUID("12345678-1234-5678-1234-567812345678"),
+        datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+        datetime(2026, 1, 2),
+        date(2026, 1, 2),
+        Decimal("1.10"),
+        b"\x00\xff",
+        b"text",
+        {1: "a", 2: {3: 4}},
+        {"ключ": "値 \u2028 \ud83d\ude00"},
+        (1, (2, [3])),
+        Colour.RED,
+        float("nan"),
+        2**200,
+        "x" * 2**20,
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_the_key_is_the_same_before_and_after_the_message(value: Any) -> None:
+    make = maker()
+    sent = make((value,), {})
+    assert sent == make((loads(dumps(value)),), {})
+    assert sent is not None
+    assert len(sent) == 32
+
+
+def test_an_argument_without_a_json_form_says_which_and_what_to_do() -> None:
+    with pytest.raises(LockKeyError, match=r"'options' \(object\).*key=\(names of the others\)"):
+        rest(None, 1, object())
+
+
+def test_an_argument_that_holds_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(LockKeyError, match="account_id"):
+        rest(None, loop)
+
+
+def test_arguments_that_do_not_fit_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="account_id"):
+        rest(None)
+
+
+def test_collected_arguments_count() -> None:
+    make = maker(None, anything)
+    assert make((1,), {"x": 2}) == make((1,), {"x": 2})
+    assert len({make((1,), {"x": 2}), make((1, 2), {}), make((1,), {"y": 2}), make((1,), {})}) == 4
+
+
+# --- templates -----------------------------------------------------------------------------------
+
+
+def test_a_template_renders_its_arguments() -> None:
+    assert rest("account:{account_id}", 42) == "account:42"
+    assert rest("{account_id}/{deep}", 42, deep=True) == "42/True"
+    assert rest("{account_id:05d}", 42) == "00042"
+
+
+def test_a_template_reads_attributes_items_and_positions() -> None:
+    as_object = SimpleNamespace(id=7, owner={"name": "n"}, rows=[SimpleNamespace(k="a")])
+    as_dict = {"id": 7, "owner": {"name": "n"}, "rows": [{"k": "a"}]}
+    template = "{account_id.id}:{account_id.owner[name]}:{account_id.rows[0].k}"
+    assert rest(template, as_object) == rest(template, as_dict) == "7:n:a"
+
+
+def test_a_template_prefers_a_mappings_item_to_its_attribute() -> None:
+    assert rest("x:{account_id.items}", {"items": 3}) == "x:3"
+
+
+@pytest.mark.parametrize("template", ["account", "", "{{account_id}}"])
+def test_a_template_without_placeholder_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match=r"no placeholder.*PER_TASK"):
+        maker(template)
+
+
+@pytest.mark.parametrize("template", ["{nobody}", "{account}", "{account_id}:{nobody[x]}"])
+def test_a_template_with_an_unknown_argument_names_the_known(template: str) -> None:
+    with pytest.raises(ValueError, match=r"no argument of the task \(it has: account_id, options"):
+        maker(template)
+
+
+@pytest.mark.parametrize("template", ["{}", "{0}", "{account_id}-{1}", "{[x]}"])
+def test_a_placeholder_without_a_name_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match="name the argument"):
+        maker(template)
+
+
+@pytest.mark.parametrize("template", ["{account_id}{deep}", "a:{account_id}{options}:{deep}"])
+def test_adjacent_placeholders_are_refused(template: str) -> None:
+    with pytest.raises(ValueError, match="put a separator"):
+        maker(template)
+
+
+@pytest.mark.parametrize("template", ["{account_id", "account_id}", "{account_id!x}:{deep"])
+def test_a_broken_template_is_refused_where_it_is_written(template: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        maker(template)
+
+
+def test_an_argument_of_a_var_keyword_may_be_named() -> None:
+    assert maker("x:{tenant}", anything)((), {"tenant": 3}) == "x:3"
+
+
+def test_a_template_that_cannot_be_rendered_says_why() -> None:
+    with pytest.raises(LockKeyError, match="AttributeError"):
+        rest("{account_id.nothing}", 1)
+    with pytest.raises(LockKeyError, match="KeyError"):
+        maker("x:{tenant}", anything)((), {})
+
+
+@given(one=st.tuples(st.text(), st.text()), other=st.tuples(st.text(), st.text()))
+def test_two_placeholders_never_run_into_each_other(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    make = maker("a:{account_id}:{options}%")
+    if one != other:
+        assert make(one, {}) != make(other, {})
+
+
+def test_separators_in_values_are_escaped() -> None:
+    template = "{account_id}:{options}"
+    assert rest(template, "a:b", "c") != rest(template, "a", "b:c")
+    assert rest(template, "a%3Ab", "c") != rest(template, "a:b", "c")
+
+
+# --- names, PER_TASK, callables ------------------------------------------------------------------
+
+
+def test_a_tuple_of_names_takes_these_arguments_alone() -> None:
+    names = ("account_id", "deep")
+    assert rest(names, 1, "x") == rest(names, 1, object(), deep=False)
+    assert rest(names, 1) != rest(names, 1, deep=True)
+    assert rest(names, 1) != rest(names, "1")
+
+
+def test_no_names_and_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="key=PER_TASK"):
+        maker(())
+    with pytest.raises(ValueError, match="'acount_id', which is no argument"):
+        maker(("acount_id",))
+
+
+def test_per_task_is_one_key_whatever_the_arguments() -> None:
+    assert rest(PER_TASK, 1) == rest(PER_TASK, object(), deep=True)
+    assert repr(PER_TASK) == "PER_TASK"
+
+
+def test_a_callable_gets_the_arguments_as_they_came() -> None:
+    assert rest(lambda account_id, **_: f"a:{account_id}", 1, deep=True) == "a:1"
+    assert rest(lambda *args, **kwargs: None, 1) is None
+
+
+@pytest.mark.parametrize("returned", ["", 1, b"x", ["x"]])
+def test_a_callable_that_returns_no_name_is_refused(returned: Any) -> None:
+    with pytest.raises(LockKeyError, match="return a non-empty str"):
+        rest(lambda *args: returned, 1)
+
+
+def test_a_callable_that_raises_is_named() -> None:
+    def broken(account_id: int) -> str:
+        return {}[account_id]
+
+    with pytest.raises(LockKeyError, match=r"broken raised KeyError\(1\)"):
+        rest(broken, 1)
+
+
+@pytest.mark.parametrize("spec", [["account_id"], 1, b"x", True, {"a"}])
+def test_a_key_of_no_known_kind_is_a_type_error(spec: Any) -> None:
+    with pytest.raises(TypeError, match="write a template such as"):
+        maker(spec)
+
+
+# --- names in the store --------------------------------------------------------------------------
+
+
+def test_a_lock_its_fence_and_its_marker_share_a_hash_tag() -> None:
+    keyspace = Keyspace("p", 16)
+    for number in range(50):
+        key = keyspace.lock("s", str(number))
+        tag = key[: key.index("}") + 1]
+        assert Keyspace.fence(key).startswith(tag)
+        assert Keyspace.marker(key, "t|0.0").startswith(tag)
+
+
+def test_shards_are_all_used() -> None:
+    keyspace = Keyspace("p", 8)
+    keys = [keyspace.lock("s", str(number)) for number in range(200)]
+    assert {key[: key.index("}")] for key in keys} == {f"csl:{{p:{shard}" for shard in range(8)}
+
+
+@given(
+    one=st.tuples(st.text(min_size=1), st.text(min_size=1)),
+    other=st.tuples(st.text(min_size=1), st.text(min_size=1)),
+)
+def test_scope_and_rest_never_run_into_each_other(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    if one != other:
+        assert lock(*one) != lock(*other)
+
+
+def lock(scope: str, name: str) -> str:
+    try:
+        return KEYSPACE.lock(scope, name)
+    except UnicodeEncodeError:  # a lone surrogate: no text, and no message carries it
+        return repr((scope, name))
+
+
+@pytest.mark.parametrize("name", ["a b", "a\tb", "a\nb", "a\x00b", "a\xa0b", "x" * 10_000])
+def test_a_key_is_short_and_holds_no_blank(name: str) -> None:
+    key = KEYSPACE.lock("scope with blank", name)
+    assert len(key) < 250
+    assert not any(character.isspace() or ord(character) < 32 for character in key)
+
+
+def test_a_scope_cannot_forge_another_name() -> None:
+    for scope in ("fence", "done|t", "a:b", "a}b", "a#0", "{p:0}", "ü"):
+        quoted = KEYSPACE.lock(scope, "x").removeprefix("csl:{p:0}:").removesuffix(":x")
+        assert not set(quoted) & set(":{}|# ")
+    key = KEYSPACE.lock("fence", "x")
+    assert key not in (Keyspace.fence(key), Keyspace.marker(key, "x"))
+
+
+def test_slots_are_told_from_names_that_end_alike() -> None:
+    key = KEYSPACE.lock("s", "order#5")
+    assert Keyspace.slots(key, 1) == (key,)
+    assert Keyspace.slots(key, 2) == (f"{key}#0", f"{key}#1")
+    # Whoever holds a slot is recognised by what comes before the '#'.
+    assert {slot.partition("#")[0] for slot in Keyspace.slots(key, 2)} == {key}
+    assert key.partition("#")[0] == key
+    assert KEYSPACE.lock("s", "order#5") != KEYSPACE.lock("s", "order%235")
+
+
+def test_the_pattern_for_all_keys_quotes_the_prefix() -> None:
+    assert Keyspace("a*[b]?").match_all() == r"csl:{a\*\[b\]\?:*}:*"

@@ -1,0 +1,308 @@
+"""Acquire and release around a store that fails on cue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Lease, drift
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Granted,
+    Refused,
+    Relation,
+    Release,
+    Released,
+)
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing.contract import new_token
+
+KEY = Keyspace("unit").lock("s", "k")
+
+
+class CuedStore(MemoryStore):
+    """The memory store; each call takes the next cue: do it or not, then what is raised."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.cues: dict[str, list[tuple[bool, BaseException | Callable[[], Any]]]] = {}
+        self.calls: list[tuple[str, Any, float]] = []
+
+    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
+        reply: Granted | Refused = self._perform("acquire", call, timeout)
+        return reply
+
+    def release(self, call: Release, *, timeout: float = 0) -> Released:
+        reply: Released = self._perform("release", call, timeout)
+        return reply
+
+    def _perform(self, name: str, call: Any, timeout: float) -> Any:
+        self.calls.append((name, call, timeout))
+        method = getattr(super(), name)
+        cues = self.cues.get(name)
+        if not cues:
+            return method(call)
+        carried_out, then = cues.pop(0)
+        reply = method(call) if carried_out else None
+        if isinstance(then, BaseException):
+            raise then
+        then()
+        return reply
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[str, ...]] = {}
+
+    def note(self, keys: Sequence[str], token: str, ttl: float) -> None:
+        self.held[token] = tuple(keys)
+
+    def strike(self, token: str) -> None:
+        self.held.pop(token, None)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = CuedStore(self.clock)
+        self.events: list[Event] = []
+        events = Events([self.events.append])
+        self.keeper = Keeper(self.store, self.clock, events)
+        self.ledger = Ledger()
+        self.locker = Locker(self.store, self.clock, self.keeper, events, self.ledger)
+
+    def names(self) -> list[str]:
+        return [name for name, _, _ in self.store.calls]
+
+    def nothing_is_held(self) -> bool:
+        return self.store.inspect(KEY) is None and not len(self.keeper) and not self.ledger.held
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    return Bench()
+
+
+def call(ttl: float = 6, slots: tuple[str, ...] = (KEY,)) -> Acquire:
+    return Acquire(
+        slots=slots, token=new_token(), holder=Holder(task="a", task_id="t", worker="w"), ttl=ttl
+    )
+
+
+def give(lease: Lease) -> Release:
+    return Release(keys=(lease.key,), token=lease.token)
+
+
+# --- acquire -------------------------------------------------------------------------------------
+
+
+def test_a_grant_is_a_lease_that_is_renewed_written_down_and_told(bench: Bench) -> None:
+    asked = call()
+    lease = bench.locker.acquire(asked, max_hold=30)
+    assert isinstance(lease, Lease)
+    assert (lease.key, lease.token, lease.ttl, lease.max_hold) == (KEY, asked.token, 6, 30)
+    assert lease.valid_until == bench.clock.now() + 6 - drift(6)
+    assert lease.fence > 0
+    assert len(bench.keeper) == 1
+    assert bench.ledger.held == {str(asked.token): (KEY,)}
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED]
+    assert [timeout for _, _, timeout in bench.store.calls] == [1.0]
+
+
+def test_a_refusal_is_a_value_and_leaves_nothing_behind(bench: Bench) -> None:
+    bench.locker.acquire(call())
+    events, held = list(bench.events), dict(bench.ledger.held)
+    reply = bench.locker.acquire(call())
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.OTHER
+    assert (bench.events, bench.ledger.held) == (events, held)
+    assert len(bench.keeper) == 1
+
+
+def test_an_acquire_whose_reply_was_lost_is_sent_again_with_the_same_token(bench: Bench) -> None:
+    bench.store.cues["acquire"] = [(True, StoreUnavailable("lost"))]
+    asked = call()
+    lease = bench.locker.acquire(asked)
+    assert isinstance(lease, Lease)
+    assert bench.names() == ["acquire", "acquire"]
+    assert bench.store.calls[0][1].token == bench.store.calls[1][1].token
+
+
+def test_the_deadline_counts_from_the_try_that_was_answered(bench: Bench) -> None:
+    def late() -> None:
+        bench.clock.advance(0.9)
+        raise StoreUnavailable("timeout")
+
+    bench.store.cues["acquire"] = [(False, late)]
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    assert lease.valid_until == bench.clock.now() + 6 - drift(6)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_an_acquire_never_answered_is_released_by_token(bench: Bench, carried_out: bool) -> None:
+    bench.store.cues["acquire"] = [(carried_out, StoreUnavailable("lost"))] * 2
+    with pytest.raises(StoreUnavailable):
+        bench.locker.acquire(call())
+    assert bench.names() == ["acquire", "acquire", "release"]
+    assert bench.nothing_is_held()
+    assert bench.events == []
+
+
+def test_a_refusing_store_is_not_asked_twice(bench: Bench) -> None:
+    bench.store.cues["acquire"] = [(False, StoreError("read-only"))]
+    with pytest.raises(StoreError, match="read-only"):
+        bench.locker.acquire(call())
+    assert bench.names() == ["acquire", "release"]
+    assert bench.nothing_is_held()
+
+
+def test_a_failing_release_of_an_unknown_acquire_keeps_the_first_error(bench: Bench) -> None:
+    bench.store.cues["acquire"] = [(True, StoreUnavailable("first"))] * 2
+    bench.store.cues["release"] = [(False, StoreUnavailable("second"))]
+    with pytest.raises(StoreUnavailable, match="first"):
+        bench.locker.acquire(call())
+    assert not bench.ledger.held
+
+
+@pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt(), RuntimeError("soft limit")])
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_an_exception_thrown_into_an_acquire_leaves_nothing_held(
+    bench: Bench, error: BaseException, carried_out: bool
+) -> None:
+    bench.store.cues["acquire"] = [(carried_out, error)]
+    with pytest.raises(type(error)):
+        bench.locker.acquire(call())
+    assert bench.nothing_is_held()
+
+
+def test_an_exception_thrown_while_others_are_told_leaves_nothing_held(bench: Bench) -> None:
+    def terminated(event: Event) -> None:
+        raise SystemExit
+
+    bench.keeper._events.sinks.append(terminated)
+    with pytest.raises(SystemExit):
+        bench.locker.acquire(call())
+    assert bench.nothing_is_held()
+
+
+def test_a_keeper_that_cannot_start_leaves_nothing_held(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_threads(function: Any, name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(native, "start_new_thread", no_threads)
+    with pytest.raises(RuntimeError, match="new thread"):
+        bench.locker.acquire(call())
+    assert bench.nothing_is_held()
+
+
+def test_a_grant_that_arrives_after_its_deadline_is_given_back(bench: Bench) -> None:
+    bench.store.cues["acquire"] = [(True, lambda: bench.clock.advance(5.95))]
+    with pytest.raises(StoreUnavailable, match="arrived after its ttl of 6 s"):
+        bench.locker.acquire(call())
+    assert bench.names() == ["acquire", "release"]
+    assert bench.nothing_is_held()
+
+
+def test_what_is_asked_for_is_written_down_before_it_is_sent(bench: Bench) -> None:
+    asked = call(slots=(f"{KEY}#0", f"{KEY}#1"))
+    seen: list[dict[str, tuple[str, ...]]] = []
+    bench.store.cues["acquire"] = [(True, lambda: seen.append(dict(bench.ledger.held)))]
+    lease = bench.locker.acquire(asked)
+    assert isinstance(lease, Lease)
+    assert seen == [{str(asked.token): asked.slots}]
+    assert bench.ledger.held == {str(asked.token): (lease.key,)}
+
+
+def test_an_unknown_acquire_of_slots_is_forgotten_in_all_of_them(bench: Bench) -> None:
+    slots = (f"{KEY}#0", f"{KEY}#1")
+    first = bench.locker.acquire(call(slots=slots))
+    assert isinstance(first, Lease)
+    bench.store.cues["acquire"] = [(True, SystemExit())]
+    with pytest.raises(SystemExit):
+        bench.locker.acquire(call(slots=slots))
+    assert bench.store.inspect(slots[0]) is not None
+    assert bench.store.inspect(slots[1]) is None
+
+
+# --- release -------------------------------------------------------------------------------------
+
+
+def test_a_release_frees_the_key_and_tells_how_long_it_was_held(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.clock.advance(1.5)
+    assert bench.locker.release(lease, give(lease)) is Released.RELEASED
+    assert bench.nothing_is_held()
+    assert bench.events[-1].name is EventName.RELEASED
+    assert bench.events[-1].data == {"held": 1.5}
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_release_whose_reply_was_lost_is_sent_again(bench: Bench, carried_out: bool) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(carried_out, StoreUnavailable("lost"))]
+    assert bench.locker.release(lease, give(lease)) is Released.RELEASED
+    assert bench.nothing_is_held()
+
+
+def test_a_release_that_nobody_answers_is_told_and_never_raises(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(False, StoreUnavailable("away"))] * 2
+    assert bench.locker.release(lease, give(lease)) is None
+    assert bench.events[-1].name is EventName.RELEASE_FAILED
+    assert bench.events[-1].data == {"error": "away", "frees_in": 6}
+    assert len(bench.keeper) == 0, "a key that can't be released is renewed no more"
+    assert bench.ledger.held, "the parent may release it, should this process die"
+
+
+def test_a_release_that_the_store_refuses_is_told_and_never_raises(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(False, StoreError("read-only"))]
+    assert bench.locker.release(lease, give(lease)) is None
+    assert bench.names() == ["acquire", "release"]
+
+
+def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.free(KEY, None)
+    other = bench.locker.acquire(call())
+    assert isinstance(other, Lease)
+    assert bench.locker.release(lease, give(lease)) is Released.NOT_OURS
+    record = bench.store.inspect(KEY)
+    assert record is not None
+    assert record.token == str(other.token)
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED] * 2
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+def test_a_sink_that_raises_breaks_no_lock_and_no_other_sink(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(event: Event) -> None:
+        raise ZeroDivisionError
+
+    bench.keeper._events.sinks.insert(0, broken)
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    assert bench.locker.release(lease, give(lease)) is Released.RELEASED
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.RELEASED]
+    assert "failed on the event 'acquired'" in caplog.text

@@ -1,0 +1,184 @@
+"""The options of a task: merged by one pure function, refused where they are written."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_singleton_lock import PER_TASK, OnConflict
+from celery_singleton_lock.core.policy import (
+    APP_OPTIONS,
+    CALL_OPTIONS,
+    ConflictAction,
+    OnLost,
+    OnStoreError,
+    Policy,
+    merge,
+    seconds,
+)
+
+
+def policy(**options: Any) -> Policy:
+    return merge(Policy(), options, where="@singleton_task on app.sync")
+
+
+def test_what_is_left_out_comes_from_the_lower_layer() -> None:
+    app = policy(ttl=10, on_conflict="retry")
+    task = merge(app, {"ttl": 20, "key": PER_TASK}, where="task")
+    call = merge(task, {"on_conflict": "raise"}, where="call")
+    assert (call.ttl, call.key, call.on_conflict.action) == (20, PER_TASK, ConflictAction.RAISE)
+    assert (app.ttl, Policy().ttl) == (10, 60)
+
+
+def test_every_option_is_taken_in_all_its_forms() -> None:
+    made = policy(
+        key="x:{a}",
+        scope="s",
+        limit=1000,
+        ttl=timedelta(minutes=2),
+        max_hold=timedelta(hours=1),
+        min_hold=1,
+        on_conflict=OnConflict.retry(delay=timedelta(seconds=2)),
+        needs_fence=False,
+        hold_on_retry=False,
+        on_lost="continue",
+        on_store_error="run",
+    )
+    assert (made.ttl, made.max_hold, made.min_hold) == (120.0, 3600.0, 1.0)
+    assert made.on_conflict.delay == 2.0
+    assert (made.on_lost, made.on_store_error) == (OnLost.CONTINUE, OnStoreError.RUN)
+    assert isinstance(made.ttl, float)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "cure"),
+    [
+        ({"tll": 5}, TypeError, r"unknown option 'tll' \(did you mean 'ttl'\?\)"),
+        ({"onconflict": "skip"}, TypeError, "did you mean 'on_conflict'"),
+        ({"zzz": 1}, TypeError, r"\(known: .*ttl"),
+        ({"ttl": 0}, ValueError, "at least 0.3 seconds"),
+        ({"ttl": 0.1}, ValueError, "at least 0.3 seconds"),
+        ({"ttl": -1}, ValueError, "from 0 to 1e9"),
+        ({"ttl": float("nan")}, ValueError, "from 0 to 1e9"),
+        ({"ttl": float("inf")}, ValueError, "from 0 to 1e9"),
+        ({"ttl": 10**400}, ValueError, "from 0 to 1e9"),
+        ({"ttl": "60"}, TypeError, "give seconds as a number, or a timedelta"),
+        ({"ttl": None}, TypeError, "give seconds as a number, or a timedelta"),
+        ({"ttl": True}, TypeError, "give seconds as a number, or a timedelta"),
+        ({"max_hold": 0}, ValueError, "None for no bound"),
+        ({"max_hold": "1h"}, TypeError, "give seconds"),
+        ({"min_hold": -1}, ValueError, "from 0"),
+        ({"min_hold": 20, "max_hold": 10}, ValueError, "shorter than min_hold"),
+        ({"limit": 0}, ValueError, "from 1 to 1000"),
+        ({"limit": 1001}, ValueError, "from 1 to 1000"),
+        ({"limit": 2.0}, TypeError, "whole number"),
+        ({"limit": True}, TypeError, "whole number"),
+        ({"limit": 2, "needs_fence": True}, ValueError, "use limit=1"),
+        ({"scope": "s"}, ValueError, r'needs an explicit key.*key="account:\{account_id\}"'),
+        ({"scope": "", "key": PER_TASK}, ValueError, "1 to 200 characters"),
+        ({"scope": "s" * 201, "key": PER_TASK}, ValueError, "1 to 200 characters"),
+        ({"scope": 1, "key": PER_TASK}, TypeError, "give a name as str"),
+        ({"on_conflict": "skipp"}, ValueError, "did you mean 'skip'"),
+        ({"on_conflict": 1}, TypeError, r"OnConflict.retry\(...\)"),
+        ({"on_conflict": None}, TypeError, r"OnConflict.retry\(...\)"),
+        ({"on_lost": "ignore"}, ValueError, "known: continue, fail, retry"),
+        ({"on_store_error": "retri"}, ValueError, "did you mean 'retry'"),
+        ({"on_store_error": []}, ValueError, "known: raise, retry, run"),
+        ({"needs_fence": 1}, TypeError, "give True or False"),
+        ({"hold_on_retry": "no"}, TypeError, "give True or False"),
+    ],
+    ids=lambda value: repr(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_wrong_option_is_refused_with_its_place_and_its_cure(
+    options: dict[str, Any], error: type[Exception], cure: str
+) -> None:
+    with pytest.raises(error, match=f"^@singleton_task on app.sync: .*{cure}"):
+        policy(**options)
+
+
+def test_layers_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"call: .*shorter than min_hold"):
+        merge(policy(min_hold=20), {"max_hold": 10}, where="call")
+
+
+@pytest.mark.parametrize(
+    ("make", "cure"),
+    [
+        (lambda: OnConflict.retry(delay=-1), r"delay\)=-1"),
+        (lambda: OnConflict.retry(max_delay="x"), "max_delay"),
+        (lambda: OnConflict.retry(max_wait=float("nan")), "max_wait"),
+        (lambda: OnConflict.wait(timeout=None), "timeout"),
+        (lambda: OnConflict(action="retri"), "did you mean 'retry'"),
+        (lambda: OnConflict(action="retry", delay="1"), "delay"),
+    ],
+    ids=["delay", "max_delay", "max_wait", "timeout", "action", "by hand"],
+)
+def test_a_wrong_rule_for_conflicts_is_refused_when_it_is_made(make: Any, cure: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=cure):
+        make()
+
+
+def test_a_rule_made_by_hand_is_the_rule_it_names() -> None:
+    # An action that is a plain str would match none of the enum's members.
+    rule = OnConflict(action="retry", delay=timedelta(seconds=3))  # type: ignore[arg-type]
+    assert rule.action is ConflictAction.RETRY
+    assert rule == OnConflict.retry(delay=3)
+
+
+def test_a_longest_delay_shorter_than_the_first_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_delay=1.0 is shorter than delay=2.0"):
+        policy(on_conflict=OnConflict.retry(delay=2, max_delay=1))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(OnConflict.of(str(action)) for action in ConflictAction),
+        OnConflict.retry(2, 3, None),
+        OnConflict.retry(1, 60, 10),
+        OnConflict.wait(0.5),
+    ],
+    ids=repr,
+)
+def test_a_rule_survives_its_message(rule: OnConflict) -> None:
+    assert OnConflict.from_header(json.loads(json.dumps(rule.to_header()))) == rule
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["action", "delay", "max_delay", "max_wait", "timeout"]), _JSON)
+    | st.fixed_dictionaries(
+        {"action": st.sampled_from(list(ConflictAction))},
+        optional=dict.fromkeys(("delay", "max_delay", "max_wait", "timeout"), _JSON),
+    )
+    | _JSON
+)
+def test_a_rule_from_elsewhere_is_read_or_refused_with_a_known_error(value: Any) -> None:
+    try:
+        rule = OnConflict.from_header(value)
+    except (TypeError, ValueError, KeyError):
+        return
+    assert rule.action in set(ConflictAction)
+    assert 0 <= rule.delay < 1e9
+    assert 0 <= rule.timeout < 1e9
+
+
+def test_seconds_are_numbers_or_timedeltas() -> None:
+    assert seconds("x", timedelta(milliseconds=1500)) == 1.5
+    assert seconds("x", 0) == 0.0
+
+
+def test_who_may_set_what() -> None:
+    assert {"ttl", "on_conflict"} <= CALL_OPTIONS
+    assert not {"key", "scope", "limit", "min_hold"} & (CALL_OPTIONS | APP_OPTIONS)
