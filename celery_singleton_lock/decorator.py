@@ -70,7 +70,8 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
 
 def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
-    policy = {name: options.pop(name) for name in OPTIONS & set(options)}
+    given = {name: options.pop(name) for name in OPTIONS & set(options)}
+    policy = {**(getattr(base, "singleton", None) or {}), **given}
     where = f"@singleton_task on {fun.__qualname__}"
     _refuse_unknown(options, base, where)
     validate(policy, signature_without_self(fun, bool(options.get("bind"))), fun.__qualname__)
@@ -107,8 +108,6 @@ def _singleton_base(base: Any) -> type:
     if issubclass(base, SingletonTask):
         return cast(type, base)
     attributes: dict[str, Any] = {"abstract": True, "__module__": base.__module__}
-    if base.Request != BaseTask.Request:
-        attributes["Request"] = base.Request
     return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.policy import CALL_OPTIONS, OnConflict
 
-__all__ = ["HEADER", "NONCE_KEY", "SERIALIZER_KEY", "Delivery", "call_header"]
+__all__ = ["HEADER", "NONCE_KEY", "SERIALIZER_KEY", "Delivery", "call_header", "call_of"]
 
 #: Message header with everything of ours: an object.
 HEADER: Final = "singleton_lock"
@@ -25,6 +25,7 @@ SERIALIZER_KEY: Final = "singleton_serializer"
 
 # No message is put back more often than this in a lifetime; a larger number was not written by us.
 _MAX_COUNT: Final = 10**9
+_MAX_NAME: Final = 32
 # The year 5138: no clock is there yet, and a float counts the milliseconds until then.
 _MAX_MOMENT: Final = 1e11
 
@@ -56,18 +57,19 @@ class Delivery:
         """Read the request of the running task (``celery.app.task.Context``)."""
         nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
         nonce = getattr(request, NONCE_KEY, None)
+        headers = request.headers
+        header = headers.get(HEADER) if isinstance(headers, Mapping) else None
         token = Token(
             str(request.id),
             nesting,
             retries,
             # Minted by the worker parent; eager runs have none.
             nonce if isinstance(nonce, str) and nonce.isalnum() else mint_nonce(),
+            call_of(header),
         )
         info = request.delivery_info or {}
         # A replaced task or a retry continues work that began.
         started = bool(info.get("redelivered")) or (nesting, retries) > (0, 0)
-        headers = request.headers
-        header = headers.get(HEADER) if isinstance(headers, Mapping) else None
         if not isinstance(header, Mapping):
             return cls(token=token, started=started)
         delivery = cls(token=token, started=started, options=_options(header.get("options")))
@@ -85,6 +87,7 @@ class Delivery:
     def header(self) -> dict[str, Any]:
         """What travels with the next copy; :meth:`of` reads it."""
         return {
+            "call": self.token.call,
             "attempt": f"{self.token.nesting}.{self.token.retries}",
             "started": self.started,
             "sequence": self.sequence,
@@ -100,9 +103,23 @@ def mint_nonce() -> str:
     return secrets.token_hex(8)
 
 
-def call_header(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The header of a call that sets ``options`` (validated before)."""
-    return {"options": _plain(options)}
+def call_header(header: Any, options: Mapping[str, Any] | None, call: str = "") -> dict[str, Any]:
+    """The header of a message about to be published.
+
+    Args:
+        header: What it has already: a retry goes on with its call's.
+        options: The policy's options that the call sets (validated before).
+        call: The name of the call that this message continues; a new call gets a new name.
+    """
+    old = header if isinstance(header, Mapping) else {}
+    new = {**old, "call": call_of(old) or call or secrets.token_hex(4)}
+    return new if options is None else {**new, "options": _plain(options)}
+
+
+def call_of(header: Any) -> str:
+    """The name of a call, empty if ``header`` has none."""
+    call = header.get("call") if isinstance(header, Mapping) else None
+    return call if isinstance(call, str) and call.isalnum() and len(call) <= _MAX_NAME else ""
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

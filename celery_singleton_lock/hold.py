@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import Token as ContextToken
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,15 +16,11 @@ from celery_singleton_lock.core.policy import Policy, merge, seconds
 from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.delivery import mint_nonce
 from celery_singleton_lock.errors import LockConflict, LockKeyError
-from celery_singleton_lock.execution import held_leases
-from celery_singleton_lock.put_back import backoff
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker import singleton_tasks
+from celery_singleton_lock.put_back import polling_pause
+from celery_singleton_lock.runtime import Runtime, singleton_tasks
+from celery_singleton_lock.tenure import held_leases
 
 __all__ = ["hold"]
-
-_POLL = 0.05
-_POLL_MAX = 0.5
 
 
 @contextmanager
@@ -60,7 +57,7 @@ def hold(
     runtime = Runtime.of(real_app, eager=bool(real_app.conf.task_always_eager))
     full_key = runtime.keyspace.lock(scope, key)
     for held in held_leases.get():
-        if held.key.partition("#")[0] == full_key and not held.lost:
+        if runtime.keyspace.is_slot_of(full_key, held.key) and not held.lost:
             yield held
             return
     nonce = mint_nonce()
@@ -76,12 +73,22 @@ def hold(
         ttl=policy.ttl,
     )
     lease = _acquire(runtime, call, patience)
-    reset = held_leases.set((*held_leases.get(), lease))
+    reset = None
     try:
+        reset = held_leases.set((*held_leases.get(), lease))
         yield lease
     finally:
-        held_leases.reset(reset)
+        # First of all: nothing that goes wrong below may leave the lease with the keeper.
         runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+        if reset is not None:
+            _leave(reset)
+
+
+def _leave(reset: ContextToken[tuple[Lease, ...]]) -> None:
+    try:
+        held_leases.reset(reset)
+    except ValueError:
+        pass  # left in another context than entered (an async fixture): that one has ended
 
 
 def _acquire(runtime: Runtime, call: Acquire, patience: float) -> Lease:
@@ -94,7 +101,7 @@ def _acquire(runtime: Runtime, call: Acquire, patience: float) -> Lease:
         left = give_up_at - runtime.clock.now()
         if left <= 0:
             raise _conflict(call, reply, patience)
-        runtime.clock.sleep(min(left, backoff(_POLL, _POLL_MAX, tries)))
+        runtime.clock.sleep(min(left, polling_pause(tries)))
         tries += 1
 
 

@@ -24,7 +24,7 @@ from celery import Celery
 from celery.exceptions import Terminated, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
-from kombu.serialization import registry
+from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
 
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import Release
@@ -61,9 +61,13 @@ class SingletonRequestMixin:
         self._request_dict[SERIALIZER_KEY] = registry.type_to_name.get(self.content_type)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        if not soft:
-            self._settle_leases(Kind.DYING)
-        super().on_timeout(soft, timeout)  # type: ignore[misc]
+        try:
+            super().on_timeout(soft, timeout)  # type: ignore[misc]
+        finally:
+            # Afterwards, for billiard kills the child when this returns, and not before: meanwhile
+            # Celery stores the result and calls the user's on_failure, and the body runs on.
+            if not soft:
+                self._settle_leases(Kind.DYING)
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
@@ -104,8 +108,9 @@ class SingletonRequestMixin:
                     exc,
                 )
                 continue
+            fate = "is being killed" if become else "died"
             logger.info(
-                "singleton: pid %s died holding %s: %s", self.worker_pid, held.keys[0], reply
+                "singleton: pid %s %s holding %s: %s", self.worker_pid, fate, held.keys[0], reply
             )
         if become is None:
             record.settle(self.worker_pid)

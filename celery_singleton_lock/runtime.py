@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
@@ -27,9 +26,19 @@ from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.shared_record import SharedRecord
 from celery_singleton_lock.stores import open_store
 
-__all__ = ["Runtime"]
+__all__ = ["Runtime", "singleton_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
+
+# Where an app keeps its runtimes, so that they end with it: {(process id, eager): Runtime}.
+_ATTRIBUTE = "_singleton_runtimes"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    store: Store
+    keeper: Keeper
+    locker: Locker
 
 
 class Runtime:
@@ -49,23 +58,59 @@ class Runtime:
     def __init__(
         self, app: Celery, *, store: Store | None = None, clock: Clock | None = None
     ) -> None:
-        self.app = app
+        self._app = app
         self.clock = clock or SystemClock()
-        self._given_store = store
         self.events = Events([log_event, send_signal, Monitor(app)])
+        self._given_store = store
+        self._parts: _Parts | None = None
+        self._guard = threading.Lock()
 
     @cached_property
     def settings(self) -> Settings:
-        return read_settings(self.app)
+        return read_settings(self._app)
 
     @cached_property
     def keyspace(self) -> Keyspace:
         return Keyspace(self.settings.prefix)
 
-    @cached_property
+    @property
     def store(self) -> Store:
-        if self._given_store is not None:
-            return self._given_store
+        return self._wired().store
+
+    @property
+    def keeper(self) -> Keeper:
+        return self._wired().keeper
+
+    @property
+    def locker(self) -> Locker:
+        return self._wired().locker
+
+    @property
+    def worker(self) -> str:
+        """This process's name in records: the worker's, or the host's outside workers."""
+        return Runtime.worker_name or gethostname()
+
+    def close(self) -> None:
+        """End the heartbeat and close the connections, where there are any."""
+        if self._parts is not None:
+            self._parts.keeper.close()
+            self._parts.store.close()
+
+    def _wired(self) -> _Parts:
+        parts = self._parts
+        if parts is None:
+            # Two threads may come first: two keepers would each renew what the other released.
+            with self._guard:
+                parts = self._parts = self._parts or self._wire()
+        return parts
+
+    def _wire(self) -> _Parts:
+        store = self._given_store or self._open_store()
+        keeper = Keeper(store, self.clock, self.events)
+        locker = Locker(store, self.clock, keeper, self.events, Runtime.shared_record)
+        return _Parts(store, keeper, locker)
+
+    def _open_store(self) -> Store:
         settings = self.settings
         if not settings.url:
             raise SettingsError(
@@ -80,72 +125,37 @@ class Runtime:
             options=settings.connection_options,
         )
 
-    @cached_property
-    def keeper(self) -> Keeper:
-        return Keeper(self.store, self.clock, self.events)
-
-    @cached_property
-    def locker(self) -> Locker:
-        return Locker(self.store, self.clock, self.keeper, self.events, Runtime.shared_record)
-
-    @property
-    def worker(self) -> str:
-        """This process's name in records: the worker's, or the host's outside workers."""
-        return Runtime.worker_name or gethostname()
-
-    def close(self) -> None:
-        """End the heartbeat and close the connections, where there are any."""
-        if "keeper" in self.__dict__:
-            self.keeper.close()
-        if "store" in self.__dict__:
-            self.store.close()
-
     @classmethod
     def of(cls, app: Celery, *, eager: bool = False) -> Runtime:
-        """The runtime of ``app`` in this process; ``eager``: the one without a server."""
-        return _runtimes.get(app, eager, lambda: _make(app, eager))
+        """The runtime of ``app`` in this process; ``eager``: the one without a server.
+
+        After a fork the child has a process id, and so a runtime, of its own: the parent's
+        connections and threads are not its, and a lock that another thread held at the fork would
+        never be released (a child hung on one 40 of 40 times).
+        """
+        runtimes, key = _runtimes_of(app), (os.getpid(), eager)
+        found = runtimes.get(key)
+        if found is None:
+            store = open_store("memory://") if eager else None
+            # One step of the interpreter: of two threads that come first, both get the same one.
+            found = runtimes.setdefault(key, Runtime(app, store=store))
+        return found
 
     @classmethod
     def install(cls, app: Celery, runtime: Runtime | None, *, eager: bool = False) -> None:
         """Use ``runtime`` for ``app`` in this process, or forget it (None); for tests."""
-        _runtimes.put(app, eager, runtime)
+        key = (os.getpid(), eager)
+        if runtime is None:
+            _runtimes_of(app).pop(key, None)
+        else:
+            _runtimes_of(app)[key] = runtime
 
 
-def _make(app: Celery, eager: bool) -> Runtime:
-    return Runtime(app, store=open_store("memory://") if eager else None)
+def _runtimes_of(app: Any) -> dict[tuple[int, bool], Runtime]:
+    runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
+    return runtimes
 
 
-class _Registry:
-    """Runtimes by app. One per process: connections, threads and locks don't outlive a fork."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._runtimes: WeakKeyDictionary[Any, dict[bool, Runtime]] = WeakKeyDictionary()
-
-    def get(self, app: Celery, eager: bool, make: Callable[[], Runtime]) -> Runtime:
-        found = self._runtimes.get(app, {}).get(eager)
-        if found is not None:
-            return found
-        with self._guard:
-            return self._runtimes.setdefault(app, {}).setdefault(eager, make())
-
-    def put(self, app: Celery, eager: bool, runtime: Runtime | None) -> None:
-        with self._guard:
-            of_app = self._runtimes.setdefault(app, {})
-            if runtime is None:
-                of_app.pop(eager, None)
-            else:
-                of_app[eager] = runtime
-
-
-_runtimes = _Registry()
-
-
-def _forget_parent() -> None:
-    # A lock that another thread held at the fork would never be released here (a child hung 40 of
-    # 40 times), so the whole registry is replaced, and with it every lock that hangs on it.
-    global _runtimes
-    _runtimes = _Registry()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
+def singleton_tasks(app: Any) -> list[Any]:
+    """The registered tasks that hold locks."""
+    return [task for task in app.tasks.values() if hasattr(task, "singleton_policy")]

@@ -14,7 +14,7 @@ from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.store import MarkerState, Release
 from celery_singleton_lock.errors import LeaseLost
 
-__all__ = ["fail_with", "give_back", "is_done", "reserve"]
+__all__ = ["fail_with", "give_back", "is_done", "reserve", "stores_result"]
 
 
 def is_done(task: Any, state: str | None, retval: Any) -> bool:
@@ -25,8 +25,8 @@ def is_done(task: Any, state: str | None, retval: Any) -> bool:
 
     Args:
         task: The task.
-        state: Celery's state; None when the body was left by SystemExit or the like, and a message
-            acknowledged late comes back.
+        state: Celery's state; None when SystemExit or the like left the body or what comes after
+            it, so that a message acknowledged late comes back.
         retval: The task's result, or the exception that ended it.
     """
     if state is None or isinstance(retval, Reject):
@@ -35,6 +35,13 @@ def is_done(task: Any, state: str | None, retval: Any) -> bool:
     older = getattr(task, "acks_on_failure_or_timeout", True)
     acks_on_failure = getattr(task, "acks_on_failure", older)
     return state != states.FAILURE or not task.acks_late or acks_on_failure is not False
+
+
+def stores_result(task: Any, request: Any) -> bool:
+    """Whether this call's result is stored: the call's ``ignore_result``, else the task's."""
+    # Celery's Context has a class-level False that means "not said".
+    of_call = vars(request).get("ignore_result")
+    return not (task.ignore_result if of_call is None else of_call)
 
 
 def give_back(
@@ -63,7 +70,9 @@ def reserve(call: Release, retry: Retry, ttl: float, now: datetime) -> Release:
 
 
 def _countdown(retry: Retry, now: datetime) -> float:
-    when = retry.when
+    when: Any = retry.when
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)  # an eta that Celery takes as text
     if not isinstance(when, datetime):
         return float(when or 0)
     if when.tzinfo is None:

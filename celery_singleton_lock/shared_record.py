@@ -24,6 +24,7 @@ __all__ = ["Held", "SharedRecord"]
 _ROWS: Final = 512  # pool children with a higher index are covered by the ttl alone
 _CELLS: Final = 4
 _CELL_BYTES: Final = 2048  # five leases with the longest keys
+_MAX_ENTRY_BYTES: Final = 1024
 _HEADER: Final = struct.Struct("=II")  # pid, length of the JSON that follows
 
 
@@ -35,26 +36,46 @@ class Held:
     token: str
     ttl: float
 
+    def encode(self) -> bytes:
+        return json.dumps([self.keys, self.token, self.ttl]).encode()
+
+
+@dataclass(slots=True)
+class _Cell:
+    """The one that this process writes; None where it has no row."""
+
+    offset: int | None
+    held: dict[str, Held] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        # A list first, in one step: hold() in a thread of the body may note at the same time.
+        return b"[" + b",".join(held.encode() for held in list(self.held.values())) + b"]"
+
 
 @dataclass(slots=True)
 class SharedRecord:
     """The memory of one worker; only Linux and macOS fork pools have one."""
 
     _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _ROWS * _CELLS * _CELL_BYTES))
-    _mine: dict[str, Held] = field(default_factory=dict)
-    _offset: int | None = None
-    _pid: int = 0
+    #: By process: what a fork copied is the parent's.
+    _cells: dict[int, _Cell] = field(default_factory=dict)
 
     def note(self, keys: Sequence[str], token: str, ttl: float) -> None:
         """Child: write down what is about to be held."""
-        self._claim_cell()
-        self._mine[token] = Held(tuple(keys), token, ttl)
-        self._write()
+        pid = os.getpid()
+        # Of two threads that come first at once, the second uses what the first put there.
+        cell = self._cells.get(pid) or self._cells.setdefault(pid, _Cell(self._free_offset()))
+        held = Held(tuple(keys), token, ttl)
+        if len(held.encode()) > _MAX_ENTRY_BYTES:
+            return  # all slots of a wide limit: the one that is granted is written down then
+        cell.held[token] = held
+        self._write(pid, cell)
 
     def strike(self, token: str) -> None:
         """Child: it is held no more."""
-        if self._mine.pop(token, None) is not None:
-            self._write()
+        cell = self._cells.get(os.getpid())
+        if cell is not None and cell.held.pop(token, None) is not None:
+            self._write(os.getpid(), cell)
 
     def of_dead(self, pid: int) -> list[Held]:
         """Parent: what the child ``pid`` held when it died."""
@@ -65,34 +86,30 @@ class SharedRecord:
         for offset in self._cells_of(pid):
             _HEADER.pack_into(self._memory, offset, 0, 0)
 
-    def _claim_cell(self) -> None:
-        if self._pid == os.getpid():
-            return
-        # First use in this process: what a fork copied is the parent's.
-        self._pid, self._mine, self._offset = os.getpid(), {}, None
+    def _free_offset(self) -> int | None:
         index = _pool_index()
         if index is None or index >= _ROWS:
-            return
+            return None
         row = index * _CELLS * _CELL_BYTES
         offsets = [row + cell * _CELL_BYTES for cell in range(_CELLS)]
         free = [offset for offset in offsets if not self._read(offset)]
         # All taken: four children of this row died unheard. The first one's ttl has to do.
-        self._offset = (free or offsets)[0]
+        return (free or offsets)[0]
 
-    def _write(self) -> None:
-        if self._offset is None:
+    def _write(self, pid: int, cell: _Cell) -> None:
+        if cell.offset is None:
             return
-        # A list first, in one step: hold() in a thread of the body may note at the same time.
-        rows = [[held.keys, held.token, held.ttl] for held in list(self._mine.values())]
-        text = json.dumps(rows).encode()
-        if len(text) > _CELL_BYTES - _HEADER.size:
-            return  # too many for the cell: those beyond are covered by the ttl
-        start = self._offset + _HEADER.size
+        text = cell.encode()
+        while len(text) > _CELL_BYTES - _HEADER.size:
+            # The oldest first: releases that failed stay here, and the ttl has freed those keys.
+            cell.held.pop(next(iter(cell.held)))
+            text = cell.encode()
+        start = cell.offset + _HEADER.size
         # Length 0 first and the true one last: a child killed in between leaves an empty cell, not
         # a torn one.
-        _HEADER.pack_into(self._memory, self._offset, self._pid, 0)
+        _HEADER.pack_into(self._memory, cell.offset, pid, 0)
         self._memory[start : start + len(text)] = text
-        _HEADER.pack_into(self._memory, self._offset, self._pid, len(text))
+        _HEADER.pack_into(self._memory, cell.offset, pid, len(text))
 
     def _cells_of(self, pid: int) -> Iterator[int]:
         for offset in range(0, len(self._memory), _CELL_BYTES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import (
     TYPE_CHECKING,
@@ -19,6 +19,7 @@ from typing import (
 from celery import Celery, Task, signals, states
 from celery.app.task import Task as BaseTask
 from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.json import loads as kombu_loads
 
 from celery_singleton_lock.core.key import KeyMaker
 from celery_singleton_lock.core.lease import Lease
@@ -29,11 +30,13 @@ from celery_singleton_lock.core.policy import (
     merge,
     suggestion,
 )
-from celery_singleton_lock.delivery import HEADER, call_header
+from celery_singleton_lock.delivery import HEADER, call_header, call_of
 from celery_singleton_lock.errors import NoLease
-from celery_singleton_lock.execution import Execution, held_leases, logger
+from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.request import mixed_request
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.settlement import stores_result
+from celery_singleton_lock.tenure import held_leases, logger
 from celery_singleton_lock.worker import SingletonStep
 
 if TYPE_CHECKING:
@@ -71,10 +74,19 @@ class SingletonTask(_Base[P, R]):
     singleton: Mapping[str, Any] | None = None
     _tracks_started = False
 
+    #: A subclass's own ``__call__``: it runs under the lease.
+    _wrapping_call: Callable[..., Any] | None = None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "Request" in cls.__dict__:
-            cls.Request = mixed_request(cls.Request)  # type: ignore[assignment]
+        others = [c for c in cls.__mro__ if c not in (SingletonTask, BaseTask)]
+        request = next((c.__dict__["Request"] for c in others if "Request" in c.__dict__), None)
+        if request is not None:
+            cls.Request = mixed_request(request)  # type: ignore[assignment]
+        if "__call__" in cls.__dict__:
+            # In front of ours it would run the body without a lock (the idiom of Flask's context).
+            cls._wrapping_call = cls.__dict__["__call__"]
+            cls.__call__ = SingletonTask.__call__  # type: ignore[method-assign]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -90,13 +102,24 @@ class SingletonTask(_Base[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         request = self.request
-        if request.called_directly or _EXECUTION in request.__dict__:
+        execution = request.__dict__.get(_EXECUTION)
+        if request.called_directly or (execution is not None and execution.entered):
             # task(...) is a function call, also when the task's own body makes it.
             return super().__call__(*args, **kwargs)
-        execution = Execution(self, request, args, kwargs)
-        request.__dict__[_EXECUTION] = execution
-        # Under a lease it may also be the value of a skipped call: what Celery stores, not R.
-        return cast(R, execution.run(lambda: self._singleton_body(*args, **kwargs)))
+        if execution is not None:
+            execution.entered = True  # by super().__call__() of a subclass's __call__
+            return cast(R, self._body(*args, **kwargs))
+        execution = request.__dict__[_EXECUTION] = Execution(self, request, args, kwargs)
+
+        def body() -> Any:
+            self._tell_started(request)
+            if self._wrapping_call is not None:
+                return self._wrapping_call(*args, **kwargs)
+            execution.entered = True
+            return self._body(*args, **kwargs)
+
+        # It may also be the value of a skipped call: what Celery stores, not R.
+        return cast(R, execution.run(body))
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
@@ -118,15 +141,31 @@ class SingletonTask(_Base[P, R]):
         """
         dump = getattr(self, "_dump_pydantic_arguments", None)
         positional, named = dump(args, kwargs) if dump else (args, kwargs)
-        rest = self.singleton_key_maker(positional, named)
+        rest = self.singleton_rest(positional, named, as_sent=True)
         if rest is None:
             return None
         scope = self.singleton_policy().scope or self.name
         return Runtime.of(self.app).keyspace.lock(scope, rest)
 
-    def singleton_policy(
-        self, options: Mapping[str, Any] | None = None, *, eager: bool = False
-    ) -> Policy:
+    def singleton_rest(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, as_sent: bool
+    ) -> str | None:
+        """What the key is made of behind its scope.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            as_sent: Whether to see the arguments as a worker would: a message makes lists of
+                tuples, and plain strings of a str-Enum's members.
+
+        Raises:
+            TypeError, LockKeyError: As of :meth:`lock_key`.
+        """
+        if as_sent:
+            args, kwargs = _as_sent(args, kwargs)
+        return self._key_maker(args, kwargs)
+
+    def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
         """This task's policy, with the ``options`` of one call on top."""
         if not options:
             return self._policy
@@ -143,14 +182,12 @@ class SingletonTask(_Base[P, R]):
         return merge(defaults, self.singleton or {}, where=f"@singleton_task on {self.name}")
 
     @cached_property
-    def singleton_key_maker(self) -> KeyMaker:
-        """Computes the key of a call from its arguments."""
+    def _key_maker(self) -> KeyMaker:
         return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
 
-    def singleton_started(self, request: Any) -> None:
+    def _tell_started(self, request: Any) -> None:
         """Write the state STARTED, if ``track_started`` asks for it, now that the body will run."""
-        ignored = request.ignore_result or self.ignore_result
-        if self._tracks_started and not request.is_eager and not ignored:
+        if self._tracks_started and not request.is_eager and stores_result(self, request):
             meta = {"pid": os.getpid(), "hostname": request.hostname}
             self.backend.store_result(request.id, meta, states.STARTED, request=request)
 
@@ -169,14 +206,21 @@ class SingletonTask(_Base[P, R]):
         """
         if singleton is not None:
             _check_call_options(singleton, self)
-            headers = dict(options.get("headers") or {})
-            headers[HEADER] = {**headers.get(HEADER, {}), **call_header(singleton)}
-            options["headers"] = headers
+        headers = dict(options.get("headers") or {})
+        # What self.replace() publishes goes on with the work of the task that it replaces.
+        replaces = bool(options.get("replaced_task_nesting"))
+        continued = call_of((self._running_headers() or {}).get(HEADER)) if replaces else ""
+        headers[HEADER] = call_header(headers.get(HEADER), singleton, continued)
+        options["headers"] = headers
         return super().apply_async(args, kwargs, *positional, **options)
 
+    def _running_headers(self) -> Mapping[str, Any] | None:
+        running = self.app.current_worker_task
+        return None if running is None else running.request.headers
+
     @cached_property
-    def _singleton_body(self) -> Callable[..., Any]:
-        """What runs under the lease: a user's ``__call__`` if there is one, else ``run``.
+    def _body(self) -> Callable[..., Any]:
+        """What runs under the lease: the ``__call__`` of a base behind ours, else ``run``.
 
         Not Celery's own ``__call__``, which outside a worker would push an empty request over the
         real one: an eager body would see no id and couldn't retry.
@@ -245,6 +289,14 @@ def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Sign
     if not bound:
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _as_sent(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    try:
+        sent, named = kombu_loads(kombu_dumps([list(args), dict(kwargs)]))
+    except (TypeError, ValueError):
+        return args, kwargs  # of another serializer, pickle: there the worker sees them as they are
+    return sent, named
 
 
 def _check_call_options(options: Any, task: Any) -> None:

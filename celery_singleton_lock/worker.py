@@ -7,7 +7,6 @@ only be logged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from celery import Celery, bootsteps
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.instrumentation.monitor import Monitor
-from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.shared_record import SharedRecord
 
@@ -46,11 +45,6 @@ class SingletonStep(bootsteps.StartStopStep):
             # `celery worker`: one line where its log is (a daemon has no stderr), no traceback.
             logger.critical("singleton: %s", exc)
             raise SystemExit(1) from None
-
-
-def singleton_tasks(app: Celery) -> Iterable[Any]:
-    """The registered tasks that hold locks."""
-    return [task for task in app.tasks.values() if hasattr(task, "singleton_policy")]
 
 
 def check_tasks(app: Celery, store: Store) -> None:

@@ -15,6 +15,7 @@ States of a lease here::
     add() -> renewing --"not yours"----------------------> lost (expired, replaced)
                |  ^ \\--no answer--> retrying --deadline--> lost (unreachable)
                |  +--------answer-------/
+               +--"dying"--> gone: the worker parent has told the outcome, and ends this process
                +--max_hold reached--> ending --deadline--> lost (expired)
     discard() from any state: a late reply is ignored
 
@@ -48,7 +49,10 @@ _RENEWALS_PER_TTL: Final = 3
 # Renewals of many processes started together drift apart; only ever earlier than ttl/3.
 _JITTER: Final = 0.1
 # A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
+# In steps, for a store keeps connections per timeout: a ttl of "the time that is left" would make
+# one connection each.
 _TIMEOUTS_PER_TTL: Final = 6
+_TIMEOUT_STEPS: Final = (1.0, 0.5, 0.2, 0.1)
 MAX_TIMEOUT: Final = 2.0
 # While the store is silent: often enough to use the first moment it is back, seldom enough not to
 # storm it.
@@ -58,7 +62,10 @@ _MAX_RETRY_PAUSE: Final = 1.0
 
 def timeout_for(ttl: float) -> float:
     """Seconds to wait for one reply about a lease of ``ttl`` seconds."""
-    return min(ttl / _TIMEOUTS_PER_TTL, MAX_TIMEOUT)
+    longest = ttl / _TIMEOUTS_PER_TTL
+    if longest >= MAX_TIMEOUT:
+        return MAX_TIMEOUT
+    return next((step for step in _TIMEOUT_STEPS if step <= longest), 0.05)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,11 +172,12 @@ class Keeper:
 
     def _renew(self, batch: list[_Entry]) -> None:
         leases = [entry.lease for entry in batch]
+        with self._guard:
+            # Not the shortest of the batch: who isn't due yet waits for this reply too.
+            shortest = min((e.lease.ttl for e in self._entries.values()), default=leases[0].ttl)
         sent = self._clock.now()
         try:
-            replies = self._store.renew(
-                leases, timeout=timeout_for(min(lease.ttl for lease in leases))
-            )
+            replies = self._store.renew(leases, timeout=timeout_for(shortest))
         except Exception as exc:
             if not isinstance(exc, StoreError):
                 logger.exception("the store failed as it should not; it is asked again")
@@ -186,7 +194,9 @@ class Keeper:
         lease = entry.lease
         if id(lease) not in self._entries:
             return  # released meanwhile
-        if reply is not Renewal.RENEWED:
+        if reply is Renewal.DYING:
+            self.discard(lease)
+        elif reply is not Renewal.RENEWED:
             reason = LossReason.REPLACED if reply is Renewal.REPLACED else LossReason.EXPIRED
             self._lose(entry, reason, "the store has it no more")
         elif self._clock.now() < lease.valid_until:

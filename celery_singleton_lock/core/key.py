@@ -69,8 +69,17 @@ class Keyspace:
 
     @staticmethod
     def slots(key: str, limit: int) -> tuple[str, ...]:
-        """The keys of the ``limit`` leases that may be held on ``key`` at once."""
-        return (key,) if limit == 1 else tuple(f"{key}#{slot}" for slot in range(limit))
+        """The keys of the ``limit`` leases that may be held on ``key`` at once.
+
+        The first is ``key`` itself: who doesn't know the limit (a ``hold()`` in a script, a worker
+        of the deploy before) meets one of the holders, and never runs beside all of them.
+        """
+        return (key, *(f"{key}#{slot}" for slot in range(1, limit)))
+
+    @staticmethod
+    def is_slot_of(key: str, slot: str) -> bool:
+        """Whether a lease on ``slot`` is one on ``key``."""
+        return slot.partition("#")[0] == key
 
     @staticmethod
     def fence(key: str) -> str:

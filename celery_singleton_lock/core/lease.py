@@ -7,7 +7,8 @@ Each field is written by one thread with one assignment, so readers need no lock
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+import os
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -48,18 +49,26 @@ class Token:
     """Names one grant: task, ordinal (which attempt) and nonce (which delivery of that attempt).
 
     Renew and release compare it; acquire reads from it how an arriving delivery relates to the
-    holder.
+    holder. ``call`` tells two calls with one task id apart: the second is not the first's twin, and
+    must not be dropped because the first is done.
     """
 
     task_id: str
     nesting: int
     retries: int
     nonce: str
+    call: str = ""
+
+    @property
+    def task(self) -> str:
+        """Task id and call: the same for all attempts and deliveries."""
+        name = quote(self.task_id, safe="-_.")
+        return f"{name}+{self.call}" if self.call else name
 
     @property
     def attempt(self) -> str:
         """The token without its nonce: the same for all deliveries of one attempt."""
-        return f"{quote(self.task_id, safe='-_.')}|{self.nesting}.{self.retries}"
+        return f"{self.task}|{self.nesting}.{self.retries}"
 
     def __str__(self) -> str:
         return f"{self.attempt}|{self.nonce}"
@@ -67,13 +76,14 @@ class Token:
     @classmethod
     def parse(cls, text: str) -> Token:
         """Raises ValueError if ``text`` is no token."""
-        task_id, ordinal, nonce = text.split("|")
+        task, ordinal, nonce = text.split("|")
+        task_id, _, call = task.partition("+")
         nesting, retries = ordinal.split(".")
-        return cls(unquote(task_id), int(nesting), int(retries), nonce)
+        return cls(unquote(task_id), int(nesting), int(retries), nonce, call)
 
     def next_attempt(self) -> Token:
         """For whom a retry reserves the key: any delivery of the next attempt."""
-        return Token(self.task_id, self.nesting, self.retries + 1, "-")
+        return replace(self, retries=self.retries + 1, nonce="-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +175,8 @@ class Lease:
     fence_number: int | None = None
     max_hold: float | None = None
     loss: Loss | None = None
+    released: bool = False
+    process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
 
     @property
     def fence(self) -> int:
@@ -185,11 +197,12 @@ class Lease:
     @property
     def lost(self) -> bool:
         """Whether the right to run has ended. No I/O; reads the clock at each call."""
-        return self.loss is not None or self.clock.now() >= self.valid_until
+        # What outlives the body (a thread, an asyncio task) must not take a released lease for one.
+        return self.released or self.loss is not None or self.clock.now() >= self.valid_until
 
     def remaining(self) -> float:
         """Seconds this process may still trust the lease, 0.0 once it is lost. No I/O."""
-        if self.loss is not None:
+        if self.released or self.loss is not None:
             return 0.0
         return max(0.0, self.valid_until - self.clock.now())
 
@@ -205,6 +218,13 @@ class Lease:
     def lost_error(self) -> LeaseLost:
         """The exception that tells of this lease's loss."""
         now = self.clock.now()
+        if self.released and self.loss is None:
+            return LeaseLost(
+                f"the lease on {self.key!r} was released when its body ended; this code outlived "
+                "it. Wait inside the body for what needs the lease.",
+                self.key,
+                "released",
+            )
         loss = self.loss or Loss(reason=LossReason.EXPIRED, at=min(now, self.valid_until))
         why = f" ({loss.detail})" if loss.detail else ""
         return LeaseLost(
@@ -219,7 +239,3 @@ class Lease:
     def hold_until(self) -> float | None:
         """When renewal stops, on ``clock``; None when nothing bounds it."""
         return None if self.max_hold is None else self.acquired_at + self.max_hold
-
-    def record_for_parent(self) -> dict[str, Any]:
-        """What the worker parent needs to release this lease after the process died."""
-        return {"key": self.key, "token": str(self.token)}

@@ -18,6 +18,7 @@ Sequence of an acquire::
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -114,7 +115,10 @@ class Locker:
 
     def release(self, lease: Lease, call: Release) -> Released | None:
         """Give back ``lease`` as ``call`` says; None if the store didn't answer. Never raises."""
+        if lease.process != os.getpid():
+            return None  # a fork of the holder leaves the block: the lease is its parent's
         self._keeper.discard(lease)
+        lease.released = True
         try:
             reply, resent = self._release(call, timeout_for(lease.ttl))
         except StoreError as exc:

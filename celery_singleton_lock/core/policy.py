@@ -117,6 +117,10 @@ class OnConflict:
             return str(self.action)
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    def __json__(self) -> str | dict[str, Any]:
+        # For kombu's encoder: the options of a signature travel in other messages.
+        return self.to_header()
+
     @classmethod
     def from_header(cls, value: Any) -> OnConflict:
         """Raises TypeError or ValueError for what :meth:`to_header` didn't write."""
@@ -257,6 +261,11 @@ def _check_flag(name: str, value: Any) -> bool:
 
 
 def _check_on_conflict(name: str, value: Any) -> OnConflict:
+    if isinstance(value, Mapping):
+        try:
+            return OnConflict.from_header(value)  # it has been in a message
+        except KeyError as exc:
+            raise ValueError(f"{name}={value!r}: {exc} is missing") from None
     if not isinstance(value, (str, OnConflict)):
         raise TypeError(f"{name}={value!r}: give a str, or OnConflict.retry(...) or .wait(...)")
     return OnConflict.of(value)

@@ -43,6 +43,7 @@ class Renewal(StrEnum):
     RENEWED = "renewed"
     EXPIRED = "expired"
     REPLACED = "replaced"
+    DYING = "dying"  # the worker parent has announced this process's end
 
 
 class Released(StrEnum):

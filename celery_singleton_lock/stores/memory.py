@@ -101,8 +101,10 @@ class MemoryStore:
         value = self._value(lease.key)
         if value is None:
             return Renewal.EXPIRED
-        if value.kind is not Kind.LEASE or value.token != lease.token:
+        if value.token != lease.token or value.kind not in (Kind.LEASE, Kind.DYING):
             return Renewal.REPLACED
+        if value.kind is Kind.DYING:
+            return Renewal.DYING
         self._values[lease.key] = replace(value, expires_at=self._clock.now() + lease.ttl)
         return Renewal.RENEWED
 

@@ -12,7 +12,7 @@ Does not promise
 Connections
     Not the broker's pool, whose size and retries belong to the broker: redis-py's own defaults
     blocked 59 s on a dead link, and turned a lost reply into "not acquired". Idle connections are
-    kept per native thread and timeout, for a gevent socket belongs to its thread's hub.
+    kept per timeout, and per native thread under gevent, where a socket belongs to a thread's hub.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
+from redis.connection import Connection, parse_url
 from redis.retry import Retry
 
 from celery_singleton_lock.core import native
@@ -79,8 +79,10 @@ class RedisStore:
         self, url: str, *, fence_base: int = 0, options: Mapping[str, Any] | None = None
     ) -> None:
         try:
-            pool = ConnectionPool.from_url(connection_url(url), **dict(options or {}))
-            self._make, self._options = pool.connection_class, dict(pool.connection_kwargs)
+            # Not ConnectionPool.from_url: it adds options for a pool that we don't use, by which a
+            # server may replace our timeouts (redis-py 7's maintenance notifications).
+            self._options: dict[str, Any] = {**parse_url(connection_url(url)), **(options or {})}
+            self._make = self._options.pop("connection_class", Connection)
             for name in ("socket_timeout", "socket_connect_timeout", "decode_responses"):
                 self._options.pop(name, None)
             # Sends nothing, but refuses options that it doesn't know: better here than in a body.
@@ -97,12 +99,11 @@ class RedisStore:
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         key, token = call.slots[0], call.token
-        task = token.attempt.split("|")[0]
         reply = self._run(
             _ACQUIRE,
             [Keyspace.fence(key), Keyspace.marker(key, token.attempt), *call.slots],
             [
-                task,
+                token.task,
                 token.nesting,
                 token.retries,
                 token.nonce,
@@ -222,7 +223,9 @@ class RedisStore:
 
     def _commands(self, commands: Sequence[tuple[Any, ...]], timeout: float) -> list[Any]:
         """Send all commands at once, read all replies; the first error reply is raised."""
-        idle = self._idle.setdefault((native.get_ident(), timeout), deque())
+        # Of this thread alone where a socket belongs to its thread's hub; else of whoever needs it.
+        thread = native.get_ident() if native.is_patched() else 0
+        idle = self._idle.setdefault((thread, timeout), deque())
         try:
             connection = idle.pop()
         except IndexError:
@@ -236,10 +239,7 @@ class RedisStore:
         except redis.exceptions.AuthenticationError as exc:
             raise StoreError(f"the store refuses the login: {exc}") from exc
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as exc:
-            # What broke this one broke the thread's others (it has several if it runs greenlets):
-            # the next try shall meet a fresh one.
-            while idle:
-                idle.pop().disconnect()
+            _disconnect_all(idle)
             raise StoreUnavailable(f"the store doesn't answer: {exc}") from exc
         except redis.exceptions.RedisError as exc:
             raise StoreError(f"the store refuses: {exc}") from exc
@@ -251,6 +251,11 @@ class RedisStore:
         for reply in replies:
             if isinstance(reply, redis.exceptions.NoScriptError):
                 raise _ScriptForgotten
+            if isinstance(reply, redis.exceptions.ReadOnlyError):
+                # A failover behind this address: the connections lead to the demoted master, and
+                # would for ever. A fresh one may lead to the new.
+                _disconnect_all(idle)
+                raise StoreUnavailable(f"the store is a replica now: {reply}") from reply
             if isinstance(reply, redis.exceptions.ResponseError):
                 raise _mapped(reply) from reply
         return replies
@@ -264,11 +269,22 @@ class RedisStore:
         )
 
 
+def _disconnect_all(idle: deque[Any]) -> None:
+    """What broke one connection broke the others: the next try shall meet a fresh one."""
+    while idle:
+        idle.pop().disconnect()
+
+
 class _ScriptForgotten(Exception):
     """NOSCRIPT, seen by nobody outside."""
 
 
-_RENEWALS: Final = {1: Renewal.RENEWED, 0: Renewal.EXPIRED, -1: Renewal.REPLACED}
+_RENEWALS: Final = {
+    1: Renewal.RENEWED,
+    0: Renewal.EXPIRED,
+    -1: Renewal.REPLACED,
+    2: Renewal.DYING,
+}
 
 
 def connection_url(url: str) -> str:

@@ -517,7 +517,9 @@ class StoreContract:
             _become(store, key, token, kind, LONG)
             late = lease_of(key, token, SHORT)
             following = lease_of(key, token.next_attempt(), SHORT)
-            assert _renew(store, [late, following]) == [Renewal.REPLACED] * 2
+            # A process that is being killed hears so: it has nothing more to do.
+            heard = Renewal.DYING if kind is Kind.DYING else Renewal.REPLACED
+            assert _renew(store, [late, following]) == [heard, Renewal.REPLACED]
             record = _record(store, key)
             assert record.kind is kind
             assert record.ttl > LONG - 60

@@ -9,11 +9,11 @@ from typing import Any
 from celery import Celery, current_app
 
 from celery_singleton_lock.core.lease import Lease, Record
-from celery_singleton_lock.execution import held_leases
 from celery_singleton_lock.hold import hold
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import current_lease
+from celery_singleton_lock.tenure import held_leases
 from celery_singleton_lock.testing.clock import ManualClock
 
 __all__ = ["SingletonStore", "hold_lock", "lose_lease"]
@@ -63,7 +63,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
         LockConflict: It is held already.
         ValueError: The task's key function says "no lock" for these arguments.
     """
-    rest = task.singleton_key_maker(args, kwargs)
+    rest = task.singleton_rest(args, kwargs, as_sent=True)
     if rest is None:
         raise ValueError(f"{task.name} takes no lock for these arguments")
     scope = task.singleton_policy().scope or task.name

@@ -194,7 +194,7 @@ def retry_once(task: Any, key: str, gate_name: str, again_on: str | None) -> str
 
 @signals.before_task_publish.connect
 def _die_before_the_first_follower(sender: str, body: Any, **_: Any) -> None:
-    """In the child, after the end of the body and the early release, before the follower is sent."""
+    """In the child, after the body and the early release of its lease, before it is sent."""
     if sender != follower.name:
         return
     key = body[0][-1]

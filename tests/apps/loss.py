@@ -124,6 +124,11 @@ def work(task: Task, key: str, way: str, seconds: float) -> dict[str, Any]:
     return {"fence": fence, "lost": bool(lease and lease.lost), "retries": task.request.retries}
 
 
+def came_again(task: Task, key: str) -> bool:
+    """Whether a body of this very task ran before."""
+    return task.request.id in {run.task_id for run in Journal.from_env().runs(key)}
+
+
 # Tasks by what becomes of them when their lease is lost.
 
 
@@ -138,8 +143,9 @@ def late(
     self: Task, key: str, way: str = "sleep", seconds: float = 30.0, again: float | None = None
 ) -> Any:
     """A lost lease puts it back; a second run takes ``again`` seconds if they are given."""
-    came_again = self.request.id in {run.task_id for run in Journal.from_env().runs(key)}
-    return work(self, key, way, seconds if again is None or not came_again else again)
+    if again is not None and came_again(self, key):
+        seconds = again
+    return work(self, key, way, seconds)
 
 
 @singleton_task(**SHARED, on_lost="continue")
@@ -234,8 +240,9 @@ def leaving(self: Task, key: str, error: str, seconds: float = 0.5) -> Any:
 @singleton_task(**SHARED, acks_late=True)
 def rejecting(self: Task, key: str, seconds: float = 0.5) -> Any:
     """Sends its message back to the queue, once."""
+    again = came_again(self, key)
     work(self, key, "sleep", seconds)
-    if not self.request.delivery_info.get("redelivered"):
+    if not again:
         raise Reject("as asked", requeue=True)
 
 

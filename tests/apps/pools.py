@@ -1,9 +1,9 @@
 """Singleton tasks that say what happens to them, for every pool, for Beat and for the CLI.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
-object of further settings; TICK, seconds, for Beat; WITHOUT, the protection that a must-fail twin
-goes without: ``renewal``, ``native`` (the keeper becomes a thread like any other), ``lock`` (of
-`tick`).
+object of further settings; EARLY=1; TICK, seconds, for Beat; WITHOUT, the protection that a
+must-fail twin goes without: ``renewal``, ``native`` (the keeper becomes a thread like any other),
+``lock`` (of `tick`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.signals import worker_init
 
 from celery_singleton_lock import (
     PER_TASK,
@@ -150,8 +151,13 @@ def _write(event: Any, **_: Any) -> None:
     )
 
 
-for signal in (lease_acquired, lease_conflict, lease_lost, lease_released):
-    signal.connect(_write, weak=False)
+@worker_init.connect
+def _listen(**_: Any) -> None:
+    # In workers alone: copies of this module in the test's process would hear each other's events.
+    for signal in (lease_acquired, lease_conflict, lease_lost, lease_released):
+        signal.connect(_write)
 
-# As users' modules do: now there is a runtime that is older than the worker's bootstep.
-KEY_AT_IMPORT = brief.lock_key("at import")
+
+if "EARLY" in os.environ:
+    # As users' modules may: now there is a runtime that is older than the worker's bootstep.
+    brief.lock_key("at import")

@@ -166,7 +166,7 @@ def test_a_short_name_of_two_keys_is_refused_with_both(cli: Cli, load_app: LoadA
         assert len(cli("ls", "--json").json()) == 2
 
 
-def test_the_key_of_a_task_with_a_limit_names_its_slots(
+def test_the_key_of_a_task_with_a_limit_finds_a_slot_that_is_held(
     cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     pools = load_app(POOLS)
@@ -175,14 +175,13 @@ def test_the_key_of_a_task_with_a_limit_names_its_slots(
     for _ in range(2):
         pools.limited.delay("a")
     journal.wait_for_starts(2, key="a")
-    assert [row["key"] for row in cli("ls", "--json").json()] == [f"{key}#0", f"{key}#1"]
+    assert [row["key"] for row in cli("ls", "--json", key).json()] == [key, f"{key}#1"]
+    assert cli("show", "--json", "a#1").json()["key"] == f"{key}#1"
+    # The key itself is the first slot; once that is free, the key finds the one that is left.
     for spelling in (key, "a"):
-        both = cli("show", spelling)
-        assert both.status == 2
-        assert f"{key}#0" in both.err
-        assert f"{key}#1" in both.err
-    assert cli("release", "--force", f"{key}#0").status == 0
-    for spelling in (key, "a", "a#1"):  # one slot is left, so there is no question which
+        assert cli("show", "--json", spelling).json()["key"] == key
+    assert cli("release", "--force", key).status == 0
+    for spelling in (key, "a", "a#1"):
         assert cli("show", "--json", spelling).json()["key"] == f"{key}#1"
     pools.gate("a").touch()
 
@@ -298,7 +297,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     [start] = journal.wait_for_starts(1, key="a")
     answer = cli("release", "--force", "--json", pools.interruptible.lock_key("a"))
     assert (answer.status, answer.json()["released"]) == (0, True)
-    [fence_key] = redis_client.keys("csl:*:fence")  # type: ignore[misc]
+    [fence_key] = redis_client.keys("csl:*:fence")
     bumped = int(redis_client.get(fence_key))  # type: ignore[arg-type]
     assert start.fence is not None
     assert start.fence < bumped

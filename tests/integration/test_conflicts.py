@@ -422,6 +422,7 @@ def test_a_calls_own_options_survive_a_retry(stage: Stage, worker: CeleryWorker,
         headers={"trace": "abc"},
     )
     assert result.get(timeout=20) == 1
+    assert [start.data["ttl"] for start in stage.starts(name)] == [17, 17]
     headers = [start.data["request"]["headers"] for start in stage.starts(name)]
     assert [h["singleton_lock"]["options"] for h in headers] == [
         {"on_conflict": "raise", "ttl": 17}

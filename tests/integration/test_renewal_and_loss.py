@@ -16,7 +16,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lease import Kind, Lease, Record, Token
 from celery_singleton_lock.core.store import Renewal
 from celery_singleton_lock.testing.server import PrivateServer
-from tests.harness.deliveries import told, wait_until
+from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, Run
 from tests.harness.keys import Keys
 from tests.harness.worker import CeleryWorker
@@ -291,13 +291,18 @@ def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
     [pytest.param(0.0, id="ended"), pytest.param(4.0, id="running", marks=pytest.mark.slow)],
 )
 def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
-    worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal, twin_seconds: float
+    worker: StartWorker,
+    loss: ModuleType,
+    keys: Keys,
+    redis_client: redis.Redis,
+    journal: Journal,
+    twin_seconds: float,
 ) -> None:
     process = worker(LOSS)
-    result = loss.late.delay("k", "sleep", 20)
+    result = loss.late.delay("k", "sleep", 20, twin_seconds)
     journal.wait_for_starts(key="k")
     keys.free(loss.late.lock_key("k"))
-    loss.late.apply_async(("k", "sleep", twin_seconds), task_id=result.id)
+    RedisBroker(redis_client).deliver_again(result.id)
     journal.wait_for_starts(2, key="k")
     process.wait_for_log("singleton dropped: .*lost to its own twin")
     lost, twin = journal.runs("k")

@@ -291,8 +291,9 @@ class Listener:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_skip_is_a_worker_event_where_events_are_on(
-    pool: str, worker: StartWorker, load_app: LoadApp
+    pool: str, environment: dict[str, str], worker: StartWorker, load_app: LoadApp
 ) -> None:
+    environment["EARLY"] = "1"
     pools = load_app(POOLS)
     with Listener(pools.app) as listener:
         loud = worker(POOLS, pool=pool, queues=["loud"], args=["-E"])

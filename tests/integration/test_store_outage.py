@@ -107,14 +107,21 @@ def test_a_message_that_only_the_child_has_outlives_store_and_broker(
 # Down at the release.
 
 
+@pytest.mark.parametrize("link", [False, True], ids=["alone", "with a link"])
 def test_a_result_stands_though_the_store_is_down_at_the_release(
-    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+    private_redis: PrivateServer,
+    worker: StartWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    link: bool,
 ) -> None:
     loss = load_app(LOSS)
     process = worker(LOSS)
     with redis.Redis.from_url(private_redis.url()) as client:
         client.config_set("appendfsync", "no")
-    result = loss.cut.delay("k", cut_after=private_redis.pid)
+    # With a link the release comes when the body ends, and without when its result is stored.
+    following = loss.early.si("following", "sleep", 0) if link else None
+    result = loss.cut.apply_async(("k",), {"cut_after": private_redis.pid}, link=following)
     assert not result.get(timeout=30)["lost"]
     process.wait_for_log("singleton release-failed")
     assert result.state == "SUCCESS"
@@ -125,6 +132,8 @@ def test_a_result_stands_though_the_store_is_down_at_the_release(
     assert keys.record(key).ttl <= TTL
     keys.wait_until_free(key, timeout=TTL + SLACK)
     assert len(journal.runs("k")) == 1
+    if link:
+        journal.wait_for_ends(key="following")
 
 
 # Back without its data, while bodies run.

@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextvars import copy_context
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from celery import Celery
 from celery.exceptions import Retry
 
 from celery_singleton_lock import (
+    CallOptions,
     LeaseLost,
     LockConflict,
     NoLease,
@@ -52,7 +54,7 @@ def task_of(app: Celery, **options: Any) -> SingletonTask[[str], str]:
     def work(name: str) -> str:
         return current_lease().key
 
-    return work
+    return cast("SingletonTask[[str], str]", work)
 
 
 # Eager, without the fixture.
@@ -74,7 +76,7 @@ def test_a_direct_call_takes_no_lock(celery_app: Celery) -> None:
 def test_an_eager_call_is_skipped_while_its_key_is_held(celery_app: Celery) -> None:
     work = task_of(celery_app, key="{name}")
     with hold_lock(work, "ann") as lease:
-        result = work.delay("ann")
+        result: Any = work.delay("ann")
         assert is_skipped(result)
         assert is_skipped(result.get())
         assert result.get()["holder"]["task_id"] == lease.holder.task_id
@@ -104,7 +106,7 @@ def test_a_call_says_how_it_takes_a_conflict(celery_app: Celery) -> None:
 
 
 def test_a_conflict_may_revoke_an_eager_call(celery_app: Celery) -> None:
-    celery_app.conf.result_backend = "cache+memory://"
+    celery_app.conf.update(result_backend="cache+memory://")
     work = task_of(celery_app, key="{name}", on_conflict="revoke", ignore_result=True)
     with hold_lock(work, "ann"):
         assert work.delay("ann").state in ("REVOKED", "IGNORED")
@@ -247,7 +249,7 @@ def test_waiting_costs_no_time_of_the_test(
             work.delay("ann").get()
         assert 30 <= singleton_store.clock.now() - begin < 32
         # The holder is dead 60 s after its lease: a patient call has it then.
-        patient = {"on_conflict": OnConflict.wait(timeout=300)}
+        patient: CallOptions = {"on_conflict": OnConflict.wait(timeout=300)}
         assert work.apply_async(("ann",), singleton=patient).get() == work.lock_key("ann")
         assert 60 <= singleton_store.clock.now() - begin < 62
 
@@ -296,11 +298,12 @@ def test_a_lost_hold_is_never_interrupted(
             lease.check()
         # Others may have the key now, and this block's end leaves them alone.
         other = hold_lock(task_of(celery_app, key="{name}"), "ann")
-        theirs = other.__enter__()
+        elsewhere = copy_context()  # as another thread: the two blocks end in the wrong order
+        theirs = elsewhere.run(other.__enter__)
         with pytest.raises(LockConflict), hold("ann", scope="work", app=celery_app):
             raise AssertionError("a lost lease was re-entered")
     assert [record.token for record in singleton_store.held()] == [str(theirs.token)]
-    other.__exit__(None, None, None)
+    elsewhere.run(other.__exit__, None, None, None)
     assert singleton_store.held() == []
 
 

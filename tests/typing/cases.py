@@ -7,7 +7,7 @@ line without either must be accepted.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, reveal_type
 
 from celery import Celery
 

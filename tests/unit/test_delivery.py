@@ -102,7 +102,7 @@ def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
 def test_a_calls_options_travel_as_plain_values() -> None:
     from datetime import timedelta
 
-    header = call_header({"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)})
+    header = call_header(None, {"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)})
     read = Delivery.of(request(json.loads(json.dumps(header))))
     assert read.options == {"ttl": 60.0, "on_conflict": OnConflict.wait(2)}
     assert not read.started
@@ -111,7 +111,8 @@ def test_a_calls_options_travel_as_plain_values() -> None:
 @given(HEADERS)
 def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
     read = Delivery.of(request(header))
-    assert read.token.attempt == "t-1|0.0"
+    assert read.token.attempt in ("t-1|0.0", f"t-1+{read.token.call}|0.0")
+    assert read.token.call == "" or read.token.call == header["call"]
     assert isinstance(read.started, bool)
     ours = isinstance(header, dict) and header.get("attempt") == "0.0"
     assert read.started is (ours and header.get("started") is True)

@@ -12,10 +12,12 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from celery_singleton_lock import interrupt as interrupt_module
 from celery_singleton_lock.interrupt import Body, LeaseInterrupt
 
 #: Seconds after which a body that should have been ended ends by itself, and the test fails.
@@ -163,10 +165,8 @@ def test_a_body_lost_after_its_last_instruction_is_left_alone() -> None:
 
 
 def test_a_signal_from_elsewhere_ends_nothing() -> None:
-    from celery_singleton_lock import interrupt
-
     body = Body()
-    assert body.run(lambda: signal.raise_signal(interrupt._SIGNAL) or 7) == 7
+    assert body.run(lambda: signal.raise_signal(interrupt_module._SIGNAL) or 7) == 7
 
 
 def test_the_outer_body_is_ended_from_within_an_inner_one() -> None:
@@ -214,6 +214,7 @@ def test_cleaning_up_after_an_interruption_is_left_alone() -> None:
             sleep(started)
         finally:
             body.interrupt()
+            signal.raise_signal(interrupt_module._SIGNAL)
             time.sleep(0.1)
             cleaned.append(True)
 
@@ -221,6 +222,41 @@ def test_cleaning_up_after_an_interruption_is_left_alone() -> None:
         body.run(work)
     assert cleaned
     thread.join()
+
+
+def test_wherever_the_signal_strikes_it_ends_the_body_or_nothing() -> None:
+    """At each line of ``run``, from before the body to its return."""
+    interrupt_module._install_handler()  # the signal's default is to kill
+    endings: list[bool] = []
+    for line in range(100):
+        body, left = Body(), iter(range(line))
+
+        def trace(
+            frame: FrameType, event: str, arg: Any, body: Body = body, left: Any = left
+        ) -> Any:
+            if frame.f_code is not Body.run.__code__:
+                return None
+            if event == "line" and next(left, None) is None and not body.fired:
+                body.fired = True
+                signal.raise_signal(interrupt_module._SIGNAL)
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            ended = body.run(lambda: 7) != 7
+        except LeaseInterrupt:
+            ended = True
+        finally:
+            sys.settrace(previous)
+        assert interrupt_module._in_main_thread == [], f"left behind at line event {line}"
+        signal.raise_signal(interrupt_module._SIGNAL)
+        if not body.fired:
+            break  # the last line is behind us
+        endings.append(ended)
+    assert not body.fired
+    assert True in endings
+    assert endings[-1] is False, "it was struck when it had returned"
 
 
 def spin(seconds: float) -> None:

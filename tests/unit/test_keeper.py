@@ -290,6 +290,24 @@ def test_a_reply_after_the_deadline_is_a_loss_for_good(bench: Bench) -> None:
     assert len(bench.keeper) == 0
 
 
+def test_a_renewal_that_the_store_made_in_time_is_a_loss_if_its_reply_was_late(
+    bench: Bench,
+) -> None:
+    # From its deadline on the body may have been told of the loss: there is no way back.
+    lease = bench.hold(ttl=6)
+    bench.store.away = True
+    bench.advance(5.8)
+    bench.store.away = False
+    bench.clock.advance(0.1)
+    bench.store.before_reply = lambda: bench.clock.advance(0.2)
+    bench.keeper.sweep()
+    record = bench.store.inspect(lease.key)
+    assert record is not None
+    assert record.ttl > 5, "the store prolonged it"
+    assert bench.lost == [lease]
+    assert lease.lost
+
+
 def test_the_reply_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
     lease = bench.hold(ttl=6)
     bench.clock.advance(2)

@@ -1,0 +1,243 @@
+"""A lease in use: the body that runs under it, and what becomes of the key when that ends.
+
+Promises
+    Whatever way the body ends, the lease is given back once: nothing in here leaves it with the
+    keeper. A message is marked as done only after its result is stored and its callbacks are sent.
+
+States::
+
+    IDLE -> ASKED --granted--> HELD --body ended--> (early) RELEASED --settle--> SETTLED
+              |                 +----------------------settle--------------------^  ^
+              +--refused--> IDLE       outcome unknown: settle releases by token ---+
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from enum import Enum, auto
+from typing import Any, Final
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_singleton_lock.arrival import AGAIN
+from celery_singleton_lock.case import Case
+from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.core.keeper import MAX_TIMEOUT
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.policy import OnLost
+from celery_singleton_lock.core.store import Acquire, MarkerState, Refused, Release, Released
+from celery_singleton_lock.errors import LeaseLost, StoreError
+from celery_singleton_lock.interrupt import Body, LeaseInterrupt
+from celery_singleton_lock.settlement import fail_with, give_back, is_done, reserve
+
+__all__ = ["Tenure", "held_leases"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+#: Leases of the running thread, greenlet or coroutine, outermost first.
+held_leases: ContextVar[tuple[Lease, ...]] = ContextVar("singleton_held_leases", default=())
+
+# A body that loses its lease this often has a store that can't keep one.
+_MAX_LOSSES: Final = 3
+
+
+class _State(Enum):
+    IDLE = auto()
+    ASKED = auto()
+    HELD = auto()
+    RELEASED = auto()
+    SETTLED = auto()
+
+
+class Tenure:
+    """From the request for a lease to its settlement, in one execution."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._body = Body()
+        self._state = _State.IDLE
+        self._call: Acquire | None = None
+        self._lease: Lease | None = None
+
+    def acquire(self, call: Acquire) -> Lease | Refused:
+        """Ask for the lease; :meth:`settle` gives back what an interrupted call was granted.
+
+        Raises:
+            StoreError: As of the locker.
+        """
+        self._call, self._state = call, _State.ASKED
+        reply = self._case.runtime.locker.acquire(
+            call, max_hold=self._max_hold(), on_lost=self._on_lost
+        )
+        if isinstance(reply, Lease):
+            self._lease, self._state = reply, _State.HELD
+        else:
+            self._state = _State.IDLE
+        return reply
+
+    def run(self, lease: Lease, body: Callable[[], Any]) -> Any:
+        """Run ``body`` under ``lease``.
+
+        Raises:
+            Ignore: The lease was lost and the message put back, or left to its own twin.
+            LeaseLost: It was lost, and the policy says fail.
+            Exception: What the body raised.
+        """
+        reset = held_leases.set((*held_leases.get(), lease))
+        try:
+            result = self._body.run(body)
+        except LeaseInterrupt:
+            if not self._body.fired:
+                raise  # meant for a task that called this one
+            return self._interrupted(lease)
+        except (Ignore, Reject):
+            raise  # settled in task_postrun, which knows more
+        except Retry:
+            if lease.lost:
+                self._yield_to_twin(self._release(lease, _plainly(lease)))
+            raise
+        except LeaseLost:
+            if lease.lost:
+                return self._interrupted(lease)  # its own check() was faster than the keeper
+            self._ended(lease, failed=True)  # of another lease, a hold() in the body
+            raise
+        except Exception:
+            self._ended(lease, failed=True)
+            raise
+        finally:
+            held_leases.reset(reset)
+        self._ended(lease, failed=False)
+        return result
+
+    def settle(self, state: str | None, retval: Any) -> None:
+        """Give back what is still held, as the outcome says. Once; never raises.
+
+        Args:
+            state: Celery's state of the task.
+            retval: Its result, or the exception that ended it.
+        """
+        was, self._state = self._state, _State.SETTLED
+        if was is _State.ASKED and self._call is not None:
+            self._case.runtime.locker.forget(self._call)
+        lease = self._lease
+        if lease is None or was not in (_State.HELD, _State.RELEASED):
+            return
+        # SystemExit and the like strike after the body too, while Celery sends the callbacks: it
+        # has called the state SUCCESS by then, but the message comes back.
+        leaving = sys.exc_info()[1]
+        if leaving is not None and not isinstance(leaving, Exception):
+            state = None
+        done = is_done(self._case.task, state, retval)
+        if was is _State.RELEASED:
+            if done and self._case.acks_late:
+                self._mark_done(lease)
+            return
+        try:
+            call = self._final_release(lease, retval) if done else _plainly(lease)
+        except Exception:
+            # Whatever it is, a lease that nobody gives back would be renewed for ever.
+            logger.exception("singleton: %s is released plainly", lease.key)
+            call = _plainly(lease)
+        self._case.runtime.locker.release(lease, call)
+
+    def _max_hold(self) -> float | None:
+        case = self._case
+        hard_limit = (case.request.timelimit or (None,))[0] or case.task.time_limit
+        if case.policy.max_hold is None and hard_limit:
+            return float(hard_limit) + case.policy.ttl
+        return case.policy.max_hold
+
+    # --- while the body runs ---------------------------------------------------------------------
+
+    def _on_lost(self, lease: Lease) -> None:
+        """Keeper's thread."""
+        if self._outcome_of_loss() is not OnLost.CONTINUE:
+            self._body.interrupt()
+
+    def _outcome_of_loss(self) -> OnLost:
+        if self._case.policy.on_lost is not None:
+            return self._case.policy.on_lost
+        return OnLost.RETRY if self._case.acks_late else OnLost.FAIL
+
+    # --- when it has ended -----------------------------------------------------------------------
+
+    def _ended(self, lease: Lease, *, failed: bool) -> None:
+        """The body returned, or raised what will be its FAILURE."""
+        request = self._case.request
+        links = request.errbacks if failed else request.callbacks or request.chain
+        if not (links or request.chord) and not lease.lost:
+            return  # released once the result is stored
+        # What the message triggers next must not meet this lease; but until it is sent, the work is
+        # not done: a marker that expires keeps twins away meanwhile.
+        marker = MarkerState.FINISHING if self._case.acks_late else None
+        policy = self._case.policy
+        reply = self._release(lease, give_back(lease, policy.min_hold, marker, policy.ttl))
+        self._yield_to_twin(reply)
+
+    def _interrupted(self, lease: Lease) -> Any:
+        """The lease was lost and the body ended because of it."""
+        case = self._case
+        self._yield_to_twin(self._release(lease, _plainly(lease)))
+        losses = case.delivery.losses + 1
+        if (
+            self._outcome_of_loss() is OnLost.RETRY
+            and losses <= _MAX_LOSSES
+            and not case.request.is_eager
+        ):
+            self._state = _State.SETTLED  # the copy is the same attempt, and that is not done
+            copy = replace(case.delivery, started=True, losses=losses, tries=0)
+            case.put_back(copy, AGAIN, "lease lost")
+        return fail_with(case.task, lease.lost_error())
+
+    def _yield_to_twin(self, reply: Released | None) -> None:
+        """If its own twin has the lease, or has finished, the result is the twin's to write."""
+        if reply in (Released.TWIN, Released.DONE):
+            self._state = _State.SETTLED  # the attempt is not done, or not by this run
+            self._case.tell(EventName.DROPPED, reason="lost to its own twin")
+            raise Ignore
+
+    def _release(self, lease: Lease, call: Release) -> Released | None:
+        self._state = _State.RELEASED
+        return self._case.runtime.locker.release(lease, call)
+
+    def _final_release(self, lease: Lease, retval: Any) -> Release:
+        case = self._case
+        marker = MarkerState.DONE if case.acks_late else None
+        call = give_back(lease, case.policy.min_hold, marker, case.runtime.settings.marker_ttl)
+        if isinstance(retval, Retry) and case.policy.hold_on_retry and self._same_key(retval):
+            return reserve(call, retval, case.policy.ttl, case.task.app.now())
+        return call
+
+    def _same_key(self, retry: Retry) -> bool:
+        """Whether the next attempt has this key; ``self.retry(args=...)`` may have changed it."""
+        signature = getattr(retry, "sig", None)
+        if signature is None:
+            return True
+        try:
+            rest = self._case.task.singleton_rest(signature.args, signature.kwargs, as_sent=True)
+        except (TypeError, ValueError):
+            return False
+        return bool(rest == self._case.rest)
+
+    def _mark_done(self, lease: Lease) -> None:
+        case = self._case
+        try:
+            case.runtime.store.mark(
+                lease.key,
+                lease.token,
+                MarkerState.DONE,
+                case.delivery.sequence,
+                case.runtime.settings.marker_ttl,
+                timeout=MAX_TIMEOUT,
+            )
+        except StoreError as exc:
+            case.tell(EventName.RELEASE_FAILED, error=str(exc))
+
+
+def _plainly(lease: Lease) -> Release:
+    """Free the key, and say nothing of the attempt."""
+    return Release(keys=(lease.key,), token=lease.token)
