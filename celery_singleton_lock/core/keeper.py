@@ -46,7 +46,8 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # Three renewals fit in a ttl: two may fail before the lease is at risk.
 _RENEWALS_PER_TTL: Final = 3
-# Renewals of many processes started together drift apart; only ever earlier than ttl/3.
+# Renewals of many processes that started together shall not come together: the first of each lease
+# is up to a tenth early. The first only, or else of a thousand leases the earliest would always win.
 _JITTER: Final = 0.1
 # A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
 # In steps, for a store keeps connections per timeout: a ttl of "the time that is left" would make
@@ -58,6 +59,7 @@ MAX_TIMEOUT: Final = 2.0
 # storm it.
 _RETRY_RATIO: Final = 0.05
 _MAX_RETRY_PAUSE: Final = 1.0
+_MIN_RETRY_PAUSE: Final = 0.01
 
 
 def timeout_for(ttl: float) -> float:
@@ -83,6 +85,11 @@ class _Entry:
     def renewable(self, now: float) -> bool:
         hold_until = self.lease.hold_until
         return hold_until is None or now < hold_until
+
+    def retry_pause(self, now: float) -> float:
+        """Seconds until the silent store is asked again; the last moments are used as well."""
+        half = max((self.lease.valid_until - now) / 2, _MIN_RETRY_PAUSE)
+        return min(self.lease.ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE, half)
 
     def next_time(self, now: float) -> float:
         """When this entry needs the keeper again."""
@@ -185,7 +192,7 @@ class Keeper:
             for entry in batch:
                 entry.failures += 1
                 entry.error = str(exc)
-                entry.due = now + min(entry.lease.ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE)
+                entry.due = now + entry.retry_pause(now)
             return
         for entry, reply in zip(batch, replies, strict=True):
             self._take(entry, reply, sent)
@@ -202,7 +209,7 @@ class Keeper:
         elif self._clock.now() < lease.valid_until:
             entry.failures = 0
             lease.valid_until = sent + lease.ttl - drift(lease.ttl)
-            entry.due = sent + entry.interval * (1 - _JITTER * random.random())
+            entry.due = sent + entry.interval
         # Else the reply came after the deadline: lost for good, declared by _declare_overdue.
 
     def _declare_overdue(self) -> None:

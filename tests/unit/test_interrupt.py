@@ -204,6 +204,38 @@ def test_a_signal_that_comes_just_before_a_system_call_is_sent_again() -> None:
         thread.join()
 
 
+def test_ending_a_body_on_another_thread_leaves_the_interpreter_as_it_was() -> None:
+    """A request for attention left standing slows all threads, and hangs a debugger on 3.11."""
+    program = """
+        import sys, threading, time
+        from celery_singleton_lock.interrupt import Body, LeaseInterrupt
+
+        def work():
+            body = Body()
+            threading.Timer(0.05, body.interrupt).start()
+            try:
+                body.run(lambda: [time.sleep(0.001) for _ in range(10_000)])
+            except LeaseInterrupt:
+                print("ended")
+
+        def traced():
+            for _ in range(1000):
+                str()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join()
+        traced()
+        sys.settrace(lambda frame, event, arg: None)
+        traced()
+        print("traced")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=20
+    )
+    assert done.stdout == "ended\ntraced\n", done.stderr
+
+
 def test_cleaning_up_after_an_interruption_is_left_alone() -> None:
     body, started = Body(), threading.Event()
     thread = interrupted_once_started(body, started)
