@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
+from kombu.exceptions import EncodeError
 
 from celery_singleton_lock.arrival import AGAIN, Pace
 from celery_singleton_lock.core.events import Event, EventName
@@ -104,8 +105,8 @@ class Case:
                 delay=backoff(pace.first, pace.longest, delivery.tries),
                 reason=reason,
             )
-        except SoftTimeLimitExceeded:
-            raise  # the user's bound on all this; the task fails visibly
+        except (SoftTimeLimitExceeded, EncodeError):
+            raise  # the user's bound on all this, or no use in trying again: it fails visibly
         except Exception:
             logger.warning(
                 "singleton: %s[%s] can't be put back now; it is held here until the broker or the "

@@ -114,8 +114,8 @@ class Body:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _disarm(self) -> None:
-        # The exception may be set and not raised yet; it must not hit what Celery does next. Another
-        # one in its place is raised here. Setting none instead would leave CPython's request for
+        # The exception may be set and not raised yet; it must not hit what Celery does next.
+        # Another one in its place is raised here. Setting none instead would leave CPython's request for
         # attention standing until 3.12: all threads of the process run slower from then on (calls
         # took twice as long), and under a debugger on 3.11 they hang.
         try:

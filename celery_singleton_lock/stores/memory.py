@@ -228,7 +228,7 @@ class MemoryStore:
 def _relation(value: _Value, token: Token) -> Relation | None:
     """How the delivery ``token`` relates to the key's value; None if the key is its own."""
     held = value.token
-    if held.task_id != token.task_id:
+    if held.task != token.task:
         return Relation.OTHER
     held_ordinal, ordinal = (held.nesting, held.retries), (token.nesting, token.retries)
     if held_ordinal > ordinal:

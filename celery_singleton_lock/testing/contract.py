@@ -52,6 +52,7 @@ _HOLDER = Holder(task="app.sync", task_id="t-1", worker="celery@höst one", pid=
 _ODD_TASK_IDS = (
     "with some blanks",
     "a|b|0.0|c",
+    "a+b",
     "line\nbreak\ttab",
     "ünïcode → 日本",
     "100%25[a-z]*.+-^$",
@@ -253,6 +254,20 @@ class StoreContract:
             key = new_key()
             _take(store, key, new_token(held))
             assert _relation(ask(store, key, new_token(arriving))) is Relation.OTHER
+
+    def test_a_second_call_with_the_same_task_id_is_another_task(self, store: Store) -> None:
+        key = new_key()
+        first, second = (Token("t", 0, 0, "n", call) for call in ("a", "b"))
+        unnamed = Token("t", 0, 0, "n")
+        _take(store, key, first)
+        assert _relation(ask(store, key, second)) is Relation.OTHER
+        assert _relation(ask(store, key, unnamed)) is Relation.OTHER
+        assert _relation(ask(store, key, Token("t", 0, 0, "m", "a"))) is Relation.TWIN
+        assert _renew(store, [lease_of(key, second)]) == [Renewal.REPLACED]
+        assert Token.parse(_record(store, key).token) == first
+        _give(store, key, first, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert _relation(ask(store, key, first)) is Relation.DONE
+        assert isinstance(ask(store, key, second), Granted)
 
     def test_task_ids_of_any_characters_are_told_apart_and_come_back(self, store: Store) -> None:
         for task_id in _ODD_TASK_IDS:

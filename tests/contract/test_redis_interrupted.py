@@ -17,7 +17,6 @@ import redis
 
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.store import Granted, Refused, Relation, Release, Renewal
-from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.server import PrivateServer
@@ -166,9 +165,11 @@ def test_the_test_can_fail(server: PrivateServer, fault: type[BaseException]) ->
             with struck_at_random(0.0004):
                 ask(store, new_key(), new_token())
         except fault:
-            reply = ask(store, held, new_token())
+            try:
+                reply = ask(store, held, new_token())
+            except redis.exceptions.RedisError:  # half a reply was read: this one was lucky
+                store = Careless(server.url(db=4))
+                continue
             if isinstance(reply, Granted):
                 return
-        except StoreUnavailable:
-            pytest.fail("it fails otherwise than expected")
     pytest.fail("no false grant was seen")

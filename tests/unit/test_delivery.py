@@ -108,6 +108,21 @@ def test_a_calls_options_travel_as_plain_values() -> None:
     assert not read.started
 
 
+def test_a_new_call_gets_a_name_and_its_copies_keep_it() -> None:
+    one, other = call_header(None, None), call_header("foreign", None)
+    assert one["call"] != other["call"]
+    assert call_header(one, {"ttl": 5})["call"] == one["call"]
+    assert call_header({}, None, call="given")["call"] == "given"
+    read = Delivery.of(request(one))
+    assert read.token.call == one["call"]
+    assert read.header()["call"] == one["call"]
+
+
+@pytest.mark.parametrize("call", ["", "a b", "a|b", "a+b", "x" * 33, 1, None, ["x"]], ids=repr)
+def test_a_calls_name_that_is_none_is_forgotten(call: Any) -> None:
+    assert Delivery.of(request({"call": call})).token.call == ""
+
+
 @given(HEADERS)
 def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
     read = Delivery.of(request(header))
