@@ -47,7 +47,7 @@ logger = logging.getLogger("celery_singleton_lock")
 # Three renewals fit in a ttl: two may fail before the lease is at risk.
 _RENEWALS_PER_TTL: Final = 3
 # Renewals of many processes that started together shall not come together: the first of each lease
-# is up to a tenth early. The first only, or else of a thousand leases the earliest would always win.
+# is up to a tenth early. Only the first: of a thousand leases the earliest would always win.
 _JITTER: Final = 0.1
 # A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
 # In steps, for a store keeps connections per timeout: a ttl of "the time that is left" would make
