@@ -115,9 +115,9 @@ class Body:
 
     def _disarm(self) -> None:
         # The exception may be set and not raised yet; it must not hit what Celery does next.
-        # Another one in its place is raised here. Setting none instead would leave CPython's request for
-        # attention standing until 3.12: all threads of the process run slower from then on (calls
-        # took twice as long), and under a debugger on 3.11 they hang.
+        # Another one in its place is raised here. Setting none instead would leave CPython's
+        # request for attention standing (3.11, 3.12): all threads of the process run slower from
+        # then on (calls took twice as long), and under a debugger they hang (3.11).
         try:
             with self._guard:
                 _set_async_exception(self._thread.ident or 0, _Disarmed)

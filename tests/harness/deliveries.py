@@ -12,6 +12,8 @@ import redis
 
 from tests.harness.processes import POLL, TIMEOUT, Process
 
+#: With the pause between two of them: 0.2 s.
+_EMPTY_LOOKS = 20
 _RECEIVED = re.compile(r"Task \S+\[(\S+)\] received")
 
 
@@ -32,6 +34,25 @@ def told(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter
     pattern = re.compile(rf"singleton {event}: \S+\[(\S+)\] .*{reason and f'reason={reason}'}")
     lines = [line for worker in workers for line in worker.lines]
     return Counter(match[1] for line in lines if (match := pattern.search(line)))
+
+
+def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> None:
+    """Wait until every delivery of these tasks has ended: one ran, others were put back or dropped.
+
+    The broker can't tell: a worker still has deliveries in its memory whose message another one
+    has acknowledged.
+    """
+    workers, task_ids = list(workers), list(task_ids)
+
+    def all_ended() -> bool:
+        arrived, back, gone = (
+            received(workers),
+            told(workers, "put-back"),
+            told(workers, "dropped"),
+        )
+        return all(arrived[each] == 1 + back[each] + gone[each] for each in task_ids)
+
+    wait_until(all_ended, "every delivery ended: one ran, the others were put back or dropped")
 
 
 def wait_until(condition: Callable[[], object], what: str, *, timeout: float = TIMEOUT) -> None:
@@ -79,9 +100,14 @@ class RedisBroker:
         raise AssertionError(f"{task_id} is not waiting for its acknowledgement")
 
     def wait_until_empty(self, *, timeout: float = TIMEOUT) -> None:
-        """Wait until nothing is queued nor waiting for its acknowledgement, nor will be."""
-        wait_until(
-            lambda: not self.messages() and not self._client.zcard("unacked_index"),
-            f"the broker is empty: {self.messages()}",
-            timeout=timeout,
-        )
+        """Wait until nothing is queued nor waiting for its acknowledgement."""
+        looks = 0
+
+        def stays_empty() -> bool:
+            # A message on its way from the queue to the worker is in neither place for a moment.
+            nonlocal looks
+            empty = not self.messages() and not self._client.zcard("unacked_index")
+            looks = looks + 1 if empty else 0
+            return looks >= _EMPTY_LOOKS
+
+        wait_until(stays_empty, "the broker is empty and stays so", timeout=timeout)
