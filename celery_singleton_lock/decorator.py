@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery, Task, _state
@@ -71,21 +70,32 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
 def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
-    policy = {**(getattr(base, "singleton", None) or {}), **given}
     where = f"@singleton_task on {fun.__qualname__}"
     _refuse_unknown(options, base, where)
-    validate(policy, signature_without_self(fun, bool(options.get("bind"))), fun.__qualname__)
-    options["singleton"] = policy
+    signature = signature_without_self(fun, bool(options.get("bind")))
+    validate(_policy(base, given), signature, fun.__qualname__)
+
+    def options_for(app: Any) -> dict[str, Any]:
+        real_base = base or app.Task
+        policy = _policy(real_base, given)
+        return {**options, "base": _singleton_base(real_base), "singleton": policy}
+
     if app is not None:
-        return app.task(fun, base=_singleton_base(base or app.Task), **options)
-    return _create_shared(fun, base, options)
+        return app.task(fun, **options_for(app))
+    return _create_shared(fun, options_for, options.get("name"))
 
 
-def _create_shared(fun: Callable[..., Any], base: Any, options: dict[str, Any]) -> Any:
+def _policy(base: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**(getattr(base, "singleton", None) or {}), **given}
+
+
+def _create_shared(
+    fun: Callable[..., Any], options_for: Callable[[Any], dict[str, Any]], given_name: str | None
+) -> Any:
     """As Celery's shared_task, but with each app's own Task as the base."""
 
     def create(app: Any) -> Any:
-        return app._task_from_fun(fun, base=_singleton_base(base or app.Task), **options)
+        return app._task_from_fun(fun, **options_for(app))
 
     state: Any = _state
     state.connect_on_app_finalize(create)
@@ -96,13 +106,12 @@ def _create_shared(fun: Callable[..., Any], base: Any, options: dict[str, Any]) 
 
     def task() -> Any:
         app = state.get_current_app()
-        name = options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)
+        name = given_name or app.gen_task_name(fun.__name__, fun.__module__)
         return app.tasks[name]
 
     return Proxy(task)
 
 
-@cache
 def _singleton_base(base: Any) -> type:
     """``base`` (an app's own Task, Django's, a user's) with ours mixed in before it."""
     if issubclass(base, SingletonTask):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -107,6 +108,8 @@ class Runtime:
     def _wire(self) -> _Parts:
         store = self._given_store or self._open_store()
         keeper = Keeper(store, self.clock, self.events)
+        # Its thread ends with the app; but not with the interpreter, where a body may run still.
+        weakref.finalize(self, keeper.close).atexit = False
         locker = Locker(store, self.clock, keeper, self.events, Runtime.shared_record)
         return _Parts(store, keeper, locker)
 

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -74,19 +74,16 @@ class SingletonTask(_Base[P, R]):
     singleton: Mapping[str, Any] | None = None
     _tracks_started = False
 
-    #: A subclass's own ``__call__``: it runs under the lease.
-    _wrapping_call: Callable[..., Any] | None = None
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         others = [c for c in cls.__mro__ if c not in (SingletonTask, BaseTask)]
         request = next((c.__dict__["Request"] for c in others if "Request" in c.__dict__), None)
         if request is not None:
             cls.Request = mixed_request(request)  # type: ignore[assignment]
-        if "__call__" in cls.__dict__:
-            # In front of ours it would run the body without a lock (the idiom of Flask's context).
-            cls._wrapping_call = cls.__dict__["__call__"]
-            cls.__call__ = SingletonTask.__call__  # type: ignore[method-assign]
+        owner = next(c for c in cls.__mro__ if "__call__" in c.__dict__)
+        if owner is cls or not issubclass(owner, SingletonTask):
+            # Its own, or a mixin's: in front of ours it would run the body without a lock.
+            cls.__call__ = _under_lease(owner.__dict__["__call__"])  # type: ignore[method-assign]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -101,22 +98,28 @@ class SingletonTask(_Base[P, R]):
             validate(cls.singleton or {}, _signature_of(cls), str(cls.name or cls.__name__))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        request = self.request
-        execution = request.__dict__.get(_EXECUTION)
-        if request.called_directly or (execution is not None and execution.entered):
+        if self._wants_lease():
+            return self._call_under_lease(SingletonTask.__call__, args, kwargs)
+        execution = self.request.__dict__.get(_EXECUTION)
+        if execution is None or execution.entered:
             # task(...) is a function call, also when the task's own body makes it.
             return super().__call__(*args, **kwargs)
-        if execution is not None:
-            execution.entered = True  # by super().__call__() of a subclass's __call__
-            return cast(R, self._body(*args, **kwargs))
+        execution.entered = True
+        return cast(R, self._body(*args, **kwargs))
+
+    def _wants_lease(self) -> bool:
+        """Whether this call is Celery's: of a delivery, whose body has not begun."""
+        return not self.request.called_directly and _EXECUTION not in self.request.__dict__
+
+    def _call_under_lease(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> R:
+        request = self.request
         execution = request.__dict__[_EXECUTION] = Execution(self, request, args, kwargs)
 
         def body() -> Any:
             self._tell_started(request)
-            if self._wrapping_call is not None:
-                return self._wrapping_call(*args, **kwargs)
-            execution.entered = True
-            return self._body(*args, **kwargs)
+            return function(self, *args, **kwargs)
 
         # It may also be the value of a skipped call: what Celery stores, not R.
         return cast(R, execution.run(body))
@@ -236,6 +239,18 @@ class SingletonTask(_Base[P, R]):
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...
         def apply(self, *args: Any, **kwargs: Any) -> EagerResult[R]: ...
+
+
+def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A subclass's ``__call__`` (the idiom of Flask's context), entered when there is a lease."""
+
+    @wraps(own)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._wants_lease():
+            return self._call_under_lease(own, args, kwargs)
+        return own(self, *args, **kwargs)
+
+    return call
 
 
 def current_lease() -> Lease:

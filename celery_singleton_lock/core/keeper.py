@@ -53,8 +53,9 @@ _JITTER: Final = 0.1
 # In steps, for a store keeps connections per timeout: a ttl of "the time that is left" would make
 # one connection each.
 _TIMEOUTS_PER_TTL: Final = 6
-_TIMEOUT_STEPS: Final = (1.0, 0.5, 0.2, 0.1)
-MAX_TIMEOUT: Final = 2.0
+_TIMEOUT_STEPS: Final = (2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+MAX_TIMEOUT: Final = _TIMEOUT_STEPS[0]
+_MIN_TIMEOUT: Final = 0.05
 # While the store is silent: often enough to use the first moment it is back, seldom enough not to
 # storm it.
 _RETRY_RATIO: Final = 0.05
@@ -64,10 +65,11 @@ _MIN_RETRY_PAUSE: Final = 0.01
 
 def timeout_for(ttl: float) -> float:
     """Seconds to wait for one reply about a lease of ``ttl`` seconds."""
-    longest = ttl / _TIMEOUTS_PER_TTL
-    if longest >= MAX_TIMEOUT:
-        return MAX_TIMEOUT
-    return next((step for step in _TIMEOUT_STEPS if step <= longest), 0.05)
+    return max(_step(ttl / _TIMEOUTS_PER_TTL), _MIN_TIMEOUT)
+
+
+def _step(longest: float) -> float:
+    return next((step for step in _TIMEOUT_STEPS if step <= longest), _TIMEOUT_STEPS[-1])
 
 
 @dataclass(slots=True, eq=False)
@@ -179,12 +181,9 @@ class Keeper:
 
     def _renew(self, batch: list[_Entry]) -> None:
         leases = [entry.lease for entry in batch]
-        with self._guard:
-            # Not the shortest of the batch: who isn't due yet waits for this reply too.
-            shortest = min((e.lease.ttl for e in self._entries.values()), default=leases[0].ttl)
         sent = self._clock.now()
         try:
-            replies = self._store.renew(leases, timeout=timeout_for(shortest))
+            replies = self._store.renew(leases, timeout=self._patience(leases, sent))
         except Exception as exc:
             if not isinstance(exc, StoreError):
                 logger.exception("the store failed as it should not; it is asked again")
@@ -196,6 +195,15 @@ class Keeper:
             return
         for entry, reply in zip(batch, replies, strict=True):
             self._take(entry, reply, sent)
+
+    def _patience(self, batch: list[Lease], now: float) -> float:
+        """Seconds to wait for a reply about ``batch``."""
+        with self._guard:
+            # Not of the batch alone: who isn't due yet waits for this reply too.
+            leases = [*batch, *(entry.lease for entry in self._entries.values())]
+        # At its deadline a body is told of its loss, so nobody waits for a reply beyond that.
+        left = min(lease.valid_until for lease in leases) - now
+        return min(timeout_for(min(lease.ttl for lease in leases)), _step(left))
 
     def _take(self, entry: _Entry, reply: Renewal, sent: float) -> None:
         lease = entry.lease

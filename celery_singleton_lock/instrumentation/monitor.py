@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import ClassVar
+from weakref import ref
 
 from celery import Celery
 
@@ -23,14 +24,18 @@ class Monitor:
     worker: ClassVar[str] = ""
 
     def __init__(self, app: Celery) -> None:
-        self._app = app
+        # The keeper's thread has this sink, and would keep the app for ever.
+        self._app = ref(app)
 
     def __call__(self, event: Event) -> None:
         if not Monitor.worker or event.name is not EventName.CONFLICT:
             return
         if event.data.get("outcome") != "skip":
             return
-        with self._app.events.default_dispatcher(Monitor.worker) as dispatcher:
+        app = self._app()
+        if app is None:
+            return
+        with app.events.default_dispatcher(Monitor.worker) as dispatcher:
             dispatcher.send(
                 "task-skipped",
                 uuid=event.task_id,

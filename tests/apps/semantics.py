@@ -35,8 +35,8 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
 from celery_singleton_lock.delivery import Delivery
-from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.tenure import Tenure
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -62,7 +62,7 @@ app.conf.update(
 
 def without_early_release() -> None:
     """Release every lease in after_return: after Celery has sent the next link."""
-    Execution._ended = lambda self, lease, *, failed: None  # type: ignore[method-assign]
+    Tenure._ended = lambda self, lease, *, failed: None  # type: ignore[method-assign]
 
 
 def without_attempts() -> None:

@@ -1,0 +1,260 @@
+"""Subclasses of `SingletonTask`, what they inherit, and keys as both sides see them; all eager."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+
+from celery_singleton_lock import (
+    NoLease,
+    OnConflict,
+    SingletonTask,
+    current_lease,
+    is_skipped,
+    singleton_task,
+)
+from celery_singleton_lock.testing import hold_lock
+
+UNREACHABLE = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def celery_app() -> Iterator[Celery]:
+    app = Celery("unit-class", broker=UNREACHABLE, backend=UNREACHABLE, set_as_current=False)
+    app.conf.task_always_eager = True
+    yield app
+    app.close()
+
+
+# A subclass's own __call__.
+
+
+def held_key() -> str | None:
+    try:
+        return current_lease().key
+    except NoLease:
+        return None
+
+
+class Wrapped(SingletonTask):
+    """As Flask's guide has it: the body runs in a context of the application."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return ["wrapped", held_key(), super().__call__(*args, **kwargs)]
+
+
+class Running(SingletonTask):
+    """As many write it."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return ["running", held_key(), self.run(*args, **kwargs)]
+
+
+class WrappedTwice(Wrapped):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return ["twice", held_key(), super().__call__(*args, **kwargs)]
+
+
+class Mixin:
+    """Not a task: put in front of one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return ["mixin", held_key(), self.run(*args, **kwargs)]  # type: ignore[attr-defined]
+
+
+class Mixed(Mixin, SingletonTask):
+    abstract = True
+
+
+class Behind(Task):
+    """A project's own base, behind ours."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return ["behind", held_key(), self.run(*args, **kwargs)]
+
+
+class InFront(SingletonTask, Behind):
+    abstract = True
+
+
+class MixedTwice(Mixin, Wrapped):
+    """The mixin knows nothing of the ``__call__`` behind it."""
+
+    abstract = True
+
+
+class Heir(Wrapped):
+    """Inherits a ``__call__`` and brings none."""
+
+    abstract = True
+
+
+WRAPPERS = {
+    Wrapped: ["wrapped"],
+    Running: ["running"],
+    WrappedTwice: ["twice", "wrapped"],
+    Mixed: ["mixin"],
+    MixedTwice: ["mixin"],
+    InFront: ["behind"],
+    Behind: ["behind"],
+    Heir: ["wrapped"],
+}
+
+
+def keyed(app: Celery, base: Any, **options: Any) -> Any:
+    @singleton_task(app=app, base=base, name="work", key="{name}", shared=False, **options)
+    def work(name: str) -> str | None:
+        return held_key()
+
+    return work
+
+
+def nested(names: list[str], key: str | None) -> Any:
+    """What the wrappers return around a body that returns ``key``."""
+    return [names[0], key, nested(names[1:], key)] if names else key
+
+
+@pytest.mark.parametrize("base", WRAPPERS)
+def test_a_subclass_s_call_and_the_body_in_it_run_under_the_lease(
+    celery_app: Celery, base: Any
+) -> None:
+    work = keyed(celery_app, base)
+    key = work.lock_key("ann")
+    assert work.delay("ann").get() == nested(WRAPPERS[base], key)
+    assert work.delay("ann").get() == nested(WRAPPERS[base], key), "released in between"
+
+
+@pytest.mark.parametrize("base", WRAPPERS)
+def test_a_subclass_s_call_does_not_run_while_another_holds_the_key(
+    celery_app: Celery, base: Any
+) -> None:
+    work = keyed(celery_app, base)
+    with hold_lock(work, "ann"):
+        assert is_skipped(work.delay("ann").get())
+
+
+@pytest.mark.parametrize("base", WRAPPERS)
+def test_a_direct_call_of_a_task_goes_through_the_subclass_s_call_without_a_lock(
+    celery_app: Celery, base: Any
+) -> None:
+    work = keyed(celery_app, base)
+    with hold_lock(work, "ann"):
+        assert work("ann") == nested(WRAPPERS[base], None)
+
+
+def test_a_body_may_call_its_own_task_through_the_subclass_s_call(celery_app: Celery) -> None:
+    @singleton_task(
+        app=celery_app, base=Wrapped, name="deep", bind=True, key="{name}", shared=False
+    )
+    def deep(self: Any, name: str, depth: int) -> Any:
+        return [depth, self(name, depth - 1)] if depth else held_key()
+
+    key = deep.lock_key("ann", 2)
+    inner = ["wrapped", key, key]
+    expected = ["wrapped", key, [2, ["wrapped", key, [1, inner]]]]
+    assert deep.delay("ann", 2).get() == expected
+
+
+def test_a_task_class_of_its_own_runs_under_the_lease(celery_app: Celery) -> None:
+    class Own(SingletonTask):
+        name = "own"
+        singleton = {"key": "{name}"}  # noqa: RUF012
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return ["own", held_key(), self.run(*args, **kwargs)]
+
+        def run(self, name: str) -> str | None:
+            return held_key()
+
+    own = celery_app.register_task(Own())
+    key = own.lock_key("ann")
+    assert own.delay("ann").get() == ["own", key, key]
+
+
+# A base's policy.
+
+
+class Patient(SingletonTask):
+    abstract = True
+    singleton = {  # noqa: RUF012
+        "ttl": 600,
+        "on_conflict": "retry",
+        "scope": "patients",
+    }
+
+
+def test_the_decorator_inherits_the_policy_of_its_base(celery_app: Celery) -> None:
+    policy = keyed(celery_app, Patient).singleton_policy()
+    assert (policy.ttl, policy.scope) == (600, "patients")
+    assert policy.on_conflict == OnConflict.retry()
+
+
+def test_what_the_decorator_says_wins_over_its_base_and_leaves_that_alone(
+    celery_app: Celery,
+) -> None:
+    policy = keyed(celery_app, Patient, ttl=5).singleton_policy()
+    assert (policy.ttl, policy.scope) == (5, "patients")
+    assert Patient.singleton is not None
+    assert Patient.singleton["ttl"] == 600
+
+
+def test_the_app_s_own_task_class_brings_its_policy() -> None:
+    app = Celery("unit-own", task_cls=Patient, broker=UNREACHABLE, set_as_current=False)
+    try:
+        policy = keyed(app, None).singleton_policy()
+        assert (policy.ttl, policy.scope) == (600, "patients")
+    finally:
+        app.close()
+
+
+# Keys.
+
+
+class Colour(str, Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [(Colour.RED, "red"), ((1, 2), [1, 2]), (((1, 2), Colour.RED), [[1, 2], "red"])],
+    ids=["str-Enum", "tuple", "nested"],
+)
+@pytest.mark.parametrize("key", ["value:{value}", ("value",), lambda value: str(value), None])
+def test_a_key_is_that_of_the_arguments_as_a_worker_sees_them(
+    celery_app: Celery, key: Any, given: Any, sent: Any
+) -> None:
+    @singleton_task(app=celery_app, name="keyed", key=key, shared=False)
+    def keyed(value: Any) -> str:
+        return current_lease().key
+
+    assert keyed.lock_key(given) == keyed.lock_key(sent)
+    assert keyed.lock_key(value=given) == keyed.lock_key(sent)
+    assert keyed.delay(given).get() == keyed.lock_key(sent)
+
+
+# The end.
+
+
+def test_an_app_with_singleton_tasks_is_collected_once_nobody_has_it() -> None:
+    app: Any = Celery("unit-gone", broker=UNREACHABLE, set_as_current=False)
+    app.conf.task_always_eager = True
+    assert keyed(app, None).delay("ann").get() is not None
+    assert keyed(app, Wrapped) is not None
+    gone = weakref.ref(app)
+    del app
+    gc.collect()
+    assert gone() is None
