@@ -15,7 +15,7 @@ from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.policy import Policy, merge, seconds
 from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.delivery import mint_nonce
-from celery_singleton_lock.errors import LockConflict, LockKeyError
+from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError
 from celery_singleton_lock.put_back import polling_pause
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.tenure import held_leases
@@ -72,7 +72,14 @@ def hold(
         ),
         ttl=policy.ttl,
     )
-    lease = _acquire(runtime, call, patience)
+    try:
+        lease = _acquire(runtime, call, patience)
+    except (LockConflict, StoreError):
+        raise
+    except BaseException:
+        # A signal's exception, after the grant and before we have it in hand.
+        runtime.locker.forget(call)
+        raise
     reset = None
     try:
         reset = held_leases.set((*held_leases.get(), lease))

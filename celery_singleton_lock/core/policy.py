@@ -84,6 +84,11 @@ class OnConflict:
             value = getattr(self, name)
             if value is not None or name != "max_wait":
                 object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
+        if not (self.delay and self.max_delay):
+            raise ValueError(
+                f"OnConflict.retry(delay={self.delay:g}, max_delay={self.max_delay:g}): give more "
+                "than 0 seconds, or the message goes round as fast as the broker can"
+            )
 
     @classmethod
     def retry(
