@@ -1,4 +1,4 @@
-"""One worker with `tests.apps.semantics` for all tests of a module; names keep the tests apart."""
+"""One worker with one app for all tests of a module; names keep the tests apart."""
 
 from __future__ import annotations
 
@@ -27,13 +27,19 @@ Answer = TypeVar("Answer")
 class Stage:
     """A database, a journal, the app, and the workers that were asked for.
 
+    Args:
+        url: Of the database.
+        directory: For the journal, and the logs of the workers.
+        stack: What ends with the stage.
+        name: The module of the app.
+
     Attributes:
-        app: The test's own copy of `tests.apps.semantics`.
+        app: The test's own copy of it.
         redis: A client of the database.
         journal: What the bodies write.
     """
 
-    def __init__(self, url: str, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, url: str, directory: Path, stack: ExitStack, name: str = APP) -> None:
         self.environment = {
             "BROKER_URL": url,
             "RESULT_URL": url,
@@ -43,13 +49,13 @@ class Stage:
         self.redis: Any = stack.enter_context(redis.Redis.from_url(url, decode_responses=True))
         self.redis.flushdb()
         stack.callback(self.redis.flushdb)
-        self.app: ModuleType = stack.enter_context(fresh_module(APP, self.environment))
-        self._directory, self._stack = directory, stack
+        self.app: ModuleType = stack.enter_context(fresh_module(name, self.environment))
+        self._name, self._directory, self._stack = name, directory, stack
 
     def worker(self, **options: Any) -> CeleryWorker:
         """Start one, ready when this returns; it ends with the stage, or with `kill_group`."""
         options["env"] = {**self.environment, **options.get("env", {})}
-        worker = CeleryWorker(APP, **options)
+        worker = CeleryWorker(self._name, **options)
         self._stack.callback(lambda: self._end(worker))
         worker.start()
         return worker.wait_until_ready()
@@ -88,10 +94,10 @@ class Stage:
 
 
 @contextmanager
-def open_stage(url: str, directory: Path) -> Iterator[Stage]:
+def open_stage(url: str, directory: Path, name: str = APP) -> Iterator[Stage]:
     """A stage on an empty database."""
     with ExitStack() as stack:
-        yield Stage(url, directory, stack)
+        yield Stage(url, directory, stack, name)
 
 
 def wait_until(condition: Callable[[], Answer], what: str, timeout: float = PATIENCE) -> Answer:

@@ -1,4 +1,4 @@
-"""A lease outside of tasks, in memory: who leaves the block, where, and what is left behind then."""
+"""A lease outside of tasks, in memory: who leaves the block, where, and what is left then."""
 
 from __future__ import annotations
 
@@ -186,9 +186,14 @@ def test_a_hold_that_knows_no_limit_meets_a_holder_of_one(trio: Any, script: Cel
 
 
 def test_a_hold_that_knows_no_limit_takes_a_slot_of_it(trio: Any, script: Celery) -> None:
-    with hold("k", scope="s", app=script), hold_lock(trio, "k"), hold_lock(trio, "k"):
-        with pytest.raises(LockConflict), hold_lock(trio, "k"):
-            raise AssertionError("a fourth beside the hold and two others")
+    with (
+        hold("k", scope="s", app=script),
+        hold_lock(trio, "k"),
+        hold_lock(trio, "k"),
+        pytest.raises(LockConflict),
+        hold_lock(trio, "k"),
+    ):
+        raise AssertionError("a fourth beside the hold and two others")
 
 
 # What the worker parent reads, and when apps and leases end.

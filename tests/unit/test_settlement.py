@@ -118,7 +118,7 @@ def app() -> Celery:
 def run_lost(app: Celery, **options: Any) -> tuple[str, list[int]]:
     attempts: list[int] = []
 
-    @app.task(bind=True, **options)
+    @app.task(bind=True, shared=False, **options)
     def lost(self: Any) -> Any:
         attempts.append(self.request.retries)
         return fail_with(self, LeaseLost("lost", "k", "expired"))
@@ -142,7 +142,7 @@ def test_an_autoretry_that_excepts_a_lost_lease_is_honoured_too(app: Celery) -> 
 
 
 def test_the_bodies_own_wrapping_is_left_alone(app: Celery) -> None:
-    @app.task(bind=True, autoretry_for=(LeaseLost,))
+    @app.task(bind=True, shared=False, autoretry_for=(LeaseLost,))
     def task(self: Any) -> None: ...
 
     before = task.run, task._orig_run

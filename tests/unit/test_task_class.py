@@ -224,7 +224,7 @@ def test_the_app_s_own_task_class_brings_its_policy() -> None:
 # Keys.
 
 
-class Colour(str, Enum):
+class Colour(str, Enum):  # noqa: UP042 - StrEnum would hide it: its str() is its value
     RED = "red"
 
 

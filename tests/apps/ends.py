@@ -1,0 +1,204 @@
+"""Bodies whose end is told late, and calls that are easily taken for others. All write the journal.
+
+A body's first argument is its name, and that is its key, in one scope for all. What waits, waits at
+a gate (`tests.apps.gate`) until its test opens that.
+
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; HOLD_UP=1 has the publishing of `follower` wait at
+the gate of its name.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import redis
+from celery import Celery, signals
+
+from celery_singleton_lock import OnConflict, SingletonTask, current_lease, singleton_task
+from tests.apps.gate import Gate
+from tests.harness.journal import Journal
+
+NAMES = "names"
+
+app = Celery("ends", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
+app.conf.update(broker_connection_retry_on_startup=True)
+
+journal = Journal.from_env()
+
+#: Seconds between two signs of life of a body that a time limit ends.
+BREATH = 0.05
+
+
+def pass_gate(name: str) -> None:
+    # A client for each time: some wait in the worker parent, and children must not share those.
+    with redis.Redis.from_url(os.environ["RESULT_URL"], socket_timeout=None) as client:
+        Gate(client, name).wait()
+
+
+# Hard time limits.
+
+
+class SlowToTell(SingletonTask):
+    """Celery calls on_failure in the worker parent, while the child that is too slow runs on."""
+
+    abstract = True
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        journal.note("on_failure", key=args[0], task_id=task_id)
+        pass_gate(args[0])
+
+
+def breathe(task: Any, name: str) -> None:
+    """Show that it lives until it is killed."""
+    with journal.run(name, task_id=task.request.id):
+        while True:
+            journal.note("breath", key=name, task_id=task.request.id)
+            time.sleep(BREATH)
+
+
+@singleton_task(
+    app=app, base=SlowToTell, bind=True, key="{name}", scope=NAMES, ttl=60, time_limit=1
+)
+def limited(self: Any, name: str) -> None:
+    """Its child hears of nothing before it is killed: the next heartbeat is too far away."""
+    breathe(self, name)
+
+
+@singleton_task(
+    app=app,
+    base=SlowToTell,
+    bind=True,
+    key="{name}",
+    scope=NAMES,
+    # Heartbeats at 2 s and 4 s, the limit in between, and more than a second before the latter.
+    ttl=6,
+    time_limit=2,
+    acks_late=True,
+)
+def limited_late(self: Any, name: str) -> None:
+    breathe(self, name)
+
+
+@singleton_task(
+    app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.retry(0.1, 0.2)
+)
+def patient(self: Any, name: str) -> str:
+    """Put back on a conflict."""
+    with journal.run(name, task_id=self.request.id):
+        return name
+
+
+# Links.
+
+
+@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, ttl=2, acks_late=True)
+def first(self: Any, name: str) -> str:
+    with journal.run(name, task_id=self.request.id):
+        return name
+
+
+@app.task
+def follower(name: str) -> str:
+    journal.note("followed", key=name)
+    return name
+
+
+if os.environ.get("HOLD_UP") == "1":
+
+    @signals.before_task_publish.connect
+    def _hold_up(sender: str, body: Any, **_: Any) -> None:
+        if sender == follower.name:
+            journal.note("publishing", key=body[0][0])
+            pass_gate(body[0][0])
+
+
+# Retries.
+
+
+@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, ttl=30)
+def punctual(self: Any, name: str, eta: str) -> int:
+    """Retries once, at a time that it has as text."""
+    with journal.run(name, task_id=self.request.id):
+        if self.request.retries == 0:
+            raise self.retry(eta=eta)
+        return int(self.request.retries)
+
+
+# Calls.
+
+
+@singleton_task(app=app, bind=True, key="{name}", scope=NAMES)
+def skipping(self: Any, name: str) -> str:
+    with journal.run(name, task_id=self.request.id):
+        return name
+
+
+@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, acks_late=True)
+def late(self: Any, name: str) -> str:
+    with journal.run(name, task_id=self.request.id):
+        return name
+
+
+@singleton_task(
+    app=app, bind=True, key="{name}", scope=NAMES, on_conflict="revoke", ignore_result=True
+)
+def revoked(self: Any, name: str) -> None:
+    with journal.run(name, task_id=self.request.id):
+        pass
+
+
+@singleton_task(app=app, key="value:{value}")
+def keyed(value: Any) -> str:
+    """Returns its key."""
+    return current_lease().key
+
+
+class Wrapped(SingletonTask):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return [current_lease().key, super().__call__(*args, **kwargs)]
+
+
+class Running(SingletonTask):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return [current_lease().key, self.run(*args, **kwargs)]
+
+
+@singleton_task(app=app, base=Wrapped, key="{name}", scope=NAMES)
+def wrapped(name: str) -> str:
+    return current_lease().key
+
+
+@singleton_task(app=app, base=Running, key="{name}", scope=NAMES)
+def running(name: str) -> str:
+    return current_lease().key
+
+
+# STARTED.
+
+
+def state(task: Any) -> str:
+    """As its caller sees it meanwhile."""
+    return str(task.AsyncResult(task.request.id).state)
+
+
+@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, track_started=True)
+def tracked(self: Any, name: str) -> str:
+    return state(self)
+
+
+@singleton_task(app=app, bind=True, key=lambda name: None, track_started=True)
+def tracked_freely(self: Any, name: str) -> str:
+    return state(self)
+
+
+@singleton_task(app=app, bind=True, key="{name}", scope=NAMES, track_started=True, acks_late=True)
+def tracked_failure(self: Any, name: str) -> None:
+    with journal.run(name, task_id=self.request.id):
+        pass_gate(name)
+        raise ArithmeticError(name)
