@@ -6,6 +6,7 @@ write is ignored, never trusted and never fatal.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,15 @@ from typing import Any, Final
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.policy import CALL_OPTIONS, OnConflict
 
-__all__ = ["HEADER", "NONCE_KEY", "SERIALIZER_KEY", "Delivery", "call_header", "call_of"]
+__all__ = [
+    "HEADER",
+    "NONCE_KEY",
+    "SERIALIZER_KEY",
+    "Delivery",
+    "call_header",
+    "call_of",
+    "name_of_call",
+]
 
 #: Message header with everything of ours: an object.
 HEADER: Final = "singleton_lock"
@@ -114,6 +123,11 @@ def call_header(header: Any, options: Mapping[str, Any] | None, call: str = "") 
     old = header if isinstance(header, Mapping) else {}
     new = {**old, "call": call_of(old) or call or secrets.token_hex(4)}
     return new if options is None else {**new, "options": _plain(options)}
+
+
+def name_of_call(attempt: str) -> str:
+    """The name of all calls that one attempt of a task publishes; their ids tell them apart."""
+    return hashlib.blake2b(attempt.encode(), digest_size=4).hexdigest()
 
 
 def call_of(header: Any) -> str:

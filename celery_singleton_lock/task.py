@@ -30,7 +30,7 @@ from celery_singleton_lock.core.policy import (
     merge,
     suggestion,
 )
-from celery_singleton_lock.delivery import HEADER, call_header, call_of
+from celery_singleton_lock.delivery import HEADER, Delivery, call_header, name_of_call
 from celery_singleton_lock.errors import NoLease
 from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.request import mixed_request
@@ -210,16 +210,21 @@ class SingletonTask(_Base[P, R]):
         if singleton is not None:
             _check_call_options(singleton, self)
         headers = dict(options.get("headers") or {})
-        # What self.replace() publishes goes on with the work of the task that it replaces.
-        replaces = bool(options.get("replaced_task_nesting"))
-        continued = call_of((self._running_headers() or {}).get(HEADER)) if replaces else ""
-        headers[HEADER] = call_header(headers.get(HEADER), singleton, continued)
+        call = self._call_name(replaces=bool(options.get("replaced_task_nesting")))
+        headers[HEADER] = call_header(headers.get(HEADER), singleton, call)
         options["headers"] = headers
         return super().apply_async(args, kwargs, *positional, **options)
 
-    def _running_headers(self) -> Mapping[str, Any] | None:
+    def _call_name(self, *, replaces: bool) -> str:
+        """The name of a call that a running task publishes; empty elsewhere: a new call."""
         running = self.app.current_worker_task
-        return None if running is None else running.request.headers
+        if running is None:
+            return ""
+        token = Delivery.of(running.request).token
+        # self.replace() goes on with the work of the task that it replaces. All else is named after
+        # the attempt: should that run again (its worker was killed before its message was
+        # acknowledged), a chain link that it publishes again, under the same id, is the same call.
+        return token.call if replaces else name_of_call(token.attempt)
 
     @cached_property
     def _body(self) -> Callable[..., Any]:

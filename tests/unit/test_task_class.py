@@ -258,3 +258,24 @@ def test_an_app_with_singleton_tasks_is_collected_once_nobody_has_it() -> None:
     del app
     gc.collect()
     assert gone() is None
+
+
+def test_what_an_attempt_publishes_twice_is_one_call_and_a_new_attempt_makes_another() -> None:
+    app = Celery("unit-calls", set_as_current=False)
+    app.conf.task_always_eager = True
+
+    @singleton_task(app=app, name="unit.link", bind=True, shared=False)
+    def link(self: Any, number: int) -> str:
+        return str(self.request.headers["singleton_lock"]["call"])
+
+    @singleton_task(app=app, name="unit.publisher", bind=True, shared=False)
+    def publisher(self: Any) -> list[str]:
+        self.request.called_directly = False
+        return [link.delay(number).get(disable_sync_subtasks=False) for number in range(2)]
+
+    first, again = (publisher.apply(task_id="p", retries=0).get() for _ in range(2))
+    later = publisher.apply(task_id="p", retries=1).get()
+    assert len({*first, *again}) == 1
+    assert set(later).isdisjoint(first)
+    outside = {link.delay(number).get() for number in range(3)}
+    assert len(outside) == 3
