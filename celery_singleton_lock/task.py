@@ -291,6 +291,11 @@ def _settle(task: Any, state: str | None, retval: Any) -> None:
 
 
 def validate(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
+    """Check the ``policy`` of the task ``name``, whose body has ``signature``.
+
+    Raises:
+        TypeError, ValueError: An option is wrong, or the key doesn't fit the signature.
+    """
     where = f"@singleton_task on {name}"
     merged = merge(Policy(), policy, where=where)
     try:
@@ -305,6 +310,7 @@ def _signature_of(cls: Any) -> inspect.Signature:
 
 
 def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
+    """What a caller of ``fun`` gives; a ``bound`` one gets its task before that."""
     signature = inspect.signature(fun)
     if not bound:
         return signature
