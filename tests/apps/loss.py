@@ -264,15 +264,23 @@ def silent_return(self: Task, key: str, seconds: float = 0.5) -> Any:
 # A store that dies at a moment of the body's choice.
 
 
-@signals.task_prerun.connect
+@signals.worker_init.connect
+def _arm(**_: Any) -> None:
+    # In workers alone: in the test's own process it would outlive this copy of the module, hear of
+    # other tests' tasks, and keep their apps alive in what it raises.
+    signals.task_prerun.connect(_cut_before)
+
+
 def _cut_before(task: Task | None = None, kwargs: Any = None, **_: Any) -> None:
     """Kill the server whose pid the call names, once the broker has let go of the message.
 
     Runs in the child, after the message was received and before the lock is asked for.
     """
     pid = (kwargs or {}).get("cut_before")
+    if not pid:
+        return
     done = [record.data["text"] for record in events(Journal.from_env().records(), "note")]
-    if not pid or "cut" in done:
+    if "cut" in done:
         return
     with redis.Redis.from_url(os.environ["BROKER_URL"]) as broker:
         while broker.hlen("unacked"):
