@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from celery_singleton_lock.by_name import claim_and_send
 from celery_singleton_lock.core.key import PER_TASK
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.policy import CallOptions, OnConflict
+from celery_singleton_lock.core.options import OnConflict
+from celery_singleton_lock.core.policy import CallOptions
 from celery_singleton_lock.decorator import singleton_task
 from celery_singleton_lock.errors import (
+    DuplicateTask,
     FenceUnavailable,
     LeaseLost,
     LockConflict,
@@ -32,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PER_TASK",
     "CallOptions",
+    "DuplicateTask",
     "FenceUnavailable",
     "Lease",
     "LeaseLost",
@@ -44,6 +48,7 @@ __all__ = [
     "SingletonTask",
     "StoreError",
     "StoreUnavailable",
+    "claim_and_send",
     "current_lease",
     "hold",
     "is_skipped",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from celery_singleton_lock.core.policy import ConflictAction, OnConflict
+from celery_singleton_lock.core.options import ConflictAction, OnConflict
 from celery_singleton_lock.core.store import Refused, Relation
 from celery_singleton_lock.delivery import Delivery
 
@@ -56,12 +56,15 @@ class Decision:
         reason: For the log and the error.
         delivery: What a put-back copy shall say of itself.
         pace: Of a put-back.
+        queues_claim: Whether the message's claim waits with the copy. Not where another delivery or
+            attempt of the task is at work: the claim is that one's, or ends with it.
     """
 
     outcome: Outcome
     reason: str
     delivery: Delivery
     pace: Pace = AGAIN
+    queues_claim: bool = False
 
 
 def decide(
@@ -96,8 +99,14 @@ def decide(
         return Decision(
             outcome=Outcome.PUT_BACK, reason=str(relation), delivery=started, pace=_SHORTLY
         )
-    reason = "started work is not skipped" if relation is Relation.OTHER else str(relation)
-    return Decision(outcome=Outcome.PUT_BACK, reason=reason, delivery=started)
+    if relation is Relation.TWIN:
+        return Decision(outcome=Outcome.PUT_BACK, reason=str(relation), delivery=started)
+    return Decision(
+        outcome=Outcome.PUT_BACK,
+        reason="started work is not skipped",
+        delivery=started,
+        queues_claim=True,
+    )
 
 
 def _on_conflict(
@@ -127,4 +136,5 @@ def _on_conflict(
         reason="conflict",
         delivery=replace(delivery, since=since),
         pace=Pace(rule.delay, min(rule.max_delay, left)),
+        queues_claim=True,
     )

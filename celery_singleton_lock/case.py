@@ -7,18 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from celery.exceptions import Ignore, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
 from celery_singleton_lock.arrival import AGAIN, Pace
+from celery_singleton_lock.claim import CARRIED, CONTINUED, Carried, Claim
 from celery_singleton_lock.core.events import Event, EventName
-from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.core.keeper import MAX_TIMEOUT
+from celery_singleton_lock.core.lease import Holder, Phase
+from celery_singleton_lock.core.options import Unique
 from celery_singleton_lock.core.policy import Policy
+from celery_singleton_lock.core.store import ClaimChange
 from celery_singleton_lock.delivery import Delivery
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.put_back import backoff, put_back
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.settlement import countdown_of
 
-__all__ = ["Case"]
+__all__ = ["Case", "settle_claim_of"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -35,6 +41,7 @@ class Case:
         policy: The task's, with this call's options on top.
         rest: What the key is made of behind the scope; None: no lock for this call.
         key: The lock key.
+        claim: The message's, or the one that its policy makes for it; None: none.
     """
 
     task: Any
@@ -44,6 +51,7 @@ class Case:
     policy: Policy
     rest: str | None
     key: str
+    claim: Claim | None = None
 
     @classmethod
     def of(cls, task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Case:
@@ -57,6 +65,14 @@ class Case:
         eager = bool(request.is_eager and task.app.conf.task_always_eager)
         runtime = Runtime.of(task.app, eager=eager)
         rest = task.singleton_rest(args, kwargs, as_sent=bool(request.is_eager))
+        key = runtime.keyspace.lock(policy.scope or task.name, rest or "")
+        claim = None
+        if not request.is_eager:
+            claim = Claim.from_header(delivery.claim, runtime.keyspace)
+            if claim is None and rest is not None:
+                claim = _unclaimed(task.name, key, policy, runtime)
+        if claim is not None:
+            request.__dict__[CARRIED] = Carried(task.name, key, claim)
         return cls(
             task=task,
             request=request,
@@ -64,13 +80,55 @@ class Case:
             delivery=delivery,
             policy=policy,
             rest=rest,
-            key=runtime.keyspace.lock(policy.scope or task.name, rest or ""),
+            key=key,
+            claim=claim,
         )
 
     @property
     def acks_late(self) -> bool:
         """Whether the message may come again once its work is done."""
         return bool(self.task.acks_late and not self.request.is_eager)
+
+    def retry_in(self, retval: Any) -> float | None:
+        """Seconds until the next attempt on the same key; None if ``retval`` announces none."""
+        if not (isinstance(retval, Retry) and self._same_key(retval)):
+            return None
+        return countdown_of(retval, self.task.app.now())
+
+    def claim_after(
+        self, state: str | None, retval: Any, retry_in: float | None
+    ) -> ClaimChange | None:
+        """What becomes of the message's claim now that its task has ended; see `Claim.after`."""
+        if self.claim is None:
+            return None
+        return self.claim.after(
+            state,
+            retval,
+            comes_back=self.acks_late,
+            retry_in=retry_in,
+            replaced=self.request.__dict__.get(CONTINUED) == self.claim.key,
+        )
+
+    def settle_claim(self, state: str | None, retval: Any) -> None:
+        """Change the claim of a message that ended without a lease. Never raises."""
+        try:
+            change = self.claim_after(state, retval, self.retry_in(retval))
+        except Exception:
+            logger.exception("singleton: the claim of %s is freed", self.request.id)
+            change = self.claim.freed() if self.claim else None
+        if change is not None:
+            _settle(self.runtime, self.delivery, change)
+
+    def _same_key(self, retry: Retry) -> bool:
+        """Whether the next attempt has this key; ``self.retry(args=...)`` may have changed it."""
+        signature = getattr(retry, "sig", None)
+        if signature is None:
+            return True
+        try:
+            rest = self.task.singleton_rest(signature.args, signature.kwargs, as_sent=True)
+        except (TypeError, ValueError):
+            return False
+        return bool(rest == self.rest)
 
     def tell(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
         """Emit an event about this delivery."""
@@ -85,15 +143,33 @@ class Case:
             )
         )
 
-    def put_back(self, delivery: Delivery, pace: Pace, reason: str) -> NoReturn:
+    def drop_claim(self) -> None:
+        """Free the claim that was made for a copy of a message that had ended before.
+
+        What published it ran twice. A claim that waits for a later attempt is left alone.
+        """
+        if self.claim is None:
+            return
+        try:
+            record = self.runtime.store.inspect(self.claim.key)
+        except StoreError:
+            return
+        if record is not None and record.phase is Phase.QUEUED:
+            _settle(self.runtime, self.delivery, self.claim.freed())
+
+    def put_back(
+        self, delivery: Delivery, pace: Pace, reason: str, *, queues_claim: bool = True
+    ) -> NoReturn:
         """Put back and give this delivery up; holds on to it until the broker has the copy."""
         tries = 0
         while True:
-            self.try_to_put_back(delivery, pace, reason)
+            self.try_to_put_back(delivery, pace, reason, queues_claim=queues_claim)
             self.runtime.clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
             tries += 1
 
-    def try_to_put_back(self, delivery: Delivery, pace: Pace, reason: str) -> None:
+    def try_to_put_back(
+        self, delivery: Delivery, pace: Pace, reason: str, *, queues_claim: bool = True
+    ) -> None:
         """Raises Ignore once the broker has the copy; returns if it couldn't be published."""
         try:
             put_back(
@@ -104,6 +180,7 @@ class Case:
                 runtime=self.runtime,
                 delay=backoff(pace.first, pace.longest, delivery.tries),
                 reason=reason,
+                claim=self.claim if queues_claim else None,
             )
         except (SoftTimeLimitExceeded, EncodeError):
             raise  # the user's bound on all this, or no use in trying again: it fails visibly
@@ -117,3 +194,42 @@ class Case:
             )
             return
         raise Ignore
+
+
+def settle_claim_of(task: Any, request: Any, state: str | None, retval: Any) -> None:
+    """As `Case.settle_claim`, where a task ended before there was a case; never raises.
+
+    Its ``before_start`` failed, or its arguments made no key.
+    """
+    runtime = Runtime.of(task.app)
+    delivery = Delivery.of(request)
+    claim = Claim.from_header(delivery.claim, runtime.keyspace)
+    if claim is None or request.is_eager:
+        return
+    change = claim.after(
+        state,
+        retval,
+        comes_back=bool(task.acks_late),
+        # Of a retry: as long as if it came at once. Its own start settles the claim.
+        retry_in=0.0 if isinstance(retval, Retry) else None,
+        replaced=False,
+    )
+    _settle(runtime, delivery, change)
+
+
+def _unclaimed(task: str, key: str, policy: Policy, runtime: Runtime) -> Claim | None:
+    """The claim that is made when the task runs, of a message that nobody claimed."""
+    if policy.unique is not Unique.UNTIL_DONE:
+        return None
+    return Claim(
+        key=runtime.keyspace.claim(task, key),
+        unique=policy.unique,
+        unique_for=policy.unique_for,
+    )
+
+
+def _settle(runtime: Runtime, delivery: Delivery, change: ClaimChange) -> None:
+    try:
+        runtime.store.settle_claim(delivery.token, change, timeout=MAX_TIMEOUT)
+    except StoreError as exc:
+        logger.warning("singleton: %s stays until it expires: %s", change.key, exc)

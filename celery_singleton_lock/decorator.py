@@ -9,9 +9,11 @@ from celery import Celery, Task, _state
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
+from celery_singleton_lock.arguments import signature_without_self, validate
 from celery_singleton_lock.core.key import KeySpec
-from celery_singleton_lock.core.policy import OPTIONS, suggestion
-from celery_singleton_lock.task import SingletonTask, signature_without_self, validate
+from celery_singleton_lock.core.options import suggestion
+from celery_singleton_lock.core.policy import OPTIONS
+from celery_singleton_lock.task import SingletonTask
 
 __all__ = ["singleton_task"]
 

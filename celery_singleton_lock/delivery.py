@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.policy import CALL_OPTIONS, OnConflict
+from celery_singleton_lock.core.options import OnConflict
+from celery_singleton_lock.core.policy import CALL_OPTIONS
 
 __all__ = [
     "HEADER",
@@ -22,7 +23,9 @@ __all__ = [
     "Delivery",
     "call_header",
     "call_of",
-    "name_of_call",
+    "call_within",
+    "header_of",
+    "is_put_back",
 ]
 
 #: Message header with everything of ours: an object.
@@ -51,6 +54,7 @@ class Delivery:
         since: Seconds since the epoch of the first of them; None before.
         losses: How often this task was put back after a lost lease.
         options: The policy's options that the call set.
+        claim: What the header says of its claim; unread.
     """
 
     token: Token
@@ -60,6 +64,7 @@ class Delivery:
     since: float | None = None
     losses: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    claim: Any = None
 
     @classmethod
     def of(cls, request: Any) -> Delivery:
@@ -67,7 +72,7 @@ class Delivery:
         nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
         nonce = getattr(request, NONCE_KEY, None)
         headers = request.headers
-        header = headers.get(HEADER) if isinstance(headers, Mapping) else None
+        header = header_of(headers, str(request.id))
         token = Token(
             str(request.id),
             nesting,
@@ -79,9 +84,12 @@ class Delivery:
         info = request.delivery_info or {}
         # A replaced task or a retry continues work that began.
         started = bool(info.get("redelivered")) or (nesting, retries) > (0, 0)
-        if not isinstance(header, Mapping):
-            return cls(token=token, started=started)
-        delivery = cls(token=token, started=started, options=_options(header.get("options")))
+        delivery = cls(
+            token=token,
+            started=started,
+            options=_options(header.get("options")),
+            claim=header.get("claim"),
+        )
         if header.get("attempt") != f"{nesting}.{retries}":
             return delivery  # written for an earlier attempt: only the call's options live on
         return replace(
@@ -96,6 +104,7 @@ class Delivery:
     def header(self) -> dict[str, Any]:
         """What travels with the next copy; :meth:`of` reads it."""
         return {
+            "id": self.token.task_id,
             "call": self.token.call,
             "attempt": f"{self.token.nesting}.{self.token.retries}",
             "started": self.started,
@@ -104,7 +113,19 @@ class Delivery:
             "since": self.since,
             "losses": self.losses,
             "options": _plain(self.options),
+            "claim": self.claim,
         }
+
+
+def header_of(headers: Any, task_id: str) -> Mapping[str, Any]:
+    """Our header among ``headers`` of a message, if it was written for ``task_id``; else empty.
+
+    Users pass on the headers of a running task (tracing does), and with them what we wrote of it.
+    """
+    header = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    if not isinstance(header, Mapping) or header.get("id", task_id) != task_id:
+        return {}
+    return header
 
 
 def mint_nonce() -> str:
@@ -112,20 +133,45 @@ def mint_nonce() -> str:
     return secrets.token_hex(8)
 
 
-def call_header(header: Any, options: Mapping[str, Any] | None, call: str = "") -> dict[str, Any]:
+def call_header(
+    headers: Any, *, task_id: str, options: Mapping[str, Any] | None, call: str = ""
+) -> dict[str, Any]:
     """The header of a message about to be published.
 
     Args:
-        header: What it has already: a retry goes on with its call's.
+        headers: What the message has already: a retry goes on with its call's header.
+        task_id: The message's.
         options: The policy's options that the call sets (validated before).
         call: The name of the call that this message continues; a new call gets a new name.
     """
-    old = header if isinstance(header, Mapping) else {}
-    new = {**old, "call": call_of(old) or call or secrets.token_hex(4)}
+    old = header_of(headers, task_id)
+    new = {**old, "id": task_id, "call": call_of(old) or call or secrets.token_hex(4)}
     return new if options is None else {**new, "options": _plain(options)}
 
 
-def name_of_call(attempt: str) -> str:
+def call_within(running: Any, task_id: str) -> str:
+    """The name of a call that the ``running`` task publishes; empty outside: a new call.
+
+    Args:
+        running: Celery's ``current_worker_task``, or None.
+        task_id: The message's.
+    """
+    if running is None:
+        return ""
+    token = Delivery.of(running.request).token
+    # self.replace() goes on with the work of the task that it replaces. All else is named after the
+    # attempt: should that run again (its worker was killed before its message was acknowledged), a
+    # chain link that it publishes again, under the same id, is the same call.
+    return token.call if token.task_id == task_id else _name_of_call(token.attempt)
+
+
+def is_put_back(header: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether a message with ``header`` and Celery's ``options`` is a copy of its attempt."""
+    ordinal = (options.get("replaced_task_nesting") or 0, options.get("retries") or 0)
+    return header.get("attempt") == "{}.{}".format(*ordinal)
+
+
+def _name_of_call(attempt: str) -> str:
     """The name of all calls that one attempt of a task publishes; their ids tell them apart."""
     return hashlib.blake2b(attempt.encode(), digest_size=4).hexdigest()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "DuplicateTask",
     "FenceUnavailable",
     "LeaseLost",
     "LockConflict",
@@ -40,6 +41,18 @@ class LockConflict(SingletonLockError):
         super().__init__(message, key, holder or {})
         self.key = key
         self.holder = holder or {}
+
+
+class DuplicateTask(SingletonLockError):
+    """An equal call is queued or running already, so this one was not published.
+
+    Arguments: the message, the id of that call, seconds until its claim ends without news of it.
+    """
+
+    def __init__(self, message: str, task_id: str = "", remaining: float = 0.0) -> None:
+        super().__init__(message, task_id, remaining)
+        self.task_id = task_id
+        self.remaining = remaining
 
 
 class LeaseLost(SingletonLockError):

@@ -20,7 +20,10 @@ Where each step happens::
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from celery import signals
@@ -30,8 +33,8 @@ from celery_singleton_lock.arrival import AGAIN, Decision, Outcome, decide
 from celery_singleton_lock.case import Case
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder, Lease
-from celery_singleton_lock.core.policy import OnStoreError
-from celery_singleton_lock.core.store import Acquire, Refused
+from celery_singleton_lock.core.options import OnStoreError
+from celery_singleton_lock.core.store import Acquire, Refused, Relation
 from celery_singleton_lock.errors import LockConflict, StoreError
 from celery_singleton_lock.put_back import backoff, polling_pause
 from celery_singleton_lock.settlement import stores_result
@@ -40,6 +43,9 @@ from celery_singleton_lock.tenure import Tenure, held_leases
 
 __all__ = ["Execution"]
 
+_OTHER: Final = Refused(relation=Relation.OTHER)
+# What a conflict leads to that ends the message.
+_ENDS: Final = (Outcome.SKIP, Outcome.REVOKE, Outcome.RAISE)
 _NOT_RUN: Final = (
     'The call has not run; send it again, or choose another on_conflict ("retry" waits, "skip" '
     "ends quietly)."
@@ -56,6 +62,9 @@ class Execution:
         self._tenure = Tenure(self._case)
         #: Whether the body was entered: a call of the task from then on is a function call.
         self.entered = False
+        # Whether no answer of the store has decided about the message's claim, so that its end has
+        # to: there was no lease to run under, or something struck while it was asked for.
+        self._claim_is_open = self._case.claim is not None
 
     def run(self, body: Callable[[], Any]) -> Any:
         """Acquire and run ``body``, or what the policy says instead; Celery gets what it returns.
@@ -68,15 +77,27 @@ class Execution:
             return body()
         try:
             answer = self._acquire()
+        except (Ignore, LockConflict):
+            self._claim_is_open = False  # put back, left to a twin, or freed by the refusal
+            raise
         except StoreError:
             if self._case.policy.on_store_error is OnStoreError.RUN:
                 return body()
             raise
+        self._claim_is_open = False  # its lease's, or freed by the refusal
         return self._tenure.run(answer, body) if isinstance(answer, Lease) else answer
 
     def settle(self, state: str | None, retval: Any) -> None:
         """The task has ended; see :meth:`Tenure.settle`."""
+        # SystemExit and the like strike after the body too, while Celery sends the callbacks: it
+        # has called the state SUCCESS by then, but the message comes back.
+        leaving = sys.exc_info()[1]
+        if leaving is not None and not isinstance(leaving, Exception):
+            state = None
         self._tenure.settle(state, retval)
+        if self._claim_is_open:
+            self._claim_is_open = False
+            self._case.settle_claim(state, retval)
 
     def _reentered(self) -> bool:
         """Whether a calling task on this thread holds the key: an eager call, or a subtask's."""
@@ -95,18 +116,16 @@ class Execution:
         tries = 0
         while True:
             pause = polling_pause(tries)
+            # Decided once, before the store is asked: where a refusal ends the message, the script
+            # that refuses frees its claim, without another round trip.
+            on_refusal = self._rule(clock.wall(), clock.now() - arrived_at)
             try:
-                reply = self._tenure.acquire(call)
+                reply = self._tenure.acquire(
+                    replace(call, frees_claim=on_refusal(_OTHER).outcome in _ENDS)
+                )
                 if isinstance(reply, Lease):
                     return reply
-                decision = decide(
-                    reply,
-                    case.delivery,
-                    case.policy.on_conflict,
-                    can_put_back=not case.request.is_eager,
-                    wall=clock.wall(),
-                    waited=clock.now() - arrived_at,
-                )
+                decision = on_refusal(reply)
                 if decision.outcome is not Outcome.WAIT:
                     return self._carry_out(decision, reply)
             except StoreError as exc:
@@ -120,8 +139,20 @@ class Execution:
             clock.sleep(pause)
             tries += 1
 
+    def _rule(self, wall: float, waited: float) -> Callable[[Refused], Decision]:
+        case = self._case
+        return partial(
+            decide,
+            delivery=case.delivery,
+            on_conflict=case.policy.on_conflict,
+            can_put_back=not case.request.is_eager,
+            wall=wall,
+            waited=waited,
+        )
+
     def _call(self) -> Acquire:
         case = self._case
+        claim, ttl = case.claim, case.policy.ttl
         return Acquire(
             slots=case.runtime.keyspace.slots(case.key, case.policy.limit),
             token=case.delivery.token,
@@ -132,18 +163,27 @@ class Execution:
                 pid=os.getpid(),
                 since=case.runtime.clock.wall(),
             ),
-            ttl=case.policy.ttl,
+            ttl=ttl,
             sequence=case.delivery.sequence,
+            claim=claim.granted(ttl) if claim else None,
+            yields=bool(claim and claim.yields and not case.delivery.started),
         )
 
     def _carry_out(self, decision: Decision, refused: Refused) -> Any:
         case, holder, outcome = self._case, refused.holder, decision.outcome
         if outcome is Outcome.DROP:
             case.tell(EventName.DROPPED, reason=decision.reason)
+            if refused.relation is Relation.DONE:
+                case.drop_claim()
             raise Ignore
         case.tell(EventName.CONFLICT, holder=holder, outcome=str(outcome), reason=decision.reason)
         if outcome is Outcome.PUT_BACK:
-            case.put_back(decision.delivery, decision.pace, decision.reason)
+            case.put_back(
+                decision.delivery,
+                decision.pace,
+                decision.reason,
+                queues_claim=decision.queues_claim,
+            )
         if outcome is Outcome.SKIP:
             return skipped_value(case.task.name, case.key, holder)
         if outcome is Outcome.REVOKE:

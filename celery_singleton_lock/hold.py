@@ -12,7 +12,8 @@ from typing import Any, cast
 from celery import Celery, current_app
 
 from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.policy import Policy, merge, seconds
+from celery_singleton_lock.core.options import seconds
+from celery_singleton_lock.core.policy import Policy, merge
 from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.delivery import mint_nonce
 from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError

@@ -22,6 +22,7 @@ from typing import Any, Final
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
 
+from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.keeper import MAX_TIMEOUT
 from celery_singleton_lock.core.store import MarkerState
@@ -63,6 +64,7 @@ def put_back(
     runtime: Runtime,
     delay: float,
     reason: str,
+    claim: Claim | None = None,
 ) -> None:
     """Publish the running message again, to arrive in ``delay`` seconds.
 
@@ -74,6 +76,7 @@ def put_back(
         runtime: Of the task's app.
         delay: Seconds, cut to a third of the visibility timeout.
         reason: For the log.
+        claim: The message's, if it is to be in the queue again.
 
     Raises:
         Exception: Whatever publishing raises; nothing was given up then.
@@ -92,6 +95,7 @@ def put_back(
             copy.sequence,
             runtime.settings.marker_ttl + delay,
             timeout=MAX_TIMEOUT,
+            claim=claim.queued(delay) if claim else None,
         )
     except StoreError:
         pass  # the price is a copy more than needed, should the broker deliver this one again

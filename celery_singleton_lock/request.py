@@ -18,17 +18,26 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 from celery import Celery
-from celery.exceptions import Terminated, WorkerLostError
+from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
 
+from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.lease import Kind, Token
-from celery_singleton_lock.core.store import Release
-from celery_singleton_lock.delivery import NONCE_KEY, SERIALIZER_KEY, mint_nonce
+from celery_singleton_lock.core.store import ClaimChange, Release
+from celery_singleton_lock.delivery import (
+    NONCE_KEY,
+    SERIALIZER_KEY,
+    call_of,
+    header_of,
+    mint_nonce,
+)
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 
@@ -50,7 +59,11 @@ class SingletonRequestMixin:
 
     # Celery's, set by the class that this one is put before.
     app: Celery
+    _already_cancelled: bool
+    _already_revoked: bool
     content_type: str | None
+    id: str
+    task: Any
     worker_pid: int | None
     _request_dict: dict[str, Any]
 
@@ -59,6 +72,15 @@ class SingletonRequestMixin:
         self._request_dict[NONCE_KEY] = mint_nonce()
         # Celery tells the body everything about its message but this.
         self._request_dict[SERIALIZER_KEY] = registry.type_to_name.get(self.content_type)
+        if "singleton" in (self._request_dict.get("properties") or {}):
+            _warn_of_unread_options(self.task.name)
+
+    def revoked(self) -> bool:
+        """Celery's; a message that is discarded here frees its claim."""
+        discarded = bool(super().revoked())  # type: ignore[misc]
+        if discarded:
+            self._settle_claim(comes_back=False)
+        return discarded
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         try:
@@ -67,35 +89,57 @@ class SingletonRequestMixin:
             # Afterwards, for billiard kills the child when this returns, and not before: meanwhile
             # Celery stores the result and calls the user's on_failure, and the body runs on.
             if not soft:
-                self._settle_leases(Kind.DYING)
+                self._settle_leases(Kind.DYING, self._comes_back(TimeLimitExceeded()))
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        if self._child_is_dead(exc_info.exception):
-            self._settle_leases(None)
+        exc = getattr(exc_info.exception, "exc", exc_info.exception)  # ExceptionWithTraceback
+        if isinstance(exc, (WorkerLostError, Terminated, SystemExit)):
+            if self._child_is_dead():
+                self._settle_leases(None, self._comes_back(exc))
+            elif self.task.acks_late:
+                # What SystemExit ended has settled its lease, and could not know what Celery does
+                # with the message. A body that runs on keeps its claim.
+                self._settle_claim(self._comes_back(exc))
         super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
 
-    def _child_is_dead(self, exc: BaseException) -> bool:
-        exc = getattr(exc, "exc", exc)  # billiard's ExceptionWithTraceback
-        if not isinstance(exc, (WorkerLostError, Terminated, SystemExit)):
-            return False
+    def _child_is_dead(self) -> bool:
         # billiard 4.3 reports an exit slightly before the process is gone: then the ttl frees the
         # key, for an announcement is no proof.
         return self.worker_pid is not None and not _alive(self.worker_pid)
 
-    def _settle_leases(self, become: Kind | None) -> None:
+    def _comes_back(self, exc: BaseException) -> bool:
+        """Whether Celery requeues the message of the child that ``exc`` ended."""
+        if isinstance(exc, TimeLimitExceeded):
+            # Since Celery 5.7, which has a flag for timeouts alone.
+            return bool(self.task.acks_late and not getattr(self.task, "acks_on_timeout", True))
+        if self._already_revoked:
+            return False
+        if self._already_cancelled:  # by a cold shutdown, or for a lost connection to the broker
+            return bool(self.task.acks_late)
+        # A SystemExit is announced before the end, and counts as a lost worker too.
+        if not isinstance(exc, (WorkerLostError, SystemExit)):
+            return False
+        if getattr(self.task, "retry_on_worker_lost", False):  # since Celery 5.7: it publishes one
+            retries, most = self._request_dict.get("retries") or 0, self.task.max_retries
+            return most is None or retries < most
+        return bool(self.task.acks_late and self.task.reject_on_worker_lost)
+
+    def _settle_leases(self, become: Kind | None, comes_back: bool = False) -> None:
         """Free what the child held, or mark it as dying; by token, so nobody else's is touched."""
         record = Runtime.shared_record
         if record is None or self.worker_pid is None or self.worker_pid == os.getpid():
             return
         store = Runtime.of(self.app).store
-        for held in record.of_dead(self.worker_pid):
+        held_by_child = record.of_dead(self.worker_pid)
+        for held in held_by_child:
             call = Release(
                 keys=held.keys,
                 token=Token.parse(held.token),
                 become=become,
                 become_ttl=_DYING_SECONDS if become else 0.0,
+                claim=self._claim_after(become, comes_back, held.claim) if held.claim else None,
             )
             try:
                 reply = store.release(call, timeout=_PARENT_TIMEOUT)
@@ -114,6 +158,57 @@ class SingletonRequestMixin:
             )
         if become is None:
             record.settle(self.worker_pid)
+            if not any(held.claim for held in held_by_child):
+                self._settle_claim(comes_back)  # it died before it asked, or after its release
+
+    def _settle_claim(self, comes_back: bool) -> None:
+        """Change the claim of a message that no body runs."""
+        change = self._claim_after(None, comes_back)
+        if change is None:
+            return
+        runtime = Runtime.of(self.app)
+        token = Token(self.id, 0, 0, "-", call_of(self._header()))
+        try:
+            runtime.store.settle_claim(token, change, timeout=_PARENT_TIMEOUT)
+        except StoreError as exc:
+            logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
+
+    def _claim_after(
+        self, become: Kind | None, comes_back: bool, key: str = ""
+    ) -> ClaimChange | None:
+        """What becomes of this message's claim, with its child dead or (``become``) dying.
+
+        Args:
+            become: As of :meth:`_settle_leases`.
+            comes_back: Whether the message is requeued.
+            key: The claim's, where the message doesn't tell: its publisher knew of none.
+        """
+        policy = self.task.singleton_policy()
+        claim = Claim.from_header(self._header().get("claim"), Runtime.of(self.app).keyspace)
+        if claim is None and key and policy.unique:
+            claim = Claim(key=key, unique=policy.unique, unique_for=policy.unique_for)
+        if claim is None:
+            return None
+        if become is not None and not comes_back:
+            # As long as the body may run. A call that is published now would meet its lease.
+            return claim.granted(_DYING_SECONDS)
+        return claim.queued() if comes_back else claim.freed()
+
+    def _header(self) -> Mapping[str, Any]:
+        # Celery sends our header among its own; only the body's request (`Context`) has them apart.
+        nested = self._request_dict.get("headers")
+        return header_of(self._request_dict if nested is None else nested, self.id)
+
+
+@cache
+def _warn_of_unread_options(task: str) -> None:
+    """Once per task: Celery has made a property of the message of ``singleton``."""
+    logger.warning(
+        "singleton: a call of %s came with singleton={...} that nobody read, so it has no claim. "
+        "Its publisher doesn't know the task: let a plain `celery beat` import it, start beat with "
+        "--scheduler singleton, or use claim_and_send() in place of send_task()",
+        task,
+    )
 
 
 class SingletonRequest(SingletonRequestMixin, Request):  # type: ignore[misc]

@@ -25,7 +25,7 @@ from celery_singleton_lock.instrumentation.monitor import Monitor
 from celery_singleton_lock.instrumentation.signals import send_signal
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.shared_record import SharedRecord
-from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.stores import open_store, shards_of
 
 __all__ = ["Runtime", "singleton_tasks"]
 
@@ -59,20 +59,22 @@ class Runtime:
     def __init__(
         self, app: Celery, *, store: Store | None = None, clock: Clock | None = None
     ) -> None:
-        self._app = app
+        self.app = app
         self.clock = clock or SystemClock()
         self.events = Events([log_event, send_signal, Monitor(app)])
+        #: Claims without a message that could not be freed: the task of each, by its key.
+        self.orphans: dict[str, str] = {}
         self._given_store = store
         self._parts: _Parts | None = None
         self._guard = threading.Lock()
 
     @cached_property
     def settings(self) -> Settings:
-        return read_settings(self._app)
+        return read_settings(self.app)
 
     @cached_property
     def keyspace(self) -> Keyspace:
-        return Keyspace(self.settings.prefix)
+        return Keyspace(self.settings.prefix, shards_of(self.settings.url))
 
     @property
     def store(self) -> Store:
@@ -126,6 +128,7 @@ class Runtime:
             clock=self.clock,
             fence_base=settings.fence_base,
             options=settings.connection_options,
+            wait_replicas=settings.wait_replicas,
         )
 
     @classmethod

@@ -13,22 +13,38 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from celery import Celery
-from kombu.utils.url import maybe_sanitize_url
 
-from celery_singleton_lock.core.policy import APP_OPTIONS, Policy, merge, seconds, suggestion
+from celery_singleton_lock.core.options import seconds, suggestion
+from celery_singleton_lock.core.policy import APP_OPTIONS, MIN_TTL, Policy, merge
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.stores import is_store_url
+from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
+from celery_singleton_lock.stores.hosts import masked, single_urls
 
 __all__ = ["Settings", "read_settings"]
 
 _PREFIX: Final = "singleton_lock_"
-_NAMES: Final = APP_OPTIONS | {"url", "prefix", "fence_base", "allow_eviction"}
+_NAMES: Final = APP_OPTIONS | {
+    "url",
+    "prefix",
+    "fence_base",
+    "allow_eviction",
+    "beat_name",
+    "beat_ttl",
+    "beat_poll",
+    "wait_replicas",
+}
 # Celery's own default for the Redis transport (kombu.transport.redis.Channel.visibility_timeout).
 _DEFAULT_VISIBILITY_TIMEOUT: Final = 3600.0
 # A twin can come an hour late on any broker: an unacknowledged message waits for a connection that
 # the broker believes alive.
 _MIN_MARKER_TTL: Final = 3600.0
 _MISSING: Final = object()
+# Long enough for a leader whose host stalls for seconds, short enough for what is due meanwhile.
+_BEAT_TTL: Final = 15.0
+_BEAT_POLL: Final = 1.0
+# A standby's try is one script that changes nothing; more than 20 a second help nobody.
+_MIN_BEAT_POLL: Final = 0.05
+_MAX_BEAT_NAME_CHARS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +54,15 @@ class Settings:
     Attributes:
         url: Of the store; empty if the app names none, which is well for an eager one.
         url_source: The setting it was taken from.
-        connection_options: For the store's client (TLS).
+        connection_options: For the store's client (TLS, Sentinel).
         prefix: First part of every key; apps with the same prefix share locks.
         policy: Defaults of this app's tasks.
         fence_base: Fences are above it.
         allow_eviction: Whether a server that may evict leases is accepted.
+        wait_replicas: How many replicas must have a grant before it counts.
+        beat_name: Which beats elect one leader: those of the same name.
+        beat_ttl: Seconds that a dead leader blocks the others.
+        beat_poll: Seconds between two tries of a standby.
         visibility_timeout: Seconds after which the broker delivers an unacknowledged message
             again; None for brokers that wait for the connection to end.
     """
@@ -54,12 +74,16 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     fence_base: int = 0
     allow_eviction: bool = False
+    wait_replicas: int = 0
+    beat_name: str = "celery"
+    beat_ttl: float = _BEAT_TTL
+    beat_poll: float = _BEAT_POLL
     visibility_timeout: float | None = None
 
     @property
     def safe_url(self) -> str:
         """The URL with its password masked, for logs and errors."""
-        return str(maybe_sanitize_url(self.url))
+        return masked(self.url)
 
     @property
     def marker_ttl(self) -> float:
@@ -99,17 +123,21 @@ def read_settings(app: Celery) -> Settings:
         raise SettingsError(str(exc)) from None
     url, source = _choose_url(conf, given.get("url"))
     tls_options = _tls_options(conf, source)
-    if tls_options and url.startswith("redis://"):
+    if tls_options:
         # As Celery and kombu do: with such options they speak TLS, whatever the scheme says.
-        url = url.replace("redis://", "rediss://", 1)
+        url = with_tls(url)
     return Settings(
         url=url,
         url_source=source,
-        connection_options=tls_options,
+        connection_options={**tls_options, **_sentinel_options(conf, url, source)},
         prefix=_check_prefix(given.get("prefix", "celery")),
         policy=policy,
         fence_base=_check_fence_base(given.get("fence_base", 0)),
         allow_eviction=_check_flag("allow_eviction", given.get("allow_eviction", False)),
+        wait_replicas=_check_replicas(given.get("wait_replicas", 0)),
+        beat_name=_check_beat_name(given.get("beat_name", app.main or "celery")),
+        beat_ttl=_check_beat_ttl(given.get("beat_ttl", _BEAT_TTL)),
+        beat_poll=_check_beat_poll(given.get("beat_poll", _BEAT_POLL)),
         visibility_timeout=_visibility_timeout(conf),
     )
 
@@ -140,19 +168,24 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
             raise SettingsError(
                 "singleton_lock_url is no URL: give one such as redis://localhost:6379/0"
             )
-        return _readable(given, "singleton_lock_url"), "singleton_lock_url"
+        # One of several nodes is read by its store, which says what is wrong with which of them.
+        url = given if names_nodes(given) else _readable(given, "singleton_lock_url")
+        return url, "singleton_lock_url"
     for setting in ("result_backend", "broker_url"):
         value = getattr(conf, setting)
         candidates = value.split(";") if isinstance(value, str) else value or ()
-        for url in candidates:
-            if isinstance(url, str) and is_store_url(url):
-                return _readable(url, setting), setting
+        urls = [url for url in candidates if isinstance(url, str) and is_store_url(url)]
+        if urls and is_sentinel_url(urls[0]):
+            # Not several stores to choose from, but several who know where the one is.
+            urls = [";".join(url for url in urls if is_sentinel_url(url))]
+        if urls:
+            return _readable(urls[0], setting), setting
     return "", "nowhere"
 
 
 def _readable(url: str, setting: str) -> str:
     try:
-        _ = urlsplit(url).port
+        _ = [urlsplit(single).port for single in single_urls(url)]
     except ValueError:
         # Neither the URL nor this error is shown: the usual cause is a "/" in the password, and
         # then what the reader takes for a port, and quotes, is the password.
@@ -174,6 +207,23 @@ def _tls_options(conf: Any, source: str) -> dict[str, Any]:
     }
 
 
+def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
+    """Which master, and the login of the sentinels: kombu's options of the setting of the URL."""
+    if not is_sentinel_url(url):
+        return {}
+    of_source = {
+        "result_backend": "result_backend_transport_options",
+        "broker_url": "broker_transport_options",
+    }
+    # Our own URL may name the same sentinels, and leave the rest to these.
+    for name in [of_source[source]] if source in of_source else of_source.values():
+        options = conf.get(name) or {}
+        found = {key: options[key] for key in ("master_name", "sentinel_kwargs") if key in options}
+        if found:
+            return found
+    return {}
+
+
 def _check_prefix(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[\w.@/-]{1,64}", value):
         raise SettingsError(
@@ -192,20 +242,62 @@ def _check_fence_base(value: Any) -> int:
     return value
 
 
+def _check_replicas(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+        raise SettingsError(
+            f"singleton_lock_wait_replicas={value!r}: give a whole number from 0 (don't wait), and "
+            "not above the number of replicas that each master has"
+        )
+    return value
+
+
 def _check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise SettingsError(f"{_PREFIX}{name}={value!r}: give True or False")
     return value
 
 
+def _check_beat_name(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_BEAT_NAME_CHARS:
+        raise SettingsError(
+            f"singleton_lock_beat_name={value!r}: give a name of 1 to {_MAX_BEAT_NAME_CHARS} "
+            "characters; beats of one name elect one leader"
+        )
+    return value
+
+
+def _check_beat_ttl(value: Any) -> float:
+    name = f"{_PREFIX}beat_ttl"
+    ttl = _seconds(name, value)
+    if ttl < MIN_TTL:
+        raise SettingsError(
+            f"{name}={value!r}: at least {MIN_TTL} seconds, for the leader renews every third of it"
+        )
+    return ttl
+
+
+def _check_beat_poll(value: Any) -> float:
+    name = f"{_PREFIX}beat_poll"
+    poll = _seconds(name, value)
+    if poll < _MIN_BEAT_POLL:
+        raise SettingsError(
+            f"{name}={value!r}: at least {_MIN_BEAT_POLL} seconds between two tries of a standby"
+        )
+    return poll
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        return seconds(name, value)
+    except (TypeError, ValueError) as exc:
+        raise SettingsError(str(exc)) from None
+
+
 def _visibility_timeout(conf: Any) -> float | None:
     options = conf.get("broker_transport_options") or {}
     if "visibility_timeout" in options:
         name = "broker_transport_options['visibility_timeout']"
-        try:
-            return seconds(name, options["visibility_timeout"])
-        except (TypeError, ValueError) as exc:
-            raise SettingsError(str(exc)) from None
+        return _seconds(name, options["visibility_timeout"])
     broker = conf.broker_url
     first = broker if isinstance(broker, str) else next(iter(broker or ()), "")
     acknowledged_by_timeout = first.startswith(("redis", "rediss", "valkey", "sentinel", "sqs"))

@@ -11,10 +11,10 @@ from celery.app.autoretry import add_autoretry_behaviour
 from celery.exceptions import Reject, Retry
 
 from celery_singleton_lock.core.lease import Kind, Lease
-from celery_singleton_lock.core.store import MarkerState, Release
+from celery_singleton_lock.core.store import ClaimChange, MarkerState, Release
 from celery_singleton_lock.errors import LeaseLost
 
-__all__ = ["fail_with", "give_back", "is_done", "reserve", "stores_result"]
+__all__ = ["countdown_of", "fail_with", "give_back", "is_done", "reserve", "stores_result"]
 
 
 def is_done(task: Any, state: str | None, retval: Any) -> bool:
@@ -45,7 +45,11 @@ def stores_result(task: Any, request: Any) -> bool:
 
 
 def give_back(
-    lease: Lease, min_hold: float, marker: MarkerState | None, marker_ttl: float
+    lease: Lease,
+    min_hold: float,
+    marker: MarkerState | None,
+    marker_ttl: float,
+    claim: ClaimChange | None = None,
 ) -> Release:
     """Free the key, or let it cool down until ``min_hold`` seconds after its acquisition."""
     cooling = min_hold - (lease.clock.now() - lease.acquired_at)
@@ -56,20 +60,22 @@ def give_back(
         become_ttl=max(0.0, cooling),
         marker=marker,
         marker_ttl=marker_ttl,
+        claim=claim,
     )
 
 
-def reserve(call: Release, retry: Retry, ttl: float, now: datetime) -> Release:
+def reserve(call: Release, countdown: float, ttl: float) -> Release:
     """Keep the key for the next attempt, through its countdown and ``ttl`` seconds of queueing."""
     return replace(
         call,
         become=Kind.RESERVED,
-        become_ttl=max(_countdown(retry, now) + ttl, call.become_ttl),
+        become_ttl=max(countdown + ttl, call.become_ttl),
         next_token=call.token.next_attempt(),
     )
 
 
-def _countdown(retry: Retry, now: datetime) -> float:
+def countdown_of(retry: Retry, now: datetime) -> float:
+    """Seconds until the next attempt may run."""
     when: Any = retry.when
     if isinstance(when, str):
         when = datetime.fromisoformat(when)  # an eta that Celery takes as text

@@ -35,9 +35,10 @@ class Held:
     keys: tuple[str, ...]
     token: str
     ttl: float
+    claim: str = ""  # key of the message's claim, if it has one
 
     def encode(self) -> bytes:
-        return json.dumps([self.keys, self.token, self.ttl]).encode()
+        return json.dumps([self.keys, self.token, self.ttl, self.claim]).encode()
 
 
 @dataclass(slots=True)
@@ -60,12 +61,12 @@ class SharedRecord:
     #: By process: what a fork copied is the parent's.
     _cells: dict[int, _Cell] = field(default_factory=dict)
 
-    def note(self, keys: Sequence[str], token: str, ttl: float) -> None:
+    def note(self, keys: Sequence[str], token: str, ttl: float, claim: str = "") -> None:
         """Child: write down what is about to be held."""
         pid = os.getpid()
         # Of two threads that come first at once, the second uses what the first put there.
         cell = self._cells.get(pid) or self._cells.setdefault(pid, _Cell(self._free_offset()))
-        held = Held(tuple(keys), token, ttl)
+        held = Held(tuple(keys), token, ttl, claim)
         if len(held.encode()) > _MAX_ENTRY_BYTES:
             return  # all slots of a wide limit: the one that is granted is written down then
         cell.held[token] = held
@@ -123,7 +124,7 @@ class SharedRecord:
             rows: list[Any] = json.loads(self._memory[start : start + length] or b"[]")
         except ValueError:
             return []
-        return [Held(tuple(keys), token, ttl) for keys, token, ttl in rows]
+        return [Held(tuple(keys), token, ttl, claim) for keys, token, ttl, claim in rows]
 
 
 def _pool_index() -> int | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from celery.result import ResultBase
+from celery import states
+from celery.result import EagerResult, ResultBase
 
 from celery_singleton_lock.core.lease import Holder
 
-__all__ = ["is_skipped", "skipped_value"]
+__all__ = ["SkippedResult", "is_skipped", "skipped_value"]
 
 _MARK: Final = "__singleton__"
 _SKIPPED: Final = "skipped"
@@ -23,6 +24,26 @@ def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
         "key": key,
         "holder": holder.for_error(),
     }
+
+
+class SkippedResult(EagerResult[Any]):
+    """What a call returns that was not published (``on_duplicate="skip"``): ready, and falsy.
+
+    Args:
+        task_id: The id that the message would have had.
+        value: As of :func:`skipped_value`; what ``get()`` returns.
+        task: Name of the task.
+    """
+
+    def __init__(self, task_id: str, value: Mapping[str, Any], task: str) -> None:
+        super().__init__(task_id, value, states.SUCCESS, name=task)
+        self._arguments = (task_id, value, task)
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce_args__(self) -> tuple[Any, ...]:
+        return self._arguments  # copies and pickles are made of them
 
 
 def is_skipped(result: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
@@ -11,6 +10,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
+    Literal,
     ParamSpec,
     TypeVar,
     cast,
@@ -18,21 +18,30 @@ from typing import (
 
 from celery import Celery, Task, signals, states
 from celery.app.task import Task as BaseTask
+from celery.utils import uuid
 from kombu.utils.json import dumps as kombu_dumps
-from kombu.utils.json import loads as kombu_loads
 
+from celery_singleton_lock.arguments import as_sent as see_as_sent
+from celery_singleton_lock.arguments import signature_of, stable_rest, validate
+from celery_singleton_lock.case import settle_claim_of
 from celery_singleton_lock.core.key import KeyMaker
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.policy import (
-    CALL_OPTIONS,
-    CallOptions,
-    Policy,
-    merge,
-    suggestion,
+from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
+from celery_singleton_lock.delivery import (
+    HEADER,
+    call_header,
+    call_within,
+    is_put_back,
 )
-from celery_singleton_lock.delivery import HEADER, Delivery, call_header, name_of_call
 from celery_singleton_lock.errors import NoLease
 from celery_singleton_lock.execution import Execution
+from celery_singleton_lock.publish import (
+    Publication,
+    carry_claim,
+    continues,
+    is_canvas,
+    publish,
+)
 from celery_singleton_lock.request import mixed_request
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settlement import stores_result
@@ -42,7 +51,7 @@ from celery_singleton_lock.worker import SingletonStep
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
-__all__ = ["SingletonTask", "current_lease", "signature_without_self", "validate"]
+__all__ = ["SingletonTask", "current_lease"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,7 +104,7 @@ class SingletonTask(_Base[P, R]):
             # about to be dropped, and for calls that are about to be skipped. So we write it.
             cls.track_started, cls._tracks_started = False, True
         if cls.run is not BaseTask.run:
-            validate(cls.singleton or {}, _signature_of(cls), str(cls.name or cls.__name__))
+            validate(cls.singleton or {}, signature_of(cls), str(cls.name or cls.__name__))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._wants_lease():
@@ -165,7 +174,7 @@ class SingletonTask(_Base[P, R]):
             TypeError, LockKeyError: As of :meth:`lock_key`.
         """
         if as_sent:
-            args, kwargs = _as_sent(args, kwargs)
+            args, kwargs = see_as_sent(args, kwargs)
         return self._key_maker(args, kwargs)
 
     def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
@@ -198,33 +207,76 @@ class SingletonTask(_Base[P, R]):
         self,
         args: Any = None,
         kwargs: Any = None,
-        *positional: Any,
-        singleton: CallOptions | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        *,
+        singleton: CallOptions | Literal[False] | None = None,
         **options: Any,
     ) -> AsyncResult[R]:
         """Celery's, and ``singleton``: policy options for this call alone.
 
+        ``singleton=False`` publishes without a claim, and beside one; never without the lock.
+
         Raises:
+            DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
+            LockKeyError: The task is ``unique``, and its key can't be computed, or is not stable.
             TypeError, ValueError: ``singleton`` holds what a call may not set, or a wrong value.
         """
-        if singleton is not None:
-            _check_call_options(singleton, self)
-        headers = dict(options.get("headers") or {})
-        call = self._call_name(replaces=bool(options.get("replaced_task_nesting")))
-        headers[HEADER] = call_header(headers.get(HEADER), singleton, call)
-        options["headers"] = headers
-        return super().apply_async(args, kwargs, *positional, **options)
+        where = f"apply_async(singleton=...) of {self.name}"
+        given = check_call(self.singleton_policy, singleton, where=where)
+        task_id = str(task_id) if task_id else uuid()
+        options["headers"] = headers = dict(options.get("headers") or {})
+        running: Any = self.app.current_worker_task
+        header = headers[HEADER] = call_header(
+            headers,
+            task_id=task_id,
+            options=given,
+            call=call_within(running, task_id),
+        )
 
-    def _call_name(self, *, replaces: bool) -> str:
-        """The name of a call that a running task publishes; empty elsewhere: a new call."""
-        running = self.app.current_worker_task
-        if running is None:
-            return ""
-        token = Delivery.of(running.request).token
-        # self.replace() goes on with the work of the task that it replaces. All else is named after
-        # the attempt: should that run again (its worker was killed before its message was
-        # acknowledged), a chain link that it publishes again, under the same id, is the same call.
-        return token.call if replaces else name_of_call(token.attempt)
+        def send() -> AsyncResult[R]:
+            return super(SingletonTask, self).apply_async(
+                args, kwargs, task_id, producer, link, link_error, shadow, **options
+            )
+
+        if self.app.conf.task_always_eager or is_put_back(header, options):
+            return send()  # no message; or one that has its claim already
+        policy = self.singleton_policy(header.get("options"))
+        key = self._key_to_publish(args, kwargs, options) if policy.unique else None
+        if key is None:
+            return send()
+        if continues(running, task_id):
+            carry_claim(self.app, running.request, header, self.name, key, policy)
+            return send()
+        return publish(
+            Publication(
+                app=self.app,
+                task=self.name,
+                task_id=task_id,
+                key=key,
+                policy=policy,
+                header=header,
+                options={"expires": self.expires, **options},
+                in_canvas=bool(link or link_error or is_canvas(options)),
+                swallows_in_canvas="on_duplicate" in (given or {}),
+            ),
+            send,
+        )
+
+    def _key_to_publish(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
+        serializer = options.get("serializer") or self.serializer
+        positional, named = args or (), kwargs or {}
+        dump = getattr(self, "_dump_pydantic_arguments", None)
+        if dump and serializer != "pickle":
+            positional, named = dump(positional, named)
+        rest = stable_rest(self._key_maker, positional, named, serializer)
+        if rest is None:
+            return None
+        scope = self.singleton_policy().scope or self.name
+        return Runtime.of(self.app).keyspace.lock(scope, rest)
 
     @cached_property
     def _body(self) -> Callable[..., Any]:
@@ -280,7 +332,11 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     It isn't called for Retry, Ignore, Reject and SystemExit, nor where a user's override leaves out
     ``super()``.
     """
+    if not isinstance(sender, SingletonTask):
+        return
     _settle(sender, state, retval)
+    if _EXECUTION not in sender.request.__dict__:
+        settle_claim_of(sender, sender.request, state, retval)
 
 
 def _settle(task: Any, state: str | None, retval: Any) -> None:
@@ -288,51 +344,3 @@ def _settle(task: Any, state: str | None, retval: Any) -> None:
     execution = getattr(request, "__dict__", {}).get(_EXECUTION)
     if execution is not None:
         execution.settle(state, retval)
-
-
-def validate(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
-    """Check the ``policy`` of the task ``name``, whose body has ``signature``.
-
-    Raises:
-        TypeError, ValueError: An option is wrong, or the key doesn't fit the signature.
-    """
-    where = f"@singleton_task on {name}"
-    merged = merge(Policy(), policy, where=where)
-    try:
-        KeyMaker(merged.key, signature, json.dumps)
-    except (TypeError, ValueError) as exc:
-        raise type(exc)(f"{where}: {exc}") from None
-
-
-def _signature_of(cls: Any) -> inspect.Signature:
-    is_static = isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-    return signature_without_self(cls.run, not is_static)
-
-
-def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
-    """What a caller of ``fun`` gives; a ``bound`` one gets its task before that."""
-    signature = inspect.signature(fun)
-    if not bound:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _as_sent(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    try:
-        sent, named = kombu_loads(kombu_dumps([list(args), dict(kwargs)]))
-    except (TypeError, ValueError):
-        return args, kwargs  # of another serializer, pickle: there the worker sees them as they are
-    return sent, named
-
-
-def _check_call_options(options: Any, task: Any) -> None:
-    where = f"apply_async(singleton=...) of {task.name}"
-    if not isinstance(options, Mapping):
-        raise TypeError(f"{where}: give a dict, such as {{'ttl': 120}}, not {options!r}")
-    for name in options:
-        if name not in CALL_OPTIONS:
-            raise TypeError(
-                f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
-                "scope and limit decide who excludes whom, and stand at the task"
-            )
-    merge(task.singleton_policy(), options, where=where)

@@ -14,7 +14,6 @@ States::
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -28,11 +27,23 @@ from celery_singleton_lock.case import Case
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.keeper import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.policy import OnLost
-from celery_singleton_lock.core.store import Acquire, MarkerState, Refused, Release, Released
+from celery_singleton_lock.core.options import OnLost
+from celery_singleton_lock.core.store import (
+    Acquire,
+    ClaimChange,
+    MarkerState,
+    Refused,
+    Release,
+    Released,
+)
 from celery_singleton_lock.errors import LeaseLost, StoreError
 from celery_singleton_lock.interrupt import Body, LeaseInterrupt
-from celery_singleton_lock.settlement import fail_with, give_back, is_done, reserve
+from celery_singleton_lock.settlement import (
+    fail_with,
+    give_back,
+    is_done,
+    reserve,
+)
 
 __all__ = ["Tenure", "held_leases"]
 
@@ -117,7 +128,7 @@ class Tenure:
         """Give back what is still held, as the outcome says. Once; never raises.
 
         Args:
-            state: Celery's state of the task.
+            state: Celery's state of the task; None when SystemExit or the like ends it.
             retval: Its result, or the exception that ended it.
         """
         was, self._state = self._state, _State.SETTLED
@@ -126,22 +137,17 @@ class Tenure:
         lease = self._lease
         if lease is None or was not in (_State.HELD, _State.RELEASED):
             return
-        # SystemExit and the like strike after the body too, while Celery sends the callbacks: it
-        # has called the state SUCCESS by then, but the message comes back.
-        leaving = sys.exc_info()[1]
-        if leaving is not None and not isinstance(leaving, Exception):
-            state = None
         done = is_done(self._case.task, state, retval)
         if was is _State.RELEASED:
             if done and self._case.acks_late:
                 self._mark_done(lease)
             return
         try:
-            call = self._final_release(lease, retval) if done else _plainly(lease)
+            call = self._final_release(lease, state, retval, done)
         except Exception:
             # Whatever it is, a lease that nobody gives back would be renewed for ever.
             logger.exception("singleton: %s is released plainly", lease.key)
-            call = _plainly(lease)
+            call = replace(_plainly(lease), claim=self._freed_claim())
         self._case.runtime.locker.release(lease, call)
 
     def _max_hold(self) -> float | None:
@@ -175,19 +181,21 @@ class Tenure:
         # not done: a marker that expires keeps twins away meanwhile.
         marker = MarkerState.FINISHING if self._case.acks_late else None
         policy = self._case.policy
-        reply = self._release(lease, give_back(lease, policy.min_hold, marker, policy.ttl))
-        self._yield_to_twin(reply)
+        call = give_back(lease, policy.min_hold, marker, policy.ttl, self._freed_claim())
+        self._yield_to_twin(self._release(lease, call))
 
     def _interrupted(self, lease: Lease) -> Any:
         """The lease was lost and the body ended because of it."""
         case = self._case
-        self._yield_to_twin(self._release(lease, _plainly(lease)))
         losses = case.delivery.losses + 1
-        if (
+        goes_back = (
             self._outcome_of_loss() is OnLost.RETRY
             and losses <= _MAX_LOSSES
             and not case.request.is_eager
-        ):
+        )
+        claim = None if goes_back else self._freed_claim()
+        self._yield_to_twin(self._release(lease, replace(_plainly(lease), claim=claim)))
+        if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, and that is not done
             copy = replace(case.delivery, started=True, losses=losses, tries=0)
             case.put_back(copy, AGAIN, "lease lost")
@@ -204,24 +212,20 @@ class Tenure:
         self._state = _State.RELEASED
         return self._case.runtime.locker.release(lease, call)
 
-    def _final_release(self, lease: Lease, retval: Any) -> Release:
-        case = self._case
+    def _final_release(self, lease: Lease, state: str | None, retval: Any, done: bool) -> Release:
+        case, policy = self._case, self._case.policy
+        retry_in = case.retry_in(retval)
+        claim = case.claim_after(state, retval, retry_in)
+        if not done:
+            return replace(_plainly(lease), claim=claim)
         marker = MarkerState.DONE if case.acks_late else None
-        call = give_back(lease, case.policy.min_hold, marker, case.runtime.settings.marker_ttl)
-        if isinstance(retval, Retry) and case.policy.hold_on_retry and self._same_key(retval):
-            return reserve(call, retval, case.policy.ttl, case.task.app.now())
+        call = give_back(lease, policy.min_hold, marker, case.runtime.settings.marker_ttl, claim)
+        if retry_in is not None and policy.hold_on_retry:
+            return reserve(call, retry_in, policy.ttl)
         return call
 
-    def _same_key(self, retry: Retry) -> bool:
-        """Whether the next attempt has this key; ``self.retry(args=...)`` may have changed it."""
-        signature = getattr(retry, "sig", None)
-        if signature is None:
-            return True
-        try:
-            rest = self._case.task.singleton_rest(signature.args, signature.kwargs, as_sent=True)
-        except (TypeError, ValueError):
-            return False
-        return bool(rest == self._case.rest)
+    def _freed_claim(self) -> ClaimChange | None:
+        return self._case.claim.freed() if self._case.claim else None
 
     def _mark_done(self, lease: Lease) -> None:
         case = self._case

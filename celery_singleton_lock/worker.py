@@ -12,6 +12,8 @@ from typing import Any
 import click
 from celery import Celery, bootsteps
 
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.instrumentation.monitor import Monitor
@@ -19,7 +21,7 @@ from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.shared_record import SharedRecord
 
-__all__ = ["SingletonStep", "check_tasks"]
+__all__ = ["SingletonStep", "check_eviction", "check_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -39,6 +41,7 @@ class SingletonStep(bootsteps.StartStopStep):
             check_tasks(app, runtime.store)
             _warn_of_timeouts(app, runtime.settings)
             _check_eviction(runtime.store, runtime.settings)
+            _check_shards(runtime.store, runtime.keyspace)
         except SettingsError as exc:
             if click.get_current_context(silent=True) is None:
                 raise  # an embedded worker: its caller may catch it
@@ -68,11 +71,26 @@ def check_tasks(app: Celery, store: Store) -> None:
                 f"{task.name} has limit={policy.limit} and {other} has limit={limit}, but both are "
                 f"in scope {scope!r}: give them one limit, or two scopes"
             )
+        _check_capabilities(task.name, policy, store)
         if policy.needs_fence and not store.capabilities.fence:
             raise SettingsError(
                 f"{task.name} has needs_fence=True, but the store ({store.capabilities.name}) has "
                 "no fencing tokens: choose a store that does, or drop needs_fence"
             )
+
+
+def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
+    able = store.capabilities
+    if policy.ttl < able.min_ttl:
+        raise SettingsError(
+            f"{task} has ttl={policy.ttl:g} s, but the store ({able.name}) keeps no lease for less "
+            f"than {able.min_ttl:g} s: give the task a longer ttl, or choose another store"
+        )
+    if able.max_limit is not None and policy.limit > able.max_limit:
+        raise SettingsError(
+            f"{task} has limit={policy.limit}, but the store ({able.name}) looks through at most "
+            f"{able.max_limit} slots in one step: give the task a lower limit"
+        )
 
 
 def _warn_of_timeouts(app: Celery, settings: Settings) -> None:
@@ -93,19 +111,27 @@ def _warn_of_timeouts(app: Celery, settings: Settings) -> None:
 
 
 def _check_eviction(store: Store, settings: Settings) -> None:
-    """Refuse a server that may throw leases away: keys with a ttl go first."""
-    info = getattr(store, "info", None)
-    if info is None:
-        return
     try:
-        memory = info("memory")  # empty where an ACL denies INFO: then there is nothing to check
+        check_eviction(store, settings)
     except StoreError as exc:
         logger.warning(
             "singleton: no locks now, for %s can't be used (%s); tasks are put back until it can",
             settings.safe_url,
             exc,
         )
+
+
+def check_eviction(store: Store, settings: Settings) -> None:
+    """Refuse a server that may throw leases away: keys with a ttl go first.
+
+    Raises:
+        SettingsError: It may.
+        StoreError: It doesn't answer, so nobody knows.
+    """
+    info = getattr(store, "info", None)
+    if info is None:
         return
+    memory = info("memory")  # empty where an ACL denies INFO: then there is nothing to check
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return
@@ -117,3 +143,16 @@ def _check_eviction(store: Store, settings: Settings) -> None:
         logger.warning("singleton: %s (no maxmemory is set, or eviction is allowed)", advice)
         return
     raise SettingsError(f"{advice}, or accept it with singleton_lock_allow_eviction = True.")
+
+
+def _check_shards(store: Store, keyspace: Keyspace) -> None:
+    """Refuse a store in which other apps keep the same prefix's locks elsewhere."""
+    disagreement = getattr(store, "disagreement", None)
+    if disagreement is None:
+        return
+    try:
+        problem = disagreement(keyspace.lock("", ""))
+    except StoreError:
+        return  # the check before this one has said so; each task's acquire asks again
+    if problem:
+        raise SettingsError(problem)

@@ -1,4 +1,4 @@
-"""``celery -A app singleton``: who holds what, and freeing it by hand."""
+"""``celery -A app singleton``: who holds or claims what, and freeing it by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, Final
 import click
 from celery.bin.base import CeleryCommand, CLIContext
 
+from celery_singleton_lock.cli.doctor import doctor
 from celery_singleton_lock.cli.table import describe, row_of, table
-from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime
 
@@ -20,7 +21,7 @@ __all__ = ["singleton"]
 
 @click.group(name="singleton")
 def singleton() -> None:
-    """See and free the leases of singleton tasks."""
+    """See and free the leases of singleton tasks, and the claims of unique ones."""
 
 
 @singleton.command(cls=CeleryCommand)
@@ -28,11 +29,16 @@ def singleton() -> None:
 @click.argument("pattern", default="")
 @click.pass_context
 def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
-    """List what is held; PATTERN is part of a key, or a glob with * and ?."""
+    """List what is held or claimed; PATTERN is part of a key, or a glob with * and ?.
+
+    Of a claim, WORKER, PID and SINCE tell who published its message, and when.
+    """
     runtime = _runtime(ctx)
     with _errors_for_people():
         glob = runtime.keyspace.match_all()
         records = sorted(runtime.store.scan(glob), key=lambda record: record.key)
+        for key, what in getattr(runtime.store, "strays", lambda pattern: ())(glob):
+            click.echo(f"not ours: {key!r} {what}; see `doctor`", err=True)
     matching = [record for record in records if _matches(record.key, pattern)]
     if as_json:
         click.echo(json.dumps([row_of(record) for record in matching], indent=2))
@@ -47,7 +53,10 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
 @click.argument("key")
 @click.pass_context
 def show(ctx: click.Context, key: str, as_json: bool) -> None:
-    """Show who holds KEY: as `ls` prints it, or only what stands behind its scope."""
+    """Show who holds KEY: as `ls` prints it, or only what stands behind its scope.
+
+    A claim is named as `ls` prints it, or without csl:{...}: alone.
+    """
     with _errors_for_people():
         record = _find(_runtime(ctx), key)
     if as_json:
@@ -69,7 +78,7 @@ def release(ctx: click.Context, key: str, token: str | None, force: bool, as_jso
     """Free KEY. Its holder hears of it at its next heartbeat, and is interrupted.
 
     Without --force the token is compared: if somebody else has got the key meanwhile, nothing is
-    freed.
+    freed. A claim's message stays where it is, and runs.
     """
     runtime = _runtime(ctx)
     with _errors_for_people():
@@ -91,15 +100,23 @@ def release(ctx: click.Context, key: str, token: str | None, force: bool, as_jso
     ctx.exit(0 if freed else 1)
 
 
+singleton.add_command(doctor)
+
+
 def _confirm(record: Record, as_json: bool) -> None:
     if as_json:
         raise click.UsageError("with --json give --token TOKEN or --force")
     click.echo(describe(record))
-    click.confirm(
-        "If its body still runs, another may start beside it until the holder's next heartbeat "
-        "(a third of its ttl). Release?",
-        abort=True,
-    )
+    warning = _OF_A_CLAIM if record.kind is Kind.CLAIM else _OF_A_LEASE
+    click.confirm(f"{warning} Release?", abort=True)
+
+
+# What a release leads to.
+_OF_A_LEASE: Final = (
+    "If its body still runs, another may start beside it until the holder's next heartbeat "
+    "(a third of its ttl)."
+)
+_OF_A_CLAIM: Final = "Its message stays where it is, and an equal call can be published beside it."
 
 
 def _runtime(ctx: click.Context) -> Runtime:
@@ -112,7 +129,8 @@ def _runtime(ctx: click.Context) -> Runtime:
 def _find(runtime: Runtime, key: str) -> Record | None:
     """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too.
 
-    ``task.lock_key()`` of a task with ``limit`` above 1 leaves out the slot: so may ``key``.
+    ``task.lock_key()`` of a task with ``limit`` above 1 leaves out the slot: so may ``key``. A
+    claim, whose name ends as its lease's, is never named by less than all behind ``csl:{...}:``.
     """
     if key.startswith("csl:{"):
         record = runtime.store.inspect(key)
@@ -121,6 +139,8 @@ def _find(runtime: Runtime, key: str) -> Record | None:
     records = list(runtime.store.scan(runtime.keyspace.match_all()))
     for shorten in _SPELLINGS:
         found = [record for record in records if key == shorten(record.key)]
+        if shorten is not _without_prefix:
+            found = [record for record in found if record.kind is not Kind.CLAIM]
         if len(found) > 1:
             names = "\n".join(f"  {record.key}" for record in found)
             raise click.UsageError(f"{key!r} names several keys; give one of them:\n{names}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from celery_singleton_lock.core.lease import Kind, Record
+from celery_singleton_lock.core.lease import Kind, Phase, Record
 
 __all__ = ["describe", "row_of", "table"]
 
@@ -16,13 +16,22 @@ _KINDS: Final = {
     Kind.COOLING: "cooling down",
     Kind.DYING: "being killed",
 }
+_PHASES: Final = {
+    Phase.QUEUED: "claim, queued",
+    Phase.RUNNING: "claim, running",
+    Phase.RETRYING: "claim, retrying",
+}
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """The record as JSON data; ``ttl`` in seconds, ``since`` in ISO 8601."""
+    """The record as JSON data; ``ttl`` in seconds, ``since`` in ISO 8601.
+
+    Of a claim, ``worker``, ``pid`` and ``since`` tell who published its message, and when.
+    """
     return {
         "key": record.key,
-        "state": _KINDS[record.kind],
+        "state": _PHASES[record.phase] if record.phase else _KINDS[record.kind],
+        "phase": record.phase,
         "task": record.holder.task,
         "task_id": record.holder.task_id,
         "worker": record.holder.worker,
@@ -61,7 +70,14 @@ def table(records: Iterable[Record]) -> str:
 
 def describe(record: Record) -> str:
     """One field a line."""
-    return "\n".join(f"{name:>8}: {value}" for name, value in row_of(record).items())
+    row = row_of(record)
+    del row["phase"]  # the state says it
+    if record.kind is Kind.CLAIM:
+        del row["fence"]
+        # Nobody works on it yet, or the lease tells who.
+        row = {"published by" if name == "worker" else name: value for name, value in row.items()}
+    width = max(len(name) for name in row)
+    return "\n".join(f"{name:>{width}}: {value}" for name, value in row.items())
 
 
 def _since(record: Record) -> str:

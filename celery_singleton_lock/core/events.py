@@ -18,12 +18,17 @@ logger = logging.getLogger("celery_singleton_lock")
 class EventName(StrEnum):
     ACQUIRED = "acquired"
     CONFLICT = "conflict"
+    DUPLICATE = "duplicate"
     LOST = "lost"
     RELEASED = "released"
     RELEASE_FAILED = "release-failed"
     PUT_BACK = "put-back"
     DROPPED = "dropped"
     STORE_FAILED = "store-failed"
+    # Of beats that elect a leader; `holder` is who leads.
+    LEADING = "leading"
+    STANDING_BY = "standing-by"
+    RESIGNED = "resigned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from typing import Any, Final
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.lease import Lease, Loss, LossReason, drift
+from celery_singleton_lock.core.lease import Lease, Loss, LossReason
 from celery_singleton_lock.core.store import Renewal, Store
 from celery_singleton_lock.errors import StoreError
 
@@ -82,7 +82,7 @@ class _Entry:
 
     @property
     def interval(self) -> float:
-        return self.lease.ttl / _RENEWALS_PER_TTL
+        return self.lease.ttl * self.lease.trusted / _RENEWALS_PER_TTL
 
     def renewable(self, now: float) -> bool:
         hold_until = self.lease.hold_until
@@ -120,9 +120,8 @@ class Keeper:
 
     def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the keeper's thread."""
-        interval = lease.ttl / _RENEWALS_PER_TTL
-        due = lease.acquired_at + interval * (1 - _JITTER * random.random())
-        entry = _Entry(lease, due, on_lost)
+        entry = _Entry(lease, 0.0, on_lost)
+        entry.due = lease.acquired_at + entry.interval * (1 - _JITTER * random.random())
         with self._guard:
             self._entries[id(lease)] = entry
             start = not self._running
@@ -187,11 +186,8 @@ class Keeper:
         except Exception as exc:
             if not isinstance(exc, StoreError):
                 logger.exception("the store failed as it should not; it is asked again")
-            now = self._clock.now()
             for entry in batch:
-                entry.failures += 1
-                entry.error = str(exc)
-                entry.due = now + entry.retry_pause(now)
+                self._postpone(entry, str(exc))
             return
         for entry, reply in zip(batch, replies, strict=True):
             self._take(entry, reply, sent)
@@ -211,14 +207,22 @@ class Keeper:
             return  # released meanwhile
         if reply is Renewal.DYING:
             self.discard(lease)
+        elif reply is Renewal.SILENT:
+            self._postpone(entry, "its part of the store doesn't answer")
         elif reply is not Renewal.RENEWED:
             reason = LossReason.REPLACED if reply is Renewal.REPLACED else LossReason.EXPIRED
             self._lose(entry, reason, "the store has it no more")
         elif self._clock.now() < lease.valid_until:
             entry.failures = 0
-            lease.valid_until = sent + lease.ttl - drift(lease.ttl)
+            lease.valid_until = sent + lease.trust
             entry.due = sent + entry.interval
         # Else the reply came after the deadline: lost for good, declared by _declare_overdue.
+
+    def _postpone(self, entry: _Entry, error: str) -> None:
+        now = self._clock.now()
+        entry.failures += 1
+        entry.error = error
+        entry.due = now + entry.retry_pause(now)
 
     def _declare_overdue(self) -> None:
         now = self._clock.now()

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from celery_singleton_lock.errors import LockKeyError
 
-__all__ = ["PER_TASK", "KeyMaker", "KeySpec", "Keyspace", "PerTask"]
+__all__ = ["PER_TASK", "KeyMaker", "KeySpec", "Keyspace", "PerTask", "digest"]
 
 
 class PerTask:
@@ -41,9 +41,17 @@ KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 # A rendered key longer than this is replaced by its digest, so that a 1 MiB argument makes neither
 # a 1 MiB key in the store nor a record too long for the memory shared with the worker parent.
 _MAX_RENDERED_CHARS: Final = 160
+# A task's name and a scope of 200 characters each, of which one may be twelve when quoted, and a
+# rendered key, of which one may be three.
+_MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("claim||:")
 # Blanks end a word in a shell and a field in a log line, so they don't stand in keys. '#' separates
 # a key from the number of its slot, and '%' is what they are all written with.
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x20#%\x7f-\xa0]")
+# What stands behind a claim's shard, its letters as `quote_scope` and `_printable` leave them. Lone
+# surrogates are no text: the store would fail at them.
+_CLAIM: Final = re.compile(
+    r"claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}:[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,11 @@ class Keyspace:
         name = f"{quote_scope(scope)}:{_printable(rest)}"
         shard = zlib.crc32(name.encode()) % self.shards
         return f"csl:{{{self.prefix}:{shard}}}:{name}"
+
+    def leader(self, name: str) -> str:
+        """The key of the lease of whoever leads the beats called ``name``."""
+        # No '|' in it, so that no name of beats runs into one of an entry below.
+        return self.lock("celery.beat", quote_scope(name))
 
     def match_all(self) -> str:
         """A glob pattern for every key of this prefix, in every shard."""
@@ -87,10 +100,59 @@ class Keyspace:
         return f"{_shard_of(key)}:fence"
 
     @staticmethod
+    def stays(key: str) -> bool:
+        """Whether ``key`` is one that stays for ever: a fence counter, or the number of shards."""
+        return key.endswith(("}:fence", ":0}:shards"))
+
+    @staticmethod
+    def last_run(leader: str, entry: str) -> str:
+        """Where the last run of ``entry`` is, in the shard of the beats' ``leader`` key."""
+        # As with markers: no scope can forge it, and no record is at it, so `ls` doesn't list it.
+        shard, _, name = leader.partition("}:")
+        return f"{shard}}}:last|{name}|{_printable(entry)}"
+
+    @staticmethod
     def marker(key: str, attempt: str) -> str:
         """The marker of one attempt of a task (``attempt`` is a token without its nonce)."""
         # A quoted scope holds no '|', so no scope can forge this name.
         return f"{_shard_of(key)}:done|{attempt}"
+
+    @staticmethod
+    def claim(task: str, key: str) -> str:
+        """The claim of the queued call of ``task`` on the lock ``key``, in the same shard.
+
+        The task's name is part of it: another task that shares the key does other work, and its
+        call is no duplicate.
+        """
+        shard = _shard_of(key)
+        return f"{shard}:claim|{quote_scope(task)}|{key.removeprefix(shard + ':')}"
+
+    def is_claim(self, name: Any) -> bool:
+        """Whether ``name`` (of a message, so of anybody) can be a claim of this prefix."""
+        start = f"csl:{{{self.prefix}:"
+        if not isinstance(name, str) or not name.startswith(start):
+            return False
+        shard, _, rest = name.removeprefix(start).partition("}:")
+        if not (shard.isdecimal() and len(shard) < 6 and int(shard) < self.shards):
+            return False
+        if shard != str(int(shard)):
+            return False  # "00", and digits of other scripts: numbers, too, but of no shard
+        return len(rest) <= _MAX_CLAIM_CHARS and _CLAIM.fullmatch(rest) is not None
+
+    @staticmethod
+    def shard(key: str) -> str:
+        """What the names of ``key``'s shard begin with; on a Redis Cluster they are one slot's."""
+        return _shard_of(key)
+
+    @staticmethod
+    def shards_note(key: str) -> str:
+        """Where the number of shards of ``key``'s prefix is written down in the store."""
+        return f"{_shard_of(key).rpartition(':')[0]}:0}}:shards"
+
+    @staticmethod
+    def same_shard(key: str, other: str) -> bool:
+        """Whether one script may touch both: ``key``, and ``other``, which may be of any form."""
+        return other.startswith(_shard_of(key))
 
 
 def quote_scope(scope: str) -> str:
@@ -106,13 +168,14 @@ def _glob_quote(text: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """A short name for ``text`` that no other text has (BLAKE2b, 128 bits)."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _printable(text: str) -> str:
     if len(text) > _MAX_RENDERED_CHARS:
-        return f"~{_digest(text)}"
+        return f"~{digest(text)}"
     return _UNPRINTABLE.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
@@ -150,12 +213,12 @@ class KeyMaker:
 
     def _compile(self, spec: KeySpec) -> Callable[[Sequence[Any], Mapping[str, Any]], str | None]:
         if spec is None:
-            return lambda args, kwargs: self._digest_of(self._bind(args, kwargs))
+            return lambda args, kwargs: self._digest_of(self.bind(args, kwargs))
         if isinstance(spec, PerTask):
             return lambda args, kwargs: "*"
         if isinstance(spec, str):
             template = _Template(spec, self._signature)
-            return lambda args, kwargs: template.render(self._bind(args, kwargs))
+            return lambda args, kwargs: template.render(self.bind(args, kwargs))
         if isinstance(spec, tuple):
             return self._compile_names(spec)
         if callable(spec):
@@ -174,12 +237,13 @@ class KeyMaker:
             _check_name(name, self._signature, f"key={names!r}")
 
         def rest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-            bound = self._bind(args, kwargs)
+            bound = self.bind(args, kwargs)
             return self._digest_of({name: bound.get(name) for name in names})
 
         return rest
 
-    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name, defaults applied; TypeError if they don't fit the signature."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
@@ -202,7 +266,7 @@ class KeyMaker:
                     f"key: {exc}. Leave it out with key=(names of the others) or compute the key "
                     "with a callable."
                 ) from exc
-        return _digest("\n".join(parts))
+        return digest("\n".join(parts))
 
 
 def _call(

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import FenceUnavailable, LeaseLost
 
-__all__ = ["Holder", "Kind", "Lease", "Loss", "LossReason", "Record", "Token", "drift"]
+__all__ = ["Holder", "Kind", "Lease", "Loss", "LossReason", "Phase", "Record", "Token", "drift"]
 
 # An allowance for clocks that run at different speeds, and for Redis rounding to milliseconds: 1 %
 # plus 2 ms, as the Redlock specification has it (redis.io, "Distributed Locks with Redis").
@@ -36,6 +36,15 @@ class Kind(StrEnum):
     RESERVED = "r"  # for the next attempt of a task
     COOLING = "c"  # min_hold after the release
     DYING = "d"  # held by a process that is being killed
+    CLAIM = "q"  # not a lease: a published message's claim, beside the lease's key
+
+
+class Phase(StrEnum):
+    """What the task of a claim is doing; the word is what the store holds."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRYING = "retrying"
 
 
 class LossReason(StrEnum):
@@ -81,6 +90,11 @@ class Token:
         nesting, retries = ordinal.split(".")
         return cls(unquote(task_id), int(nesting), int(retries), nonce, call)
 
+    @staticmethod
+    def task_id_of(name: str) -> str:
+        """The task id in what :attr:`task` gave, of which a claim's token consists."""
+        return unquote(name.partition("+")[0])
+
     def next_attempt(self) -> Token:
         """For whom a retry reserves the key: any delivery of the next attempt."""
         return replace(self, retries=self.retries + 1, nonce="-")
@@ -95,9 +109,13 @@ class Holder:
     worker: str = ""
     pid: int = 0
     since: float = 0.0  # seconds since the epoch
+    expires: float = 0.0  # of a claim: when its message does, seconds since the epoch; 0.0: never
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        data = asdict(self)
+        if not self.expires:
+            del data["expires"]
+        return json.dumps(data, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Holder:
@@ -133,18 +151,24 @@ class Record:
     fence: int | None
     holder: Holder
     ttl: float  # seconds left in the store
+    phase: Phase | None = None  # of a claim
 
     @classmethod
     def parse(cls, key: str, value: str, ttl: float) -> Record:
-        """Reads ``<kind> <token> <fence> <holder json>``; ValueError if that's not what it is."""
+        """Reads ``<kind> <token> <fence> <holder json>``; ValueError if that's not what it is.
+
+        A claim has its phase where a lease has its fence, and for a token the name of its task.
+        """
         kind, token, fence, holder = value.split(" ", 3)
+        is_claim = kind == Kind.CLAIM
         return cls(
             key=key,
             kind=Kind(kind),
             token=token,
-            fence=int(fence) or None,
+            fence=None if is_claim else int(fence) or None,
             holder=Holder.from_json(holder),
             ttl=ttl,
+            phase=Phase(fence) if is_claim else None,
         )
 
 
@@ -174,6 +198,8 @@ class Lease:
     clock: Clock = field(repr=False)
     fence_number: int | None = None
     max_hold: float | None = None
+    claim_key: str = ""  # of the claim that is renewed with it, if any
+    trusted: float = 1.0  # share of the ttl that the store's answer vouches for
     loss: Loss | None = None
     released: bool = False
     process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
@@ -193,6 +219,11 @@ class Lease:
                 "task has limit > 1. Set needs_fence=True to hear of it when the worker starts."
             )
         return self.fence_number
+
+    @property
+    def trust(self) -> float:
+        """Seconds, from the sending of a request, for which the store's answer vouches."""
+        return self.ttl * self.trusted - drift(self.ttl)
 
     @property
     def lost(self) -> bool:

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper, timeout_for
-from celery_singleton_lock.core.lease import Lease, Token, drift
+from celery_singleton_lock.core.lease import Lease, Token
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released, Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
@@ -38,7 +38,7 @@ _TRIES: Final = 2
 class Ledger(Protocol):
     """Where a process writes down what it holds, for whoever survives it."""
 
-    def note(self, keys: Sequence[str], token: str, ttl: float) -> None: ...
+    def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None: ...
 
     def strike(self, token: str) -> None: ...
 
@@ -88,17 +88,20 @@ class Locker:
             lease = Lease(
                 key=reply.key,
                 token=call.token,
-                ttl=call.ttl,
+                ttl=min(call.ttl, reply.ttl or call.ttl),
                 holder=call.holder,
-                valid_until=sent + call.ttl - drift(call.ttl),
+                valid_until=0.0,
                 acquired_at=sent,
                 clock=self.clock,
                 fence_number=reply.fence,
                 max_hold=max_hold,
+                claim_key=call.claim.key if call.claim and call.claim.phase else "",
+                trusted=self.store.capabilities.trusted,
             )
+            lease.valid_until = sent + lease.trust
             if lease.lost:
                 raise StoreUnavailable(
-                    f"the grant of {call.slots[0]!r} arrived after its ttl of {call.ttl} s"
+                    f"the grant of {call.slots[0]!r} arrived after its ttl of {lease.ttl} s"
                 )
             if len(call.slots) > 1:
                 self._note((reply.key,), call)
@@ -143,7 +146,8 @@ class Locker:
 
     def _note(self, keys: Sequence[str], call: Acquire) -> None:
         if self._ledger is not None:
-            self._ledger.note(keys, str(call.token), call.ttl)
+            claim = call.claim.key if call.claim else ""
+            self._ledger.note(keys, str(call.token), call.ttl, claim)
 
     def _strike(self, token: Token) -> None:
         if self._ledger is not None:

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Record, Token
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Record, Token
 
 __all__ = [
     "Acquire",
+    "Admit",
     "Capabilities",
+    "ClaimChange",
     "Granted",
     "MarkerState",
+    "Permission",
+    "Permit",
     "Refused",
     "Relation",
     "Release",
@@ -44,6 +48,7 @@ class Renewal(StrEnum):
     EXPIRED = "expired"
     REPLACED = "replaced"
     DYING = "dying"  # the worker parent has announced this process's end
+    SILENT = "silent"  # its part of the store, or too much of it, doesn't answer
 
 
 class Released(StrEnum):
@@ -55,12 +60,57 @@ class Released(StrEnum):
     DONE = "done"  # another delivery of the same attempt finished
 
 
+class Permission(StrEnum):
+    """What a leader that wants to send hears; the words the script answers with."""
+
+    PERMITTED = "permitted"
+    DEPOSED = "deposed"  # its token leads no more
+    CHANGED = "changed"  # the entry's last run is another one than it believes
+
+
 class MarkerState(StrEnum):
     """What is known of one attempt beyond its lease; the letter is what the store holds."""
 
     WAITING = "-"  # put back; only the newest copy counts
     FINISHING = "f"  # the body ended, its callbacks are being sent
     DONE = "d"  # the outcome is final and stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimChange:
+    """What becomes of the claim of a task, which holds it under its name (``Token.task``).
+
+    Another task's claim is never touched. One that has expired is made anew under a lease (by a
+    grant or a release), and nowhere else.
+
+    Attributes:
+        key: The claim's, in the shard of the lease's key.
+        phase: What the task does from now on; None: the claim is freed.
+        ttl: Seconds that it stays.
+    """
+
+    key: str
+    phase: Phase | None
+    ttl: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """One request to publish: a claim for a message that is about to be sent.
+
+    Attributes:
+        key: The claim's.
+        token: Of the message's first delivery; only its task counts.
+        holder: Who publishes it, and since when.
+        ttl: Seconds that the claim stays, should nothing ever be heard of the message.
+        instead_of: The name of a task whose claim is stale, and taken over; empty: none.
+    """
+
+    key: str
+    token: Token
+    holder: Holder
+    ttl: float
+    instead_of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +121,13 @@ class Acquire:
         slots: The keys to choose from, one unless the policy has ``limit`` above 1.
         ttl: Seconds.
         sequence: How often this attempt was put back: older copies than the newest are refused.
+        claim: What a grant makes of the message's claim; it stays as long as the lease.
+        frees_claim: Whether a refusal by another task ends the message, and its claim with it.
+        yields: Whether the message was published beside another's claim: while that stands, the
+            lease is refused as if its task had it, but for one that is its own already or is
+            reserved for it.
+        keeps_claim: Whether a grant leaves the claim as it is: where one of several nodes grants,
+            nothing is decided yet.
     """
 
     slots: tuple[str, ...]
@@ -78,12 +135,25 @@ class Acquire:
     holder: Holder
     ttl: float
     sequence: int = 0
+    claim: ClaimChange | None = None
+    frees_claim: bool = False
+    yields: bool = False
+    keeps_claim: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
+    """A lease.
+
+    Attributes:
+        key: The slot that was chosen.
+        fence: None where the store, or a limit above 1, gives none.
+        ttl: Seconds, where the store can't keep it as long as was asked for; None: it can.
+    """
+
     key: str
     fence: int | None
+    ttl: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +178,8 @@ class Release:
         next_token: Whom a reserved key is for.
         marker: Written for the token's attempt, unless a twin has it or finished it.
         marker_ttl: Seconds.
+        claim: What becomes of the message's claim, unless a twin has the key; where the key was
+            lost, a claim is only freed.
     """
 
     keys: tuple[str, ...]
@@ -117,14 +189,48 @@ class Release:
     next_token: Token | None = None
     marker: MarkerState | None = None
     marker_ttl: float = 0.0
+    claim: ClaimChange | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    """Ask, as the leader, to send one entry; swaps the entry's last run in the same step.
+
+    Attributes:
+        leader: The key of the leader's lease.
+        token: The leader's.
+        entry: The key of the entry's last run, in the same shard.
+        expected: The last run that must stand; None: there must be none.
+        new: The last run to put there. It names this one permit, so that one sent again is known.
+        ttl: Seconds that the new one stays.
+    """
+
+    leader: str
+    token: Token
+    entry: str
+    expected: str | None
+    new: str
+    ttl: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Checked against each task's policy when the worker starts."""
+    """Checked against each task's policy when the worker starts.
+
+    Attributes:
+        fence: Whether grants have fencing tokens.
+        name: For errors.
+        trusted: The share of a ttl, from the sending of a request, that its answer vouches for.
+            Below 1 where the store's expiry may count from an earlier heartbeat.
+        min_ttl: Seconds; a shorter ttl is refused.
+        max_limit: The most slots that one decision can look through; None: any number.
+    """
 
     fence: bool
     name: str
+    trusted: float = 1.0
+    min_ttl: float = 0.0
+    max_limit: int | None = None
 
 
 class Store(Protocol):
@@ -138,7 +244,11 @@ class Store(Protocol):
         ...
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        """Prolong each lease to its ttl if its token still stands, in the order given."""
+        """Prolong each lease to its ttl if its token still stands, in the order given.
+
+        A lease's claim (``claim_key``) is prolonged with it, if its task still has it, and never
+        shortened; not where the lease wasn't: what ended the lease gave the claim a ttl of its own.
+        """
         ...
 
     def release(self, call: Release, *, timeout: float) -> Released:
@@ -154,8 +264,45 @@ class Store(Protocol):
         ttl: float,
         *,
         timeout: float,
+        claim: ClaimChange | None = None,
     ) -> None:
-        """Raise the marker of the token's attempt: neither state nor sequence ever goes back."""
+        """Raise the marker of the token's attempt: neither state nor sequence ever goes back.
+
+        Args:
+            key: The lock key.
+            token: Of the delivery.
+            state: The new state, unless a higher one stands.
+            sequence: How often the attempt was put back.
+            ttl: Seconds.
+            timeout: Seconds to wait for the reply.
+            claim: What becomes of the message's claim, if it stands and the attempt isn't done.
+        """
+        ...
+
+    def admit(self, call: Admit, *, timeout: float) -> Record | None:
+        """Claim ``call.key`` for a message, or say which one has it: None if it is claimed.
+
+        A task's own claim is no obstacle: its phase is left as it is, its ttl never shortened.
+
+        Raises:
+            StoreError: Something that is no record stands in the key.
+        """
+        ...
+
+    def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
+        """Change a claim where no lease is at hand; a running task's is left to its lease.
+
+        That is so unless ``change`` names the phase RUNNING itself. A claim that is gone is not
+        made anew: it may have been freed, and then nobody would free it again.
+        """
+        ...
+
+    def permit(self, call: Permit, *, timeout: float) -> Permission:
+        """Swap an entry's last run, if the leader's token and the expected last run stand."""
+        ...
+
+    def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
+        """What :meth:`permit` put at each of ``keys``, in one round trip; None where nothing is."""
         ...
 
     def inspect(self, key: str) -> Record | None:

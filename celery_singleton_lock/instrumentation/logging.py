@@ -18,11 +18,15 @@ _LEVELS: Final = {
     EventName.ACQUIRED: logging.DEBUG,
     EventName.RELEASED: logging.DEBUG,
     EventName.CONFLICT: logging.INFO,
+    EventName.DUPLICATE: logging.INFO,
     EventName.PUT_BACK: logging.INFO,
     EventName.DROPPED: logging.INFO,
     EventName.LOST: logging.WARNING,
     EventName.RELEASE_FAILED: logging.WARNING,
     EventName.STORE_FAILED: logging.WARNING,
+    EventName.LEADING: logging.INFO,
+    EventName.STANDING_BY: logging.INFO,
+    EventName.RESIGNED: logging.INFO,
 }
 
 

@@ -1,139 +1,150 @@
-"""Leases in one Redis (or Valkey): a key per lease, a Lua script per operation.
+"""Leases in Redis or Valkey: a key per lease, a Lua script per operation.
 
 Promises
     Each operation is one EVALSHA, so it happens wholly or not at all. Nothing is retried in here
-    but a script that the server had forgotten; a connection on which anything went wrong, were it
-    an exception thrown into the thread between send and read, is closed and never used again: the
-    next call would read the earlier call's reply.
+    but a script that the server had forgotten.
 
 Does not promise
-    Exclusion over a failover: an acknowledged write may be lost with the old master.
-
-Connections
-    Not the broker's pool, whose size and retries belong to the broker: redis-py's own defaults
-    blocked 59 s on a dead link, and turned a lost reply into "not acquired". Idle connections are
-    kept per timeout, and per native thread under gevent, where a socket belongs to a thread's hub.
+    Exclusion over a failover: an acknowledged write may be lost with the old master. That at least
+    ``wait_replicas`` have it makes this less likely, and no more: WAIT neither elects a replica
+    that acknowledged nor stops the old master.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-import redis
-from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url
-from redis.retry import Retry
-
-from celery_singleton_lock.core import native
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Record, Token
 from celery_singleton_lock.core.store import (
     Acquire,
+    Admit,
     Capabilities,
+    ClaimChange,
     Granted,
     MarkerState,
+    Permission,
+    Permit,
     Refused,
     Relation,
     Release,
     Released,
     Renewal,
 )
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.connections import Connections, ScriptForgotten
+from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, RedisOperators
+from celery_singleton_lock.stores.operators import record_of as _record
+from celery_singleton_lock.stores.renewal import chunks_of, renewal_call, renewals_of
+from celery_singleton_lock.stores.replicas import Replicas
+from celery_singleton_lock.stores.script import Call
+from celery_singleton_lock.stores.script import Script as _Script
+from celery_singleton_lock.stores.script import milliseconds as _ms
+from celery_singleton_lock.stores.shards import Shards
+from celery_singleton_lock.stores.transport import Command, Transport
 
-__all__ = ["RedisStore", "connection_url"]
+__all__ = ["RENEW", "SETTLE_CLAIM", "RedisStore"]
 
-# One EVALSHA over N keys stalls the server about 1 us a key: 250 keys keep that under half a
-# millisecond, and one pipeline carries all chunks.
-_RENEW_CHUNK: Final = 250
-_SCAN_COUNT: Final = 500
-_OPERATOR_TIMEOUT: Final = 2.0
-
-
-class _Script:
-    __slots__ = ("sha", "source")
-
-    def __init__(self, name: str) -> None:
-        path = files("celery_singleton_lock.stores") / "lua" / f"{name}.lua"
-        self.source = path.read_bytes()
-        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
+_ACQUIRE = _Script("claims", "acquire")
+RENEW = _Script("renew")
+_RELEASE = _Script("claims", "release")
+_MARK = _Script("claims", "mark")
+_ADMIT = _Script("admit")
+SETTLE_CLAIM = _Script("claims", "settle_claim")
+_FREE = _Script("free")
+_PERMIT = _Script("permit")
+_SHARDS = _Script("shards")
+# Where a script expects a claim's phase: there is no claim.
+_NO_CLAIM: Final = "-"
 
 
-_ACQUIRE, _RENEW, _RELEASE, _MARK, _FREE = map(
-    _Script, ("acquire", "renew", "release", "mark", "free")
-)
+class RedisStore(RedisOperators):
+    """One Redis server at a time, by URL.
 
-
-class RedisStore:
-    """One Redis server, by URL.
+    Args:
+        url: In a form that ``connect`` reads.
+        fence_base: Fences are above it.
+        options: For the connection.
+        wait_replicas: How many replicas must have a grant before it counts.
+        connect: How ``url`` is reached.
 
     Raises:
         SettingsError: The URL or an option can't be read.
     """
 
+    #: How many shards the keys of a prefix are spread over.
+    shards = 1
+
     def __init__(
-        self, url: str, *, fence_base: int = 0, options: Mapping[str, Any] | None = None
+        self,
+        url: str,
+        *,
+        fence_base: int = 0,
+        options: Mapping[str, Any] | None = None,
+        wait_replicas: int = 0,
+        connect: Callable[[str, Mapping[str, Any] | None], Transport] = Connections,
     ) -> None:
-        try:
-            # Not ConnectionPool.from_url: it adds options for a pool that we don't use, by which a
-            # server may replace our timeouts (redis-py 7's maintenance notifications).
-            self._options: dict[str, Any] = {**parse_url(connection_url(url)), **(options or {})}
-            self._make = self._options.pop("connection_class", Connection)
-            for name in ("socket_timeout", "socket_connect_timeout", "decode_responses"):
-                self._options.pop(name, None)
-            # Sends nothing, but refuses options that it doesn't know: better here than in a body.
-            self._new_connection(_OPERATOR_TIMEOUT)
-        except (ValueError, TypeError) as exc:
-            raise SettingsError(f"the store's URL can't be read: {exc}") from exc
+        self._connections = connect(url, options)
         self._fence_base = fence_base
-        # Connections of redis-py, whose methods are only partly typed.
-        self._idle: dict[tuple[int, float], deque[Any]] = {}
+        self._replicas = Replicas(wait_replicas)
+        self._shards = Shards(self.shards, self._write_shards_down)
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(fence=True, name="redis")
 
+    def disagreement(self, key: str) -> str:
+        """Why apps would not see each other's locks on ``key``'s prefix; empty if they do."""
+        return self._shards.disagreement(key, OPERATOR_TIMEOUT)
+
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         key, token = call.slots[0], call.token
-        reply = self._run(
-            _ACQUIRE,
-            [Keyspace.fence(key), Keyspace.marker(key, token.attempt), *call.slots],
-            [
-                token.task,
-                token.nesting,
-                token.retries,
-                token.nonce,
-                _ms(call.ttl),
-                call.sequence,
-                call.holder.to_json(),
-                self._fence_base,
-            ],
-            timeout,
-        )
+        self._check_shards(key, timeout)
+        keys = [Keyspace.fence(key), Keyspace.marker(key, token.attempt), *call.slots]
+        arguments = [
+            token.task,
+            token.nesting,
+            token.retries,
+            token.nonce,
+            _ms(call.ttl),
+            call.sequence,
+            call.holder.to_json(),
+            self._fence_base,
+            _phase(call.claim),
+            int(call.frees_claim),
+            int(call.yields),
+            int(call.keeps_claim),
+        ]
+        if call.claim is not None:
+            keys.append(call.claim.key)
+        wait = self._replicas.wait(timeout)
+        reply, *counts = self._pipeline(_ACQUIRE, [(keys, arguments)], timeout, then=wait)
         word, *rest = reply
-        if word == b"granted":
-            return Granted(key=rest[0].decode(), fence=int(rest[1]) or None)
-        record = _record(rest[0], rest[1], rest[2]) if rest else None
-        return Refused(relation=Relation(word.decode()), record=record)
+        if word != b"granted":
+            record = _record(rest[0], rest[1], rest[2]) if rest else None
+            return Refused(relation=Relation(word.decode()), record=record)
+        granted = Granted(key=rest[0].decode(), fence=int(rest[1]) or None)
+        too_few = self._replicas.too_few(granted.key, counts)
+        if too_few:
+            self._take_back(granted.key, token, timeout)
+            raise StoreUnavailable(too_few)
+        return granted
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        calls = []
-        for start in range(0, len(leases), _RENEW_CHUNK):
-            chunk = leases[start : start + _RENEW_CHUNK]
-            arguments = [item for lease in chunk for item in (str(lease.token), _ms(lease.ttl))]
-            calls.append(([lease.key for lease in chunk], arguments))
-        replies = self._pipeline(_RENEW, calls, timeout)
-        return [_RENEWALS[number] for reply in replies for number in reply]
+        chunks = chunks_of(leases)
+        replies = self._renewals([[leases[index] for index in chunk] for chunk in chunks], timeout)
+        found: dict[int, Renewal] = {}
+        for chunk, reply in zip(chunks, replies, strict=True):
+            found.update(zip(chunk, reply, strict=True))
+        return [found[index] for index in range(len(leases))]
 
     def release(self, call: Release, *, timeout: float) -> Released:
         token = call.token
         reply = self._run(
             _RELEASE,
-            [Keyspace.marker(call.keys[0], token.attempt), *call.keys],
+            [Keyspace.marker(call.keys[0], token.attempt), *call.keys]
+            + ([call.claim.key] if call.claim else []),
             [
                 token.attempt,
                 token.nonce,
@@ -142,6 +153,8 @@ class RedisStore:
                 str(call.next_token or token),
                 str(call.marker or ""),
                 _ms(call.marker_ttl),
+                _phase(call.claim),
+                _ms(call.claim.ttl if call.claim else 0),
             ],
             timeout,
         )
@@ -156,51 +169,50 @@ class RedisStore:
         ttl: float,
         *,
         timeout: float,
+        claim: ClaimChange | None = None,
     ) -> None:
-        marker = Keyspace.marker(key, token.attempt)
-        self._run(_MARK, [marker], [str(state), sequence, token.nonce, _ms(ttl)], timeout)
+        keys = [Keyspace.marker(key, token.attempt)]
+        arguments = [str(state), sequence, token.nonce, _ms(ttl)]
+        if claim is not None:
+            keys.append(claim.key)
+            arguments += [token.task, _phase(claim), _ms(claim.ttl)]
+        self._run(_MARK, keys, arguments, timeout)
 
-    def inspect(self, key: str) -> Record | None:
-        value, ttl = self._commands([("GET", key), ("PTTL", key)], _OPERATOR_TIMEOUT)
-        return None if value is None else _record(key.encode(), value, ttl)
+    def admit(self, call: Admit, *, timeout: float) -> Record | None:
+        self._check_shards(call.key, timeout)
+        arguments = [call.token.task, _ms(call.ttl), call.holder.to_json(), call.instead_of]
+        reply = self._run(_ADMIT, [call.key], arguments, timeout)
+        if not reply:
+            return None
+        record = _record(call.key.encode(), *reply)
+        if record is None:
+            raise StoreError(f"{call.key!r} holds something that this version can't read")
+        return record
 
-    def scan(self, pattern: str) -> Iterator[Record]:
-        cursor = b"0"
-        while True:
-            # TYPE: somebody else's list under our prefix would fail the GET.
-            command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
-            ((cursor, keys),) = self._commands([command], _OPERATOR_TIMEOUT)
-            if keys:
-                reads = [item for key in keys for item in (("GET", key), ("PTTL", key))]
-                replies = iter(self._commands(reads, _OPERATOR_TIMEOUT))
-                for key, value, ttl in zip(keys, replies, replies, strict=False):
-                    record = _record(key, value, ttl) if value is not None else None
-                    if record is not None:
-                        yield record
-            if cursor == b"0":
-                return
+    def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
+        arguments = [token.task, _phase(change), _ms(change.ttl)]
+        self._run(SETTLE_CLAIM, [change.key], arguments, timeout)
+
+    def permit(self, call: Permit, *, timeout: float) -> Permission:
+        reply = self._run(
+            _PERMIT,
+            [call.leader, call.entry],
+            [str(call.token), call.expected or "", call.new, _ms(call.ttl)],
+            timeout,
+        )
+        return Permission(reply.decode())
+
+    def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
+        # Not MGET: whoever may run the scripts may GET, and a pipeline is one round trip too.
+        replies = self._connections.run([("GET", key) for key in keys], timeout) if keys else []
+        return [reply if reply is None else reply.decode() for reply in replies]
 
     def free(self, key: str, token: str | None) -> bool:
         keys = [key, Keyspace.fence(key)]
-        return bool(self._run(_FREE, keys, [token or ""], _OPERATOR_TIMEOUT))
-
-    def info(self, section: str) -> dict[str, str]:
-        """One section of INFO; empty where the server denies it."""
-        try:
-            (text,) = self._commands([("INFO", section)], _OPERATOR_TIMEOUT)
-        except StoreUnavailable:
-            raise
-        except StoreError as exc:
-            if isinstance(exc.__cause__, redis.exceptions.AuthenticationError):
-                raise  # it isn't INFO that is denied
-            return {}
-        lines = text.decode().splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line)
+        return bool(self._run(_FREE, keys, [token or ""], OPERATOR_TIMEOUT))
 
     def close(self) -> None:
-        while self._idle:
-            for connection in self._idle.popitem()[1]:
-                connection.disconnect()
+        self._connections.close()
 
     def _run(
         self, script: _Script, keys: Sequence[Any], arguments: Sequence[Any], timeout: float
@@ -208,125 +220,43 @@ class RedisStore:
         return self._pipeline(script, [(keys, arguments)], timeout)[0]
 
     def _pipeline(
-        self, script: _Script, calls: Sequence[tuple[Sequence[Any], Sequence[Any]]], timeout: float
+        self,
+        script: _Script,
+        calls: Sequence[Call],
+        timeout: float,
+        *,
+        then: Sequence[Command] = (),
     ) -> list[Any]:
         """Run ``script`` once per call; a server that forgot the script is taught it again."""
-        commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
         try:
-            return self._commands(commands, timeout)
-        except _ScriptForgotten:
+            return self._connections.run([*script.evalsha(calls), *then], timeout)
+        except ScriptForgotten:
             # A restart or SCRIPT FLUSH. None of the commands ran but those before the first error,
             # and every script may run twice. EVAL teaches and runs at once: no other client's flush
             # gets in between, and the login needs no right to SCRIPT.
-            commands = [("EVAL", script.source, *command[2:]) for command in commands]
-            return self._commands(commands, timeout)
+            if script is _ACQUIRE:
+                self._shards.forget()
+            return self._connections.run([*script.eval(calls), *then], timeout)
 
-    def _commands(self, commands: Sequence[tuple[Any, ...]], timeout: float) -> list[Any]:
-        """Send all commands at once, read all replies; the first error reply is raised."""
-        # Of this thread alone where a socket belongs to its thread's hub; else of whoever needs it.
-        thread = native.get_ident() if native.is_patched() else 0
-        idle = self._idle.setdefault((thread, timeout), deque())
+    def _renewals(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
+        """Renew the leases of each chunk, all in one shard, and their claims with them."""
+        replies = self._pipeline(RENEW, [renewal_call(chunk) for chunk in chunks], timeout)
+        return [renewals_of(chunk, reply) for chunk, reply in zip(chunks, replies, strict=True)]
+
+    def _check_shards(self, key: str, timeout: float) -> None:
+        problem = self._shards.disagreement(key, timeout)
+        if problem:
+            raise StoreError(problem)
+
+    def _write_shards_down(self, note: str, number: int, timeout: float) -> int:
+        return int(self._run(_SHARDS, [note], [number], timeout))
+
+    def _take_back(self, key: str, token: Token, timeout: float) -> None:
         try:
-            connection = idle.pop()
-        except IndexError:
-            connection = self._new_connection(timeout)
-        clean = False
-        try:
-            packed = connection.pack_commands(commands)
-            connection.send_packed_command(packed, check_health=False)
-            replies = [_read(connection) for _ in commands]
-            clean = True
-        except redis.exceptions.AuthenticationError as exc:
-            raise StoreError(f"the store refuses the login: {exc}") from exc
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as exc:
-            _disconnect_all(idle)
-            raise StoreUnavailable(f"the store doesn't answer: {exc}") from exc
-        except redis.exceptions.RedisError as exc:
-            raise StoreError(f"the store refuses: {exc}") from exc
-        finally:
-            if clean:
-                idle.append(connection)
-            else:
-                connection.disconnect()
-        for reply in replies:
-            if isinstance(reply, redis.exceptions.NoScriptError):
-                raise _ScriptForgotten
-            if isinstance(reply, redis.exceptions.ReadOnlyError):
-                # A failover behind this address: the connections lead to the demoted master, and
-                # would for ever. A fresh one may lead to the new.
-                _disconnect_all(idle)
-                raise StoreUnavailable(f"the store is a replica now: {reply}") from reply
-            if isinstance(reply, redis.exceptions.ResponseError):
-                raise _mapped(reply) from reply
-        return replies
-
-    def _new_connection(self, timeout: float) -> Any:
-        return self._make(
-            **self._options,
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-            retry=Retry(NoBackoff(), 0),
-        )
+            self.release(Release(keys=(key,), token=token), timeout=timeout)
+        except StoreError:
+            pass  # the ttl frees it; what matters is that nobody runs under it
 
 
-def _disconnect_all(idle: deque[Any]) -> None:
-    """What broke one connection broke the others: the next try shall meet a fresh one."""
-    while idle:
-        idle.pop().disconnect()
-
-
-class _ScriptForgotten(Exception):
-    """NOSCRIPT, seen by nobody outside."""
-
-
-_RENEWALS: Final = {
-    1: Renewal.RENEWED,
-    0: Renewal.EXPIRED,
-    -1: Renewal.REPLACED,
-    2: Renewal.DYING,
-}
-
-
-def connection_url(url: str) -> str:
-    """The form redis-py reads, of a URL in Celery's or kombu's form.
-
-    ``redis+socket:///path?virtual_host=1`` is kombu's for a unix socket; the ssl module's names of
-    ``ssl_cert_reqs`` are Celery's.
-    """
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    if parts.scheme == "redis+socket":
-        db = query.pop("virtual_host", "") or query.pop("db", "") or "0"
-        query["db"] = db.strip("/")
-        parts = parts._replace(scheme="unix", path=unquote(parts.path))
-    if "ssl_cert_reqs" in query:
-        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    # Not geturl(): it drops the // of a unix:// URL, which has no host.
-    suffix = f"?{urlencode(query)}" if query else ""
-    return f"{parts.scheme}://{parts.netloc}{parts.path}{suffix}"
-
-
-def _ms(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
-
-
-def _read(connection: Any) -> Any:
-    try:
-        return connection.read_response()
-    except redis.exceptions.ConnectionError:
-        raise  # a ResponseError's cousin in name only: the stream is broken
-    except redis.exceptions.ResponseError as exc:
-        return exc  # one reply among others; the connection is in step
-
-
-def _record(key: bytes, value: bytes, ttl_ms: int) -> Record | None:
-    try:
-        return Record.parse(key.decode(), value.decode(), max(0, ttl_ms) / 1000)
-    except ValueError:
-        return None  # written by something else, or by a newer version
-
-
-def _mapped(error: redis.exceptions.ResponseError) -> StoreError:
-    # LOADING and READONLY pass by themselves; a wrong type or missing right doesn't. All are worth
-    # another try later, none is a grant.
-    return StoreError(f"the store refuses: {error}")
+def _phase(claim: ClaimChange | None) -> str:
+    return _NO_CLAIM if claim is None else str(claim.phase or "")

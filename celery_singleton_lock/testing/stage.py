@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery, current_app
 
-from celery_singleton_lock.core.lease import Lease, Record
+from celery_singleton_lock.core.lease import Kind, Lease, Record
 from celery_singleton_lock.hold import hold
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -51,8 +51,9 @@ class SingletonStore:
         self._apps.clear()
 
     def held(self) -> list[Record]:
-        """What is held now."""
-        return list(self.store.scan("csl:*"))
+        """What is held now; no claims, which belong to messages."""
+        records = self.store.scan("csl:*")
+        return [record for record in records if record.kind is not Kind.CLAIM]
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 -- Take a free slot, or the one that is one's own already or reserved for one; else say who has them.
--- KEYS: fence counter, marker of this attempt, slot, slot ...
--- ARGV: quoted task id, nesting, retries, nonce, ttl in ms, sequence, holder as JSON, fence base
+-- KEYS: fence counter, marker of this attempt, slot, slot ... and the message's claim, if it has one
+-- ARGV: quoted task id, nesting, retries, nonce, ttl in ms, sequence, holder as JSON, fence base,
+--       the claim's phase once granted ('' freed, '-' there is no claim),
+--       '1' if a refusal by another ends the message, '1' if another's claim refuses it,
+--       '1' if a grant keeps the claim as it is
 -- Replies: {'granted', slot, fence} (fence 0: none) or {relation [, slot, value, ttl left in ms]}
 local task, nesting, retries, nonce = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local marker = redis.call('GET', KEYS[2])
@@ -10,7 +13,8 @@ if marker then
   if state == 'f' then return {'twin'} end
   if sequence and tonumber(sequence) > tonumber(ARGV[6]) then return {'superseded'} end
 end
-local chosen, taken, own
+local claim = ARGV[9] ~= '-' and table.remove(KEYS)
+local chosen, taken, own, mine
 for i = 3, #KEYS do
   local value = redis.call('GET', KEYS[i])
   if not value then chosen = chosen or KEYS[i] else
@@ -21,14 +25,22 @@ for i = 3, #KEYS do
       if age > 0 then own = {'later', KEYS[i], value}
       elseif kind == 'c' then own = nil -- its cooling holds for all
       elseif age < 0 then own = {'earlier', KEYS[i], value}
-      elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, own = KEYS[i], nil; break
+      elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, mine = KEYS[i], true; break
       else own = {'twin', KEYS[i], value} end
       if own then break end
     end
   end
 end
 local refused = own or (not chosen and taken)
-if refused then refused[4] = redis.call('PTTL', refused[2]) return refused end
+if claim and ARGV[11] == '1' and not refused and not mine then
+  local value, claimant = read_claim(claim)
+  if claimant and claimant ~= task then refused = {'other', claim, value} end
+end
+if refused then
+  if claim and ARGV[10] == '1' and refused[1] == 'other' then change_claim(claim, task, '') end
+  refused[4] = redis.call('PTTL', refused[2])
+  return refused
+end
 local fence = '0'
 if #KEYS == 3 then -- the counter first: a fence that nobody got is better than one that two got
   local now = redis.call('TIME')
@@ -38,4 +50,5 @@ if #KEYS == 3 then -- the counter first: a fence that nobody got is better than 
 end
 local token = task .. '|' .. ARGV[2] .. '.' .. ARGV[3] .. '|' .. nonce
 redis.call('SET', chosen, 'l ' .. token .. ' ' .. fence .. ' ' .. ARGV[7], 'PX', ARGV[5])
+if claim and ARGV[12] ~= '1' then change_claim(claim, task, ARGV[9], ARGV[5], ARGV[7]) end
 return {'granted', chosen, fence}

@@ -1,6 +1,7 @@
 -- Raise the marker of one attempt; neither its state nor its sequence ever goes back.
--- KEYS: marker
--- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms
+-- KEYS: marker [, claim of the message]
+-- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms,
+--       task, the claim's new phase ('' freed), its ttl in ms
 -- Reply: 1
 local state, sequence, nonce = string.match(redis.call('GET', KEYS[1]) or '', '^(%S) (%d+) (%S*)$')
 local rank = {['-'] = 1, f = 2, d = 3}
@@ -10,4 +11,8 @@ local left = redis.call('PTTL', KEYS[1])
 local ttl = math.max(left, tonumber(ARGV[4]))
 if state == 'f' then ttl = ARGV[1] == 'f' and ARGV[4] or math.max(left, 1) end
 redis.call('SET', KEYS[1], string.format('%s %d %s', state, sequence, nonce), 'PX', ttl)
+-- Never made anew: the copy that this message was put back as may have run, and freed it, by now.
+if KEYS[2] and state ~= 'd' and read_claim(KEYS[2]) then
+  change_claim(KEYS[2], ARGV[5], ARGV[6], ARGV[7])
+end
 return 1

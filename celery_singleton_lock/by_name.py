@@ -1,0 +1,95 @@
+"""Publishing a call by the task's name, with a claim, where the task's code isn't at hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+from celery.utils import uuid
+from kombu.utils.json import dumps as kombu_dumps
+
+from celery_singleton_lock.core.key import digest
+from celery_singleton_lock.core.policy import CallOptions, check_call, merge
+from celery_singleton_lock.delivery import HEADER, call_header, call_within
+from celery_singleton_lock.errors import LockKeyError
+from celery_singleton_lock.publish import Publication, is_canvas, publish
+from celery_singleton_lock.runtime import Runtime
+
+__all__ = ["claim_and_send"]
+
+
+def claim_and_send(
+    app: Celery,
+    name: str,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    singleton: CallOptions,
+    key: str | None = None,
+    scope: str | None = None,
+    **options: Any,
+) -> AsyncResult[Any]:
+    """``app.send_task``, with a claim: for publishers that don't have the task's code.
+
+    Where the app knows the task, this is its ``apply_async``.
+
+    Args:
+        app: The publisher's.
+        name: Of the task, which has to be a singleton task at its worker.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        singleton: As of ``apply_async``; ``unique`` is what this is for.
+        key: What stands behind the scope, as for :func:`hold`: for a task with
+            ``key="account:{account_id}"``, ``"account:42"``; then publishers with the code find the
+            claim too. By default all arguments as they are given, which makes one claim only of
+            calls that are spelled alike.
+        scope: The task's ``scope``, if it has one.
+        **options: Celery's.
+
+    Raises:
+        DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
+        LockKeyError: There is no ``key``, and the arguments make none.
+        TypeError, ValueError: ``singleton`` is wrong, or the task holds no locks.
+    """
+    where = f"claim_and_send({name!r})"
+    task: Any = app.tasks.get(name)
+    if task is not None and key is None and scope is None:
+        if not hasattr(task, "singleton_policy"):
+            raise TypeError(f"{where}: it is no singleton task, so nothing would free its claim")
+        return task.apply_async(args, kwargs, singleton=singleton, **options)  # type: ignore[no-any-return]
+    runtime = Runtime.of(app)
+    given = check_call(lambda: runtime.settings.policy, singleton, where=where)
+    policy = merge(runtime.settings.policy, given or {}, where=where)
+    if policy.unique is None:
+        raise TypeError(f'{where}: give singleton={{"unique": "until_done"}}, or "until_start"')
+    task_id = options.pop("task_id", None) or uuid()
+    options["headers"] = headers = dict(options.get("headers") or {})
+    call = call_within(app.current_worker_task, task_id)
+    header = headers[HEADER] = call_header(headers, task_id=task_id, options=given, call=call)
+    return publish(
+        Publication(
+            app=app,
+            task=name,
+            task_id=task_id,
+            key=runtime.keyspace.lock(scope or name, key or _digest(args or (), kwargs or {})),
+            policy=policy,
+            header=header,
+            options=options,
+            in_canvas=is_canvas(options),
+            swallows_in_canvas="on_duplicate" in (given or {}),
+        ),
+        lambda: app.send_task(
+            name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options
+        ),
+    )
+
+
+def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(json.loads(kombu_dumps([list(args), dict(kwargs)])), sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise LockKeyError(f"the arguments make no key: {exc}. Give key=...") from exc
+    return f"~{digest(text)}"

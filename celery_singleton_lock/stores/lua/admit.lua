@@ -1,0 +1,15 @@
+-- Claim a key for a message that is about to be published, or say which message has it.
+-- KEYS: claim
+-- ARGV: task, ttl in ms, holder as JSON, task whose claim is stale ('' none)
+-- Replies: {} claimed, or {value, ttl left in ms}
+local value = redis.call('GET', KEYS[1])
+local claimant = string.match(value or '', '^q (%S+) %S+ ')
+if value and claimant ~= ARGV[1] and claimant ~= ARGV[4] then
+  return {value, redis.call('PTTL', KEYS[1])}
+end
+if claimant == ARGV[1] then -- the same message, published again after a lost reply or a crash
+  redis.call('PEXPIRE', KEYS[1], math.max(ARGV[2], redis.call('PTTL', KEYS[1])))
+else
+  redis.call('SET', KEYS[1], 'q ' .. ARGV[1] .. ' queued ' .. ARGV[3], 'PX', ARGV[2])
+end
+return {}

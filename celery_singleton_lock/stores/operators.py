@@ -1,0 +1,113 @@
+"""What the command line and the doctor ask of Redis: they look at every server there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.transport import Command, Transport
+
+__all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "record_of"]
+
+#: Seconds; nobody holds a lease meanwhile.
+OPERATOR_TIMEOUT: Final = 2.0
+
+_SCAN_COUNT: Final = 500
+
+
+class RedisOperators:
+    """The reading half of a store."""
+
+    _connections: Transport
+
+    def inspect(self, key: str) -> Record | None:
+        value, ttl = self._connections.run([("GET", key), ("PTTL", key)], OPERATOR_TIMEOUT)
+        return None if value is None else record_of(key.encode(), value, ttl)
+
+    def scan(self, pattern: str) -> Iterator[Record]:
+        # TYPE: somebody else's list under our prefix would fail the GET.
+        for key, value, ttl_ms in self._scan(pattern, "GET", "TYPE", "string"):
+            record = record_of(key, value, ttl_ms) if value is not None else None
+            if record is not None:
+                yield record
+
+    def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
+        """Keys under ``pattern`` that this library can't have written, and what is wrong with them.
+
+        A lock of a recipe that shares the name: SETNX without an expiry, a list, a set.
+        """
+        for key, kind, ttl_ms in self._scan(pattern, "TYPE"):
+            name = key.decode(errors="replace")
+            if kind not in (b"string", b"none"):
+                yield name, f"is a {kind.decode()}, not a string"
+            elif ttl_ms == -1 and not Keyspace.stays(name):
+                yield name, "has no expiry"
+
+    def command(self, *words: Any) -> Any:
+        """The reply to one command, for operators."""
+        return self._servers()[0].run([words], OPERATOR_TIMEOUT)[0]
+
+    def info(self, section: str) -> dict[str, str]:
+        """One section of INFO, of a server that may evict leases if there is one.
+
+        Empty where the servers deny it.
+        """
+        found: dict[str, str] = {}
+        for server in self._servers():
+            found = _info(server, section)
+            if found.get("maxmemory_policy", "noeviction") != "noeviction":
+                break
+        return found
+
+    def _servers(self) -> Sequence[Transport]:
+        """Those that have keys of ours."""
+        return [self._connections]
+
+    def _scan(self, pattern: str, read: str, *options: str) -> Iterator[tuple[bytes, Any, int]]:
+        """Each key that matches, what the command ``read`` says of it, and its ttl in ms."""
+        seen: set[bytes] = set()  # SCAN may tell of a key twice, and of one that moved meanwhile
+        for server in self._servers():
+            for keys in _pages(server, pattern, options):
+                new = [key for key in keys if key not in seen]
+                seen.update(new)
+                reads: list[Command] = [
+                    item for key in new for item in ((read, key), ("PTTL", key))
+                ]
+                replies = iter(self._connections.run(reads, OPERATOR_TIMEOUT) if reads else ())
+                yield from zip(new, replies, replies, strict=False)
+
+
+def _pages(server: Transport, pattern: str, options: Sequence[str]) -> Iterator[list[bytes]]:
+    cursor = b"0"
+    while True:
+        command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, *options)
+        ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
+        yield keys
+        if cursor == b"0":
+            return
+
+
+def _info(server: Transport, section: str) -> dict[str, str]:
+    try:
+        (text,) = server.run([("INFO", section)], OPERATOR_TIMEOUT)
+    except StoreUnavailable:
+        raise
+    except StoreError as exc:
+        if isinstance(exc.__cause__, redis.exceptions.AuthenticationError):
+            raise  # it isn't INFO that is denied
+        return {}
+    lines = text.decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def record_of(key: bytes, value: bytes, ttl_ms: int) -> Record | None:
+    """The record in a key's value; None for what something else wrote, or a newer version."""
+    try:
+        return Record.parse(key.decode(), value.decode(), max(0, ttl_ms) / 1000)
+    except ValueError:
+        return None

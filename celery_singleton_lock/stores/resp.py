@@ -1,0 +1,104 @@
+"""Redis' wire protocol (RESP2): bytes to send, and replies out of the bytes that have come so far.
+
+For sockets that never block. redis-py reads from a socket until a reply is whole; who asks several
+servers at once reads what each has sent until now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+__all__ = ["ErrorReply", "ProtocolError", "Replies", "pack"]
+
+# A reply of ours has two levels at most; what is deeper is somebody else's.
+_MAX_DEPTH: Final = 8
+
+
+class ErrorReply(str):
+    """A reply that is an error; its text begins with a code such as NOSCRIPT."""
+
+    __slots__ = ()
+
+
+class ProtocolError(Exception):
+    """Whoever answers there isn't Redis."""
+
+
+class _Incomplete(Exception):
+    """The rest has not come yet."""
+
+
+def pack(commands: Iterable[Sequence[Any]]) -> bytes:
+    """The bytes of ``commands``, each its name and arguments: text, bytes or numbers."""
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for item in command:
+            data = item if isinstance(item, bytes) else str(item).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+class Replies:
+    """Takes bytes as they come, gives whole replies."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of a reply has come."""
+        return bool(self._data)
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The replies that ``data`` completes: bytes, int, None, ErrorReply, or lists of these.
+
+        Raises:
+            ProtocolError: ``data`` is no such thing.
+        """
+        self._data += data
+        replies, position = [], 0
+        while position < len(self._data):
+            try:
+                reply, position = self._parse(position)
+            except _Incomplete:
+                break
+            replies.append(reply)
+        self._data = self._data[position:]
+        return replies
+
+    def _parse(self, start: int, depth: int = 0) -> tuple[Any, int]:
+        end = self._data.find(b"\r\n", start)
+        if end < 0:
+            raise _Incomplete
+        kind, line, after = self._data[start : start + 1], self._data[start + 1 : end], end + 2
+        if kind == b"+":
+            return line, after
+        if kind == b"-":
+            return ErrorReply(line.decode(errors="replace")), after
+        try:
+            number = int(line)
+        except ValueError:
+            kind, number = b"", 0
+        if kind == b":":
+            return number, after
+        if kind not in (b"$", b"*") or number < -1 or depth > _MAX_DEPTH:
+            raise ProtocolError(f"no reply of Redis: {self._data[start : start + 40]!r}")
+        if number == -1:
+            return None, after
+        if kind == b"$":
+            return self._bulk(after, number)
+        items = []
+        for _ in range(number):
+            item, after = self._parse(after, depth + 1)
+            items.append(item)
+        return items, after
+
+    def _bulk(self, start: int, length: int) -> tuple[bytes, int]:
+        end = start + length
+        if len(self._data) < end + 2:
+            raise _Incomplete
+        return self._data[start:end], end + 2

@@ -1,0 +1,217 @@
+"""The ZooKeeper sessions of one process: one per ttl, for an ephemeral node dies with its session.
+
+Promises
+    Requests end within their time. What kazoo still has in its queue then is sent later, in order:
+    an acquire that timed out is followed by its release. A member that has gone silent is hung up
+    on, so that kazoo goes to the next one instead of waiting for two thirds of the session.
+
+States of a session here::
+
+    connecting -> ready <-> reconnecting --server expired it--> connecting (kazoo makes a new one;
+                                                                its nodes are gone)
+
+kazoo tells neither what timeout the server has granted, nor has it a way to hang up; both are taken
+from its connection object (2.10, 2.11).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.endpoints import ClusterUrl
+
+__all__ = ["OPTIONS", "Session", "Sessions"]
+
+#: What the URL's query may say.
+OPTIONS: Final = frozenset({"ca", "cert", "key"})
+
+_TLS_SCHEME: Final = "zks"
+# Of the session for everything that doesn't die with one.
+_COMMON_TTL: Final = 10.0
+# Each is a connection and three threads. Policies rarely have more ttls than this; calls may.
+_MAX_SESSIONS: Final = 8
+# kazoo's own waits up to a minute between two tries.
+_RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
+_UNKNOWN_OUTCOME: Final = (
+    ConnectionClosedError,
+    ConnectionLoss,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+
+
+class Session:
+    """One session, with a client of its own.
+
+    Attributes:
+        timeout: Seconds without a sign of life after which the server ends it; what was asked for,
+            until the server has answered.
+        client: kazoo's.
+    """
+
+    def __init__(self, url: ClusterUrl, ttl: float, clock: Clock) -> None:
+        self.timeout = ttl
+        self._clock = clock
+        self._ready = threading.Event()
+        self._guard = threading.Lock()
+        self._is_started = False
+        self.client = self._new_client(url, ttl)
+        connection = self.client._connection
+        connect = connection._connect
+
+        def note_timeout(*args: Any) -> Any:
+            read_timeout, connect_timeout = connect(*args)
+            self.timeout = read_timeout * 1.5 / 1000  # kazoo waits for two thirds of it
+            self._ready.set()
+            return read_timeout, connect_timeout
+
+        connection._connect = note_timeout
+
+    def start(self, deadline: float) -> None:
+        """Wait for the server's answer; kazoo goes on trying if it doesn't come in time.
+
+        Raises:
+            StoreUnavailable: It didn't.
+        """
+        with self._guard:
+            # Once: two threads that start one client wait for each other for ever.
+            started, self._is_started = self._is_started, True
+            if not started:
+                self.client.start_async()
+        if not self._ready.wait(max(0.0, deadline - self._clock.now())):
+            raise StoreUnavailable("the store doesn't answer: no session within the time")
+
+    def collect(self, requests: Sequence[Any], deadline: float) -> list[Any]:
+        """The replies to asynchronous requests; None where there is no such node.
+
+        Raises:
+            StoreUnavailable, StoreError: No answer; a refusal.
+        """
+        return [self._reply(request, deadline) for request in requests]
+
+    def _reply(self, request: Any, deadline: float) -> Any:
+        try:
+            return request.get(timeout=max(0.0, deadline - self._clock.now()))
+        except NoNodeError:
+            return None
+        except KazooTimeoutError as exc:
+            self._hang_up()
+            raise StoreUnavailable("the store doesn't answer within the time") from exc
+        except _UNKNOWN_OUTCOME as exc:
+            raise StoreUnavailable(f"the store doesn't answer: {exc!r}") from exc
+        except KazooException as exc:
+            raise StoreError(f"the store refuses: {exc!r}") from exc
+
+    def close(self) -> None:
+        """End the session, and with it its ephemeral nodes."""
+        self.client.stop()
+        self.client.close()
+
+    def _hang_up(self) -> None:
+        connection = getattr(self.client._connection, "_socket", None)
+        # One that is being made is left alone: it may be the way to the next member.
+        if connection is not None and self.client.connected:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is closed already
+
+    @staticmethod
+    def _new_client(url: ClusterUrl, ttl: float) -> Any:
+        hosts = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in url.hosts)
+        login = [("digest", f"{url.username}:{url.password}")] if url.username else None
+        return KazooClient(
+            hosts=hosts,
+            timeout=ttl,
+            default_acl=CREATOR_ALL_ACL if login else OPEN_ACL_UNSAFE,
+            auth_data=login,
+            connection_retry=dict(_RECONNECT),
+            use_ssl=url.scheme == _TLS_SCHEME,
+            ca=url.options.get("ca"),
+            certfile=url.options.get("cert"),
+            keyfile=url.options.get("key", url.options.get("cert")),
+        )
+
+
+class Sessions:
+    """Makes sessions when they are needed, per process: a fork has none of its parent's.
+
+    Args:
+        url: With its members, login and options.
+        clock: Of deadlines.
+        is_used: Whether ephemeral nodes of a session may stand.
+    """
+
+    def __init__(self, url: ClusterUrl, clock: Clock, is_used: Callable[[Session], bool]) -> None:
+        self._url = url
+        self._clock = clock
+        self._is_used = is_used
+        self._sessions: dict[tuple[int, int], Session] = {}
+        self._guard = threading.Lock()
+
+    def common(self, deadline: float) -> Session:
+        """The one for what doesn't die with its session.
+
+        Raises:
+            StoreUnavailable: No server answers.
+        """
+        return self._get(0, _COMMON_TTL, deadline)
+
+    def of_ttl(self, ttl: float, deadline: float) -> Session:
+        """The one that ends ``ttl`` seconds after this process, or as the server allows.
+
+        Raises:
+            StoreUnavailable: No server answers.
+        """
+        return self._get(round(ttl * 1000), ttl, deadline)
+
+    def all(self) -> list[Session]:
+        """Those of this process."""
+        return [session for (pid, _), session in list(self._sessions.items()) if pid == os.getpid()]
+
+    def close(self) -> None:
+        """End them all."""
+        for key in list(self._sessions):
+            session = self._sessions.pop(key, None)
+            if session is not None and key[0] == os.getpid():
+                session.close()
+
+    def _get(self, ttl_ms: int, ttl: float, deadline: float) -> Session:
+        key = (os.getpid(), ttl_ms)
+        session = self._sessions.get(key)
+        if session is None:
+            with self._guard:
+                session = self._sessions.get(key) or Session(self._url, ttl, self._clock)
+                self._sessions[key] = session
+            self._close_spare(session)
+        session.start(deadline)
+        return session
+
+    def _close_spare(self, newest: Session) -> None:
+        """Ttls of single calls must not add up: beyond a number, what holds nothing is ended."""
+        for key, session in list(self._sessions.items()):
+            if len(self._sessions) <= _MAX_SESSIONS:
+                return
+            if key[1] and session is not newest and not self._is_used(session):
+                del self._sessions[key]
+                session.close()

@@ -1,0 +1,32 @@
+"""What a Redis store needs of its connections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+__all__ = ["Command", "Transport"]
+
+#: Name and arguments, as redis-py packs them.
+Command = tuple[Any, ...]
+
+
+class Transport(Protocol):
+    """Takes commands to the server, or the servers, that they are for."""
+
+    def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+        """Send all, read all; the first error is raised, as the library's own.
+
+        Args:
+            commands: Those that name keys begin with them, but for EVAL and EVALSHA.
+            timeout: Seconds to wait for each reply.
+
+        Raises:
+            ScriptForgotten: A server knows no such script.
+            StoreUnavailable, StoreError: No answer; a refusal.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what is idle; the next call connects again."""
+        ...

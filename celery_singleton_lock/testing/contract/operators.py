@@ -1,0 +1,142 @@
+"""Fences, and what an operator sees and frees."""
+
+from __future__ import annotations
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Kind, Phase
+from celery_singleton_lock.core.store import Granted, MarkerState, Relation, Renewal, Store
+from celery_singleton_lock.testing.contract.calls import (
+    HOLDER,
+    KEYSPACE,
+    LEASE_KINDS,
+    LONG,
+    PUBLISHER,
+    Part,
+    ask,
+    become,
+    fence_of,
+    give,
+    lease_of,
+    new_claim,
+    new_key,
+    new_token,
+    publish,
+    record_of,
+    relation_of,
+    renew,
+    take,
+)
+
+__all__ = ["OperatorContract"]
+
+
+class OperatorContract(Part):
+    """See StoreContract."""
+
+    # --- fences ----------------------------------------------------------------------------------
+
+    def test_fences_strictly_rise_also_over_a_release_an_expiry_and_a_free(
+        self, store: Store
+    ) -> None:
+        if not store.capabilities.fence:
+            return
+        key, fences = new_key(), []
+        for number in range(50):
+            token = new_token()
+            fences.append(fence_of(store, key, token))
+            fences.append(fence_of(store, key, token))
+            if number % 2:
+                give(store, key, token)
+            else:
+                store.free(key, None)
+        take(store, key, ttl=self.SHORT)
+        self.elapse(self.LONGER_THAN_SHORT)
+        fences.append(fence_of(store, key, new_token()))
+        assert fences == sorted(set(fences))
+
+    def test_a_store_without_fences_grants_none(self, store: Store) -> None:
+        reply = ask(store, new_key(), new_token())
+        assert isinstance(reply, Granted)
+        assert (reply.fence is not None) == store.capabilities.fence
+
+    # --- for operators ---------------------------------------------------------------------------
+
+    def test_nothing_is_found_at_a_free_key(self, store: Store) -> None:
+        key = new_key()
+        assert store.inspect(key) is None
+        assert store.free(key, None) is False
+
+    def test_a_scan_finds_what_is_held_of_every_kind_and_nothing_else(self, store: Store) -> None:
+        expected = {}
+        for kind in LEASE_KINDS:
+            key = new_key()
+            token = take(store, key)
+            if kind is not Kind.LEASE:
+                become(store, key, token, kind)
+            expected[key] = kind
+        released = new_key()
+        token = take(store, released)
+        give(store, released, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        records = list(store.scan(KEYSPACE.match_all()))
+        found = {record.key: record.kind for record in records}
+        assert expected.items() <= found.items()
+        assert released not in found
+        assert all(":contract:" in key or KEYSPACE.is_claim(key) for key in found)
+        assert not list(store.scan(Keyspace("contract-2").match_all()))
+
+    def test_a_key_is_freed_if_the_token_stands(self, store: Store) -> None:
+        key = new_key()
+        token = take(store, key)
+        assert store.free(key, str(new_token())) is False
+        assert store.free(key, str(new_token(token.task_id))) is False
+        assert record_of(store, key).token == str(token)
+        assert store.free(key, str(token)) is True
+        assert store.inspect(key) is None
+        assert renew(store, [lease_of(key, token)]) == [Renewal.EXPIRED]
+
+    def test_a_key_of_any_kind_is_freed_whatever_stands(self, store: Store) -> None:
+        for kind in LEASE_KINDS:
+            key = new_key()
+            token = take(store, key)
+            if kind is not Kind.LEASE:
+                become(store, key, token, kind)
+            assert store.free(key, None) is True
+            assert store.inspect(key) is None
+
+    # --- claims ----------------------------------------------------------------------------------
+
+    def test_a_scan_finds_claims_beside_leases(self, store: Store) -> None:
+        expected: dict[str, tuple[Kind, str, Phase | None, Holder]] = {}
+        for phase in Phase:
+            key, claim = new_claim()
+            token = publish(store, claim, phase=phase)
+            take(store, key, token)
+            expected[claim] = (Kind.CLAIM, token.task, phase, PUBLISHER)
+            expected[key] = (Kind.LEASE, str(token), None, HOLDER)
+        found = {
+            record.key: (record.kind, record.token, record.phase, record.holder)
+            for record in store.scan(KEYSPACE.match_all())
+        }
+        assert expected.items() <= found.items()
+
+    def test_a_claim_is_freed_if_its_task_stands(self, store: Store) -> None:
+        key, claim = new_claim()
+        token = publish(store, claim, phase=Phase.RUNNING)
+        take(store, key, token)
+        for other in (new_token().task, str(token), token.task + "x", token.task[:-1]):
+            assert store.free(claim, other) is False
+        assert record_of(store, claim).token == token.task
+        assert store.free(claim, token.task) is True
+        assert store.inspect(claim) is None
+        assert store.free(claim, token.task) is False
+        assert record_of(store, key).token == str(token)
+        publish(store, claim)
+
+    def test_a_claim_is_freed_whatever_stands_and_its_lease_stays(self, store: Store) -> None:
+        for phase in Phase:
+            key, claim = new_claim()
+            token = publish(store, claim, phase=phase)
+            take(store, key, token)
+            assert store.free(claim, None) is True
+            assert store.inspect(claim) is None
+            assert relation_of(ask(store, key, new_token())) is Relation.OTHER
