@@ -29,10 +29,14 @@ from celery_singleton_lock.testing.server import (
 )
 from tests.harness import nodes
 from tests.harness.app_module import fresh_module
+from tests.harness.cluster import Cluster
+from tests.harness.etcd import EtcdCluster, find_etcd
 from tests.harness.journal import VARIABLE, Journal
 from tests.harness.processes import Process
 from tests.harness.rabbit import RabbitServer, find_rabbit
+from tests.harness.sentinels import Sentinels
 from tests.harness.worker import CeleryBeat, CeleryWorker
+from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
 
 
 def missing(what: str) -> NoReturn:
@@ -103,12 +107,76 @@ def private_redis() -> Iterator[PrivateServer]:
 
 
 @pytest.fixture(scope="session")
+def sentinels() -> Iterator[Sentinels]:
+    """Sentinel over three servers, that tests share: nobody is killed there."""
+    _need_a_server()
+    with Sentinels() as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Six nodes that tests share: nobody is killed there, and slots that move are moved back."""
+    _need_a_server()
+    with Cluster() as processes:
+        yield processes
+
+
+@pytest.fixture
+def private_sentinels() -> Iterator[Sentinels]:
+    """As `sentinels`, for this test alone."""
+    _need_a_server()
+    with Sentinels() as processes:
+        yield processes
+
+
+@pytest.fixture
+def private_cluster() -> Iterator[Cluster]:
+    """As `cluster`, for this test alone."""
+    _need_a_server()
+    with Cluster() as processes:
+        yield processes
+
+
+def _need_a_server() -> None:
+    try:
+        find_binary()
+    except ServerNotFound as error:
+        missing(str(error))
+
+
+@pytest.fixture(scope="session")
 def rabbit() -> Iterator[RabbitServer]:
     """A RabbitMQ node, one per xdist worker; takes 5 s to boot."""
     if find_rabbit() is None:
         missing("RabbitMQ is not installed. Debian: apt-get install rabbitmq-server")
     with RabbitServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[EtcdCluster]:
+    """An etcd cluster of three, one per xdist worker: revive what you kill."""
+    if find_etcd() is None:
+        missing("etcd is not installed. Debian: apt-get install etcd-server")
+    with EtcdCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeperEnsemble]:
+    """A ZooKeeper ensemble of three, one per xdist worker: revive what you kill."""
+    if find_zookeeper() is None:
+        missing("ZooKeeper is not installed. Debian: apt-get install zookeeper")
+    with ZooKeeperEnsemble() as ensemble:
+        yield ensemble
+
+
+@pytest.fixture(params=["etcd", "zookeeper"])
+def consensus(request: pytest.FixtureRequest) -> EtcdCluster | ZooKeeperEnsemble:
+    """Each of the two."""
+    found: EtcdCluster | ZooKeeperEnsemble = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture

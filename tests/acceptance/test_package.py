@@ -92,16 +92,22 @@ def test_the_requirements_are_met_together() -> None:
 
 
 def test_the_entry_points_lead_somewhere() -> None:
-    ours = {
-        (point.group, point.name): point.load()
+    points = {
+        (point.group, point.name): point
         for group in ("celery.commands", "pytest11", "celery.beat_schedulers")
         for point in entry_points(group=group)
         if point.dist is not None and point.dist.name == "celery-singleton-lock"
     }
+    django = points["celery.beat_schedulers", "singleton_django"]
+    ours = {name: point.load() for name, point in points.items() if point is not django}
     assert ("celery.commands", "singleton") in ours
     assert ours["celery.commands", "singleton"].name == "singleton"
     assert ours["pytest11", PACKAGE].__name__ == f"{PACKAGE}.testing.plugin"
-    assert len(ours) == len(distribution("celery-singleton-lock").entry_points)
+    assert len(points) == len(distribution("celery-singleton-lock").entry_points)
+    # Its models can be imported in a configured project only.
+    program = f"import django; django.setup(); from {django.module} import {django.attr}"
+    site = {"DJANGO_SETTINGS_MODULE": "tests.apps.beat_site.settings", "DATABASE": "unused"}
+    run("-c", program, cwd=ROOT, **{**site, "BROKER_URL": "memory://", "RESULT_URL": "memory://"})
 
 
 def test_celery_lists_the_command() -> None:

@@ -69,6 +69,51 @@ def test_the_first_example_prints_what_the_readme_says(example: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.fixture
+def catalog(example: Path, redis_url: str, worker: Callable[..., CeleryWorker]) -> str:
+    """The whole session of docs/uniqueness.md; a worker runs its catalog.py."""
+    page = re.sub(
+        r"redis://localhost:6379/\d", redis_url, (ROOT / "docs/uniqueness.md").read_text()
+    )
+    (example / "catalog.py").write_text(block_with(page, "# catalog.py"))
+    worker("catalog", concurrency=4)
+    return "\n".join(block for block in blocks(page) if ">>>" in block)
+
+
+def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: str) -> None:
+    (example / "session.txt").write_text(catalog)
+    done = run("-m", "doctest", "-o", "ELLIPSIS", "session.txt", folder=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_schedule_of_the_page_publishes_one_tick_while_it_is_queued_or_running(
+    example: Path, redis_url: str
+) -> None:
+    entry = block_with((ROOT / "docs/uniqueness.md").read_text(), "beat_schedule")
+    (example / "ticking.py").write_text(
+        f"from catalog import app\n{entry.replace('60.0', '0.25')}"
+        "app.conf.singleton_lock_beat_poll = 0.1\n"
+    )
+    command = ["-m", "celery", "-A", "ticking", "beat", "--scheduler", "singleton"]
+    with subprocess.Popen(
+        [sys.executable, *command, "-l", "INFO"],
+        cwd=example,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as beat:
+        assert beat.stderr is not None
+        lines = []
+        try:
+            while sum("singleton duplicate" in line for line in lines) < 3:
+                lines.append(beat.stderr.readline())
+                assert lines[-1], "".join(lines)
+        finally:
+            beat.terminate()
+    assert any("outcome=return_existing" in line for line in lines)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])
 def test_the_example_of_a_users_test_passes(example: Path, page: str) -> None:
     code = block_with((ROOT / page).read_text(), "def test_")
@@ -108,9 +153,11 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
         for line in block.splitlines()
         if line.startswith("celery -A tasks singleton")
     ]
-    assert [command[3] for command in commands] == ["ls", "show", "release"]
+    assert [command[3] for command in commands] == ["ls", "show", "release", "doctor"]
     outputs = [run("-m", "celery", *command, folder=example, input="y\n") for command in commands]
-    assert all("account:42" in output.stdout for output in outputs), outputs
+    assert all("account:42" in output.stdout for output in outputs[:3]), outputs
+    assert outputs[3].returncode == 0, outputs[3]
+    assert "1 with a lock" in outputs[3].stdout
     assert "released" in outputs[2].stdout
 
 

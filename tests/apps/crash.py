@@ -3,7 +3,8 @@
 A body ends when the test opens its gate, so that a test decides what happens in mid-body, and waits
 for it to have happened, whatever the speed of the machine.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; VISIBILITY_TIMEOUT and QUEUE_TYPE if wanted.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, PREFIX, TTL, VISIBILITY_TIMEOUT and
+QUEUE_TYPE if wanted.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ from celery_singleton_lock import SingletonTask, current_lease, singleton_task
 from tests.harness.journal import Journal
 
 app = Celery("crash", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
+#: Seconds, of what shall be free soon.
+TTL = float(os.environ.get("TTL", "1.5"))
 app.conf.update(
     broker_connection_retry_on_startup=True,
     # Messages wait in the worker, as many as come: that is where they get too old.
     worker_prefetch_multiplier=100,
 )
+if "LOCK_URL" in os.environ:
+    app.conf.singleton_lock_url = os.environ["LOCK_URL"]
+if "PREFIX" in os.environ:
+    app.conf.singleton_lock_prefix = os.environ["PREFIX"]
 if "VISIBILITY_TIMEOUT" in os.environ:
     app.conf.broker_transport_options = {
         "visibility_timeout": float(os.environ["VISIBILITY_TIMEOUT"]),
@@ -79,7 +86,7 @@ def pass_gate(name: str) -> None:
 def occupy(task: Any, key: str, gate_name: str) -> str:
     """The body of all tasks here; returns a name for this one run of it."""
     mark = uuid4().hex
-    fence = current_lease().fence if isinstance(task, SingletonTask) else None
+    fence = current_lease().fence_number if isinstance(task, SingletonTask) else None
     with Journal.from_env().run(
         key, task_id=task.request.id, fence=fence, mark=mark, retries=task.request.retries
     ):
@@ -87,7 +94,7 @@ def occupy(task: Any, key: str, gate_name: str) -> str:
     return mark
 
 
-@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, acks_late=True)
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL, acks_late=True)
 def late(self: Task, key: str, gate_name: str) -> str:
     """What is acknowledged after the body."""
     return occupy(self, key, gate_name)
@@ -99,7 +106,7 @@ def requeued(self: Task, key: str, gate_name: str) -> str:
     return occupy(self, key, gate_name)
 
 
-@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, acks_late=True, ignore_result=True)
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL, acks_late=True, ignore_result=True)
 def silent(self: Task, key: str, gate_name: str) -> str:
     return occupy(self, key, gate_name)
 
@@ -120,27 +127,27 @@ def unheard(self: Task, key: str, gate_name: str) -> str:
 unheard.Request = "celery.worker.request:Request"
 
 
-@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, acks_late=True, on_conflict="retry")
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL, acks_late=True, on_conflict="retry")
 def patient(self: Task, key: str, gate_name: str) -> str:
     """Waits in the queue, not in the worker."""
     return occupy(self, key, gate_name)
 
 
-@singleton_task(app=app, bind=True, key="{key}", ttl=1.5, hold_on_retry=False)
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL, hold_on_retry=False)
 def retried(self: Task, key: str, gate_name: str, again_on: str | None = None) -> str:
     """With ``again_on`` its second attempt comes by that queue."""
     return retry_once(self, key, gate_name, again_on)
 
 
 @singleton_task(
-    app=app, bind=True, key="{key}", ttl=1.5, acks_late=True, reject_on_worker_lost=True
+    app=app, bind=True, key="{key}", ttl=TTL, acks_late=True, reject_on_worker_lost=True
 )
 def first_late(self: Task, key: str, gate_name: str) -> str:
     """A link of a chain: what follows is sent after the early release."""
     return occupy(self, key, gate_name)
 
 
-@singleton_task(app=app, bind=True, key="{key}", ttl=1.5)
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL)
 def first_early(self: Task, key: str, gate_name: str) -> str:
     return occupy(self, key, gate_name)
 

@@ -44,7 +44,7 @@ WITHOUT = os.environ.get("WITHOUT", "").split(",")
 if "postrun" in WITHOUT:
     signals.task_postrun.disconnect(_settle_rest)
 if "parent" in WITHOUT:
-    SingletonRequestMixin._settle_leases = lambda self, become: None  # type: ignore[method-assign]
+    SingletonRequestMixin._settle_leases = lambda self, *_: None  # type: ignore[method-assign]
 
 TTL = float(os.environ.get("TTL", "3"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "loss", "ttl": TTL}
@@ -118,7 +118,7 @@ def work(task: Task, key: str, way: str, seconds: float) -> dict[str, Any]:
         lease = current_lease()
     except NoLease:  # on_store_error="run"
         lease = None
-    fence = lease.fence if lease else None
+    fence = lease.fence_number if lease else None  # not every store has one
     with Journal.from_env().run(key, task_id=task.request.id, fence=fence):
         WAYS[way](seconds)
     return {"fence": fence, "lost": bool(lease and lease.lost), "retries": task.request.retries}

@@ -20,7 +20,6 @@ from typing import Any
 
 import redis
 from celery import Celery, group
-from kombu.serialization import register
 from kombu.utils.json import dumps
 
 from celery_singleton_lock import (
@@ -38,19 +37,10 @@ from celery_singleton_lock.delivery import Delivery
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.tenure import Tenure
 from tests.apps.gate import Gate
+from tests.apps.serializer import SETS
 from tests.harness.journal import Journal
 
 NAMES = "names"
-
-#: A serializer that Celery doesn't use by itself, and that can do what JSON can't: sets.
-SETS = "sets"
-register(
-    SETS,
-    lambda value: json.dumps(value, default=lambda items: {"set": sorted(items)}),
-    lambda text: json.loads(text, object_hook=lambda d: set(d["set"]) if "set" in d else d),
-    content_type="application/x-sets",
-    content_encoding="utf-8",
-)
 
 app = Celery("semantics", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(

@@ -1,9 +1,8 @@
-"""A real server of our own: these tests flush it, cut its connections and restart it."""
+"""Real servers of our own: these tests flush them, cut their connections and restart them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -12,19 +11,58 @@ import redis
 pytest.register_assert_rewrite("celery_singleton_lock.testing.contract")
 
 from celery_singleton_lock.stores.redis import RedisStore  # noqa: E402
-from celery_singleton_lock.testing.server import PrivateServer, ServerNotFound  # noqa: E402
+from celery_singleton_lock.testing.server import (  # noqa: E402
+    PrivateServer,
+    ServerNotFound,
+    ServerStartFailed,
+    find_binary,
+    find_valkey,
+    free_port,
+)
+from tests.conftest import missing  # noqa: E402
+from tests.harness.redlock_nodes import RedlockNodes  # noqa: E402
+from tests.harness.tls import Certificates, find_openssl  # noqa: E402
+
+
+def program(find: Callable[[], str]) -> str:
+    """What ``find`` finds, or no test."""
+    try:
+        return find()
+    except ServerNotFound as exc:
+        missing(str(exc))
 
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[PrivateServer]:
-    try:
-        private = PrivateServer(unixsocket=True).start()
-    except ServerNotFound as exc:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(exc))
-    with private:
+    with PrivateServer(binary=program(find_binary), unixsocket=True) as private:
         yield private
+
+
+@pytest.fixture(scope="package")
+def valkey() -> Iterator[PrivateServer]:
+    with PrivateServer(binary=program(find_valkey)) as private:
+        yield private
+
+
+@pytest.fixture(scope="package")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    openssl = find_openssl()
+    if openssl is None:
+        missing("openssl is not installed, and nothing else here makes certificates")
+    return Certificates.make(openssl, tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="package")
+def tls_url(certificates: Certificates) -> Iterator[str]:
+    port = free_port()
+    arguments = ["--tls-port", str(port), *certificates.server_arguments]
+    private = PrivateServer(binary=program(find_binary), arguments=arguments)
+    try:
+        private.start()
+    except ServerStartFailed as exc:
+        missing(f"the server here was built without TLS: {exc}")
+    with private:
+        yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.authority}"
 
 
 @pytest.fixture
@@ -38,3 +76,25 @@ def raw(server: PrivateServer) -> Iterator[redis.Redis]:
     """A client that goes around the store."""
     with redis.Redis.from_url(server.url()) as client:
         yield client
+
+
+@pytest.fixture(scope="package")
+def _five_nodes(server: PrivateServer) -> Iterator[RedlockNodes]:
+    with RedlockNodes(5) as nodes:  # where there is a `server`, there is a program to start
+        yield nodes
+
+
+@pytest.fixture
+def nodes(_five_nodes: RedlockNodes) -> RedlockNodes:
+    """Five nodes, running and empty whatever the test before did to them."""
+    _five_nodes.restore()
+    return _five_nodes
+
+
+@pytest.fixture(scope="package")
+def three_of_five(server: PrivateServer) -> Iterator[RedlockNodes]:
+    """Five nodes of which two are down."""
+    with RedlockNodes(5) as nodes:
+        nodes[1].kill()
+        nodes[4].kill()
+        yield nodes

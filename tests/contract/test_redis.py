@@ -186,6 +186,34 @@ def test_one_round_trip_each_for_an_acquire_a_release_and_a_refusal(
     assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3
 
 
+def test_the_first_acquire_of_a_process_looks_at_the_number_of_shards_once() -> None:
+    with PrivateServer() as server, redis.Redis.from_url(server.url()) as client:
+        with closing(RedisStore(server.url())) as store:
+            for _ in range(3):
+                fence(store, new_key())
+        calls = client.info("commandstats")
+        # Three scripts were taught, each after one refusal; the rest is 3 acquires, 3 releases.
+        assert calls["cmdstat_eval"]["calls"] == 3
+        assert calls["cmdstat_evalsha"]["calls"] - calls["cmdstat_evalsha"]["failed_calls"] == 4
+        with closing(RedisStore(server.url())) as store:
+            before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+            fence(store, new_key())
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3
+
+
+def test_a_server_that_lost_its_data_is_told_the_number_of_shards_again() -> None:
+    with PrivateServer() as server, closing(RedisStore(server.url())) as store:
+        key = new_key()
+        fence(store, key)
+        server.restart(keep_data=False)
+        with pytest.raises(StoreUnavailable):
+            ask(store, key, new_token())
+        fence(store, key)
+        fence(store, key)
+        with redis.Redis.from_url(server.url()) as client:
+            assert client.get(Keyspace.shards_note(key)) == b"1"
+
+
 # --- fences --------------------------------------------------------------------------------------
 
 

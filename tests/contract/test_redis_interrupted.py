@@ -17,6 +17,8 @@ import redis
 
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.store import Granted, Refused, Relation, Release, Renewal
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.server import PrivateServer
@@ -74,11 +76,20 @@ def thousand_times(fault: type[BaseException], once: Callable[[bool], None]) -> 
     pytest.fail(f"{hits} hits only")
 
 
+@pytest.fixture(
+    params=["redis", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sentinels", "cluster"))]
+)
+def url(request: pytest.FixtureRequest, server: PrivateServer) -> str:
+    return (
+        server.url(db=2) if request.param == "redis" else request.getfixturevalue(request.param).url
+    )
+
+
 def test_an_interrupted_call_never_gives_its_reply_to_the_next(
-    server: PrivateServer, fault: type[BaseException]
+    url: str, fault: type[BaseException]
 ) -> None:
-    store = RedisStore(server.url(db=2))
-    with closing(RedisStore(server.url(db=2))) as witness:
+    store = open_store(url)
+    with closing(open_store(url)) as witness:
         holder = new_token()
         held, free, mine = new_key(), new_key(), new_key()
         ask(witness, held, holder)
@@ -145,21 +156,26 @@ def test_an_interrupted_acquire_of_the_locker_leaves_no_lease_and_no_renewal(
 def test_the_test_can_fail(server: PrivateServer, fault: type[BaseException]) -> None:
     """Without the protection, the same fire gives a reply to the wrong command."""
 
-    class Careless(RedisStore):
-        def _commands(self, commands, timeout):  # type: ignore[no-untyped-def]
-            connection = self._connection = getattr(self, "_connection", None) or self._make(
-                **self._options, socket_timeout=timeout, socket_connect_timeout=timeout
-            )
+    class Careless(Connections):
+        only = None
+
+        def run(self, commands, timeout):  # type: ignore[no-untyped-def]
+            connection = self.only = self.only or self.new(timeout)
             for item in connection.pack_commands(commands):
                 if not connection._sock:
                     connection.connect()
                 connection._sock.sendall(item)
             return [connection.read_response(disconnect_on_error=False) for _ in commands]
 
+    def careless_store() -> RedisStore:
+        store = RedisStore(server.url(db=4))
+        store._connections = Careless(server.url(db=4))
+        return store
+
     held = new_key()
     with closing(RedisStore(server.url(db=4))) as teacher:
         ask(teacher, held, new_token())  # the careless one can't teach the server its scripts
-    store = Careless(server.url(db=4))
+    store = careless_store()
     for _ in range(TRIES):
         try:
             with struck_at_random(0.0004):
@@ -168,7 +184,7 @@ def test_the_test_can_fail(server: PrivateServer, fault: type[BaseException]) ->
             try:
                 reply = ask(store, held, new_token())
             except redis.exceptions.RedisError:  # half a reply was read: this one was lucky
-                store = Careless(server.url(db=4))
+                store = careless_store()
                 continue
             if isinstance(reply, Granted):
                 return

@@ -12,11 +12,29 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
+from weakref import ReferenceType
 
 from celery import _state
+from celery import signals as celery_signals
+from celery.utils.dispatch import Signal
+
+from celery_singleton_lock.instrumentation import signals as our_signals
 
 # What every new app of this process is given when it is first used; private, and not in the stubs.
 _ON_APP_FINALIZE: set[object] = vars(_state)["_on_app_finalizers"]
+
+_SIGNALS = [
+    signal
+    for module in (celery_signals, our_signals)
+    for signal in vars(module).values()
+    if isinstance(signal, Signal)
+]
+
+
+def _receivers_from(module: str, signal: Signal) -> list[Any]:
+    functions = [ref() if isinstance(ref, ReferenceType) else ref for _, ref in signal.receivers]
+    return [f for f in functions if getattr(f, "__module__", None) == module]
 
 
 @contextmanager
@@ -38,6 +56,11 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
         yield module
         module.app.close()
     finally:
+        # What the copy connected would hear other tests' workers, and keep their apps alive in the
+        # tracebacks of what it raises there.
+        for signal in _SIGNALS:
+            for function in _receivers_from(name, signal):
+                signal.disconnect(function)
         sys.modules.pop(name, None)
         os.environ.clear()
         os.environ.update(environment)

@@ -19,6 +19,10 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import Lease, LeaseLost, hold, is_skipped
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Phase, Token
+from celery_singleton_lock.core.store import Admit, ClaimChange
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.server import PrivateServer, free_port
 from tests.harness.journal import Journal, Record
 from tests.harness.processes import ROOT
@@ -92,6 +96,19 @@ def held_by_another_thread(app: Celery) -> Iterator[Lease]:
     finally:
         done.set()
         thread.join(20)
+
+
+def claim(pools: ModuleType, argument: str, phase: Phase = Phase.QUEUED) -> str:
+    """The key of a claim of `brief`, published by this process."""
+    store = Runtime.of(pools.app).store
+    key = Keyspace.claim(BRIEF, pools.brief.lock_key(argument))
+    token = Token(f"id-{argument}", 0, 0, "n", "c1")
+    holder = Holder(
+        task=BRIEF, task_id=f"id-{argument}", worker="web-1", pid=os.getpid(), since=1_700_000_000.0
+    )
+    assert store.admit(Admit(key=key, token=token, holder=holder, ttl=600), timeout=5) is None
+    store.settle_claim(token, ClaimChange(key=key, phase=phase, ttl=600), timeout=5)
+    return key
 
 
 Cli = Callable[..., Answer]
@@ -328,6 +345,74 @@ def test_an_old_holder_can_not_release_what_was_forced_from_it(cli: Cli, load_ap
     assert cli("show", key).status == 1
 
 
+# Claims.
+
+
+def test_ls_shows_what_a_claimed_message_does_and_who_published_it(
+    cli: Cli, load_app: LoadApp
+) -> None:
+    pools = load_app(POOLS)
+    keys = {phase: claim(pools, f"x-{phase}", phase) for phase in Phase}
+    rows = {row["key"]: row for row in cli("ls", "--json").json()}
+    assert set(rows) == set(keys.values())
+    for phase, key in keys.items():
+        row = rows[key]
+        assert (row["state"], row["phase"]) == (f"claim, {phase}", phase)
+        assert (row["task"], row["task_id"]) == (BRIEF, f"id-x-{phase}")
+        assert (row["worker"], row["pid"]) == ("web-1", os.getpid())
+        assert row["since"] == "2023-11-14T22:13:20+00:00"
+        assert (row["token"], row["fence"]) == (f"id-x-{phase}+c1", None)
+        assert 500 < row["ttl"] <= 600
+    text = cli("ls", "x-queued").out
+    [line] = [line for line in text.splitlines() if keys[Phase.QUEUED] in line]
+    assert re.search(rf" claim, queued  .*{re.escape(BRIEF)}\[id-x-queued\]  web-1  ", line)
+    assert keys[Phase.RUNNING] not in text
+
+
+def test_a_short_name_means_the_lease_and_a_claim_is_named_whole(
+    cli: Cli, load_app: LoadApp
+) -> None:
+    pools = load_app(POOLS)
+    key, claimed = pools.brief.lock_key("a"), claim(pools, "a")
+    short_claim = claimed.partition("}:")[2]
+    for spelling in ("a", f"{BRIEF}:a", key):
+        assert cli("show", "--json", spelling).json() is None
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app) as lease:
+        for spelling in ("a", f"{BRIEF}:a", key):
+            row = cli("show", "--json", spelling).json()
+            assert (row["key"], row["token"], row["phase"]) == (key, str(lease.token), None)
+        for spelling in (claimed, short_claim):
+            row = cli("show", "--json", spelling).json()
+            assert (row["key"], row["state"]) == (claimed, "claim, queued")
+        assert cli("release", "--force", "a").out == f"released {key}\n"
+    assert cli("show", "--json", claimed).status == 0
+    text = cli("show", claimed).out
+    assert re.search(r"^ *state: claim, queued$", text, re.M)
+    assert re.search(r"^ *published by: web-1$", text, re.M)
+    assert "fence" not in text
+
+
+def test_a_released_claim_lets_an_equal_call_be_published_and_leaves_the_lease(
+    cli: Cli, load_app: LoadApp
+) -> None:
+    pools = load_app(POOLS)
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app) as lease:
+        claimed = claim(pools, "a", Phase.RUNNING)
+        asked = cli("release", claimed, answers="n\n")
+        assert asked.status == 1
+        assert "an equal call can be published beside it. Release? [y/N]" in asked.out
+        assert "another may start" not in asked.out
+        stale = cli("release", "--json", "--token", "id-other+c1", claimed)
+        assert (stale.status, stale.json()) == (1, {"key": claimed, "released": False})
+        freed = cli("release", claimed.partition("}:")[2], answers="y\n")
+        assert (freed.status, freed.err) == (0, "")
+        assert freed.out.endswith(f"released {claimed}\n")
+        assert cli("show", claimed).status == 1
+        assert cli("show", "--json", "a").json()["token"] == str(lease.token)
+        claim(pools, "a")
+        assert cli("release", "--json", "--token", "id-a+c1", claimed).status == 0
+
+
 # What goes wrong.
 
 
@@ -356,3 +441,16 @@ def test_the_password_is_never_shown(cli: Cli, private_redis: PrivateServer) -> 
     assert no_scheme.status == 1
     for answer in (wrong, broken, no_scheme):
         assert "s3cr" not in answer.all
+
+
+def test_ls_tells_of_keys_that_other_recipes_left_under_our_names(
+    cli: Cli, redis_client: redis.Redis
+) -> None:
+    forever, a_list = "csl:{celery:0}:app.sync:a", "csl:{celery:0}:app.sync:b"
+    redis_client.set(forever, "1763714400.5")
+    redis_client.lpush(a_list, "token")
+    answer = cli("ls", "--json")
+    assert answer.json() == []
+    assert f"not ours: {forever!r} has no expiry" in answer.err
+    assert f"not ours: {a_list!r} is a list" in answer.err
+    assert redis_client.exists(forever, a_list) == 2

@@ -40,7 +40,10 @@ def publish(environment: dict[str, str]) -> Callable[[], dict[str, Any]]:
 
 
 def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
-    worker: StartWorker, publish: Callable[[], dict[str, Any]], journal: Journal
+    worker: StartWorker,
+    publish: Callable[[], dict[str, Any]],
+    journal: Journal,
+    redis_client: Any,
 ) -> None:
     # One process: what was sent first is done first.
     worker(SITE, concurrency=1)
@@ -53,6 +56,8 @@ def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
     assert [run.key for run in journal.runs()] == [
         *("now", "at once", "committed", "committed too", "last")
     ]
+    assert report["claimed"] == [False, False, True], "rolled back, before and after the commit"
+    assert redis_client.llen("idle") == 1
 
 
 @pytest.mark.parametrize(

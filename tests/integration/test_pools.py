@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.key import Keyspace
 from tests.harness.journal import Journal, Record
 from tests.harness.worker import CeleryWorker
 
@@ -52,9 +53,9 @@ def wait_for_note(journal: Journal, text: str, **wanted: Any) -> Record:
 
 
 def held_keys(client: redis.Redis) -> list[str]:
-    """Every key of ours but the fence counter, which stays."""
+    """Every key of ours but those that stay: the fence counter, and the number of shards."""
     keys: Any = client.keys("csl:*")
-    return sorted(key for key in keys if not key.endswith(":fence"))
+    return sorted(key for key in keys if not Keyspace.stays(key))
 
 
 def wait_until_free(client: redis.Redis, *, seconds: float = 10) -> None:

@@ -27,6 +27,7 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
+from celery_singleton_lock.core.store import Capabilities
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.testing import hold_lock
 from celery_singleton_lock.testing.server import PrivateServer
@@ -181,8 +182,7 @@ def test_a_fence_needed_by_the_app_contradicts_a_limit(
 
 def test_a_fence_needed_of_a_store_without_fences_is_refused() -> None:
     class NoFence:
-        class capabilities:
-            fence, name = False, "fenceless"
+        capabilities = Capabilities(fence=False, name="fenceless")
 
     app = Celery(set_as_current=False)
     singleton_task(app=app, name="t", shared=False, needs_fence=True)(nothing)
@@ -609,3 +609,13 @@ def test_the_app_s_settings_are_defaults_of_its_tasks() -> None:
         default.delay().get()
     with hold_lock(own):
         assert is_skipped(own.delay())
+
+
+def test_a_store_whose_locks_are_in_another_number_of_shards_stops_the_worker(
+    worker: StartWorker, write_app: WriteApp, redis_client: redis.Redis
+) -> None:
+    redis_client.set("csl:{celery:0}:shards", "256")
+    said = refusal(worker(write_app(), wait=False))
+    assert "kept in 256 shard(s)" in said
+    assert "looks for them in 1" in said
+    assert "delete that key" in said

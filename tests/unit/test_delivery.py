@@ -102,20 +102,35 @@ def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
 def test_a_calls_options_travel_as_plain_values() -> None:
     from datetime import timedelta
 
-    header = call_header(None, {"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)})
+    options = {"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)}
+    header = call_header(None, task_id="t-1", options=options)
     read = Delivery.of(request(json.loads(json.dumps(header))))
     assert read.options == {"ttl": 60.0, "on_conflict": OnConflict.wait(2)}
     assert not read.started
 
 
 def test_a_new_call_gets_a_name_and_its_copies_keep_it() -> None:
-    one, other = call_header(None, None), call_header("foreign", None)
+    one, other = (
+        call_header(headers, task_id="t-1", options=None) for headers in (None, {HEADER: "foreign"})
+    )
     assert one["call"] != other["call"]
-    assert call_header(one, {"ttl": 5})["call"] == one["call"]
-    assert call_header({}, None, call="given")["call"] == "given"
+    again = call_header({HEADER: one}, task_id="t-1", options={"ttl": 5})
+    assert again["call"] == one["call"]
+    assert call_header({}, task_id="t", options=None, call="given")["call"] == "given"
     read = Delivery.of(request(one))
     assert read.token.call == one["call"]
     assert read.header()["call"] == one["call"]
+
+
+def test_a_header_that_was_passed_on_to_another_message_is_not_read() -> None:
+    """As tracing does with all headers of a running task: the other is no copy of it."""
+    header = Delivery(token=Token("t-1", 0, 0, "n", "c"), started=True, sequence=3).header()
+    assert Delivery.of(request(header)).started
+    passed_on = Delivery.of(request({**header, "id": "of another"}))
+    assert (passed_on.token.call, passed_on.started, passed_on.sequence) == ("", False, 0)
+    new = call_header({HEADER: header}, task_id="new", options=None)
+    assert new["call"] != "c"
+    assert set(new) == {"id", "call"}
 
 
 @pytest.mark.parametrize("call", ["", "a b", "a|b", "a+b", "x" * 33, 1, None, ["x"]], ids=repr)

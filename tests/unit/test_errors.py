@@ -16,6 +16,7 @@ MADE = [
     errors.SingletonLockError("a message"),
     errors.LockConflict("held by w", "csl:k", {"task": "app.sync", "worker": "w@ü"}),
     errors.LockConflict("only a message"),
+    errors.DuplicateTask("t-1 is queued", "t-1", 3599.5),
     errors.LeaseLost("lost 1.8 s ago", "csl:k", "expired"),
     errors.NoLease("no lease is held here"),
     errors.FenceUnavailable("no fence"),
@@ -53,7 +54,7 @@ def test_an_error_survives_celerys_result_backend(error: Exception, serializer: 
     read = backend.exception_to_python(stored)
     assert type(read) is type(error)
     assert str(read) == str(error)
-    for name in ("key", "holder", "reason"):
+    for name in ("key", "holder", "reason", "task_id", "remaining"):
         assert getattr(read, name, None) == getattr(error, name, None)
 
 

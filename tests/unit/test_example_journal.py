@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from example_project.bank import Bank, StaleFence
+from example_project.burst import burst, unpublished, waits
 from example_project.journal import Entry, Journal, What, overlaps, put_backs, runs, unsettled
 from example_project.snapshot import Outcome
+from example_project.ticks import doubled, ticks, ticks_of_the_other
 from example_project.timeline import draw
 
 
@@ -94,6 +96,91 @@ def test_only_later_publications_of_a_job_are_put_backs() -> None:
         for at, job in ((0, "x"), (1, "y"), (2, "x"), (3, "x"))
     ]
     assert [entry.at for entry in put_backs(sent)] == [2, 3]
+
+
+def tick(at: float, beat: str = "beat-1") -> Entry:
+    return Entry(at=at, what=What.SENT, job=f"{beat} {at}", worker=beat)
+
+
+def night_after_night(count: int, beat: str = "beat-1", begin: float = 0.0) -> list[Entry]:
+    """On time, give or take what sending takes."""
+    return [tick(begin + night + 0.03 * (night % 3), beat) for night in range(count)]
+
+
+def test_one_tick_a_night_is_not_doubled() -> None:
+    assert not doubled(night_after_night(10))
+    assert not doubled([])
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.04, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("night", [1, 4, 8])
+def test_a_tick_that_a_second_beat_sends_too_is_doubled(night: int, delay: float) -> None:
+    again = tick(night + delay + 0.06, "beat-2")
+    assert len(doubled(sorted([*night_after_night(10), again], key=lambda tick: tick.at))) == 1
+
+
+@pytest.mark.parametrize("offset", [0.01, 0.25, 0.5, 0.75, 0.99])
+def test_two_beats_that_know_nothing_of_each_other_double_every_night(offset: float) -> None:
+    both = [*night_after_night(10), *night_after_night(10, "beat-2", offset)]
+    assert len(doubled(sorted(both, key=lambda tick: tick.at))) >= 8
+
+
+@pytest.mark.parametrize("late", [0.0, 0.2, 0.5, 0.9, 0.98, 1.01])
+def test_the_late_first_tick_of_a_new_leader_is_not_doubled(late: float) -> None:
+    # Nobody led at 3 and 4; the tick of 5 comes late, by up to a whole night and the sending.
+    sent = [*night_after_night(3), tick(5 + late, "beat-2"), *night_after_night(4, "beat-2", 6.02)]
+    assert not doubled(sorted(sent, key=lambda tick: tick.at))
+
+
+def test_only_what_a_beat_publishes_is_a_tick() -> None:
+    sender = Entry(at=1, what=What.SENT, job="x", worker="sender")
+    kill = Entry(at=3, what=What.KILL, worker="beat-1")
+    entries = [sender, tick(2), kill, tick(4, "beat-2"), tick(5, "beat-2")]
+    assert [entry.at for entry in ticks(entries)] == [2, 4, 5]
+    assert ticks_of_the_other(entries) == 2
+    assert ticks_of_the_other([tick(2), tick(4, "beat-2")]) == 0, "none was killed"
+
+
+def call(at: float) -> Entry:
+    return Entry(at=at, what=What.CALL, lane="a")
+
+
+def sent(at: float, job: str) -> Entry:
+    return Entry(at=at, what=What.SENT, lane="a", job=job)
+
+
+def taken(at: float, job: str) -> Entry:
+    return Entry(at=at, what=What.TAKEN, lane="a", job=job)
+
+
+ONE_WAITS = [
+    *(call(0), sent(0.1, "x"), taken(0.2, "x"), start(0.3, "x")),
+    # Published between the lock's grant to x and the first line of its body.
+    *(call(0.2), sent(0.25, "y"), call(0.5), taken(0.6, "y"), sent(0.7, "y")),
+    *(end(1, "x"), taken(1.1, "y"), start(1.2, "y"), end(2, "y")),
+]
+
+
+def test_a_message_waits_until_it_is_taken_up_for_its_run() -> None:
+    entries = sorted(ONE_WAITS, key=lambda entry: entry.at)
+    assert [(wait.job, wait.since, wait.until) for wait in waits(entries)] == [
+        ("x", 0.1, 0.2),
+        ("y", 0.25, 1.1),
+    ]
+    found = burst(entries)
+    assert (found.calls, found.published, found.bodies, found.waiting) == (3, 2, 2, 1)
+    assert found.ran_after
+    assert unpublished(entries) == {"a": 1}
+
+
+def test_a_second_waiting_message_is_seen() -> None:
+    entries = sorted([*ONE_WAITS, sent(0.8, "z")], key=lambda entry: entry.at)
+    assert burst(entries).waiting == 2
+
+
+def test_a_burst_whose_last_call_came_after_the_last_start_is_seen() -> None:
+    entries = sorted([*ONE_WAITS, call(1.5)], key=lambda entry: entry.at)
+    assert not burst(entries).ran_after
 
 
 def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ class FlakyStore(MemoryStore):
         self.batches: list[list[str]] = []
         self.timeouts: list[float] = []
 
+    #: Keys whose part of the store doesn't answer.
+    silent: frozenset[str] = frozenset()
+
     def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
         self.batches.append([lease.key for lease in leases])
         self.timeouts.append(timeout)
@@ -44,7 +47,10 @@ class FlakyStore(MemoryStore):
         replies = super().renew(leases, timeout=timeout)
         if self.before_reply is not None:
             self.before_reply()
-        return replies
+        return [
+            Renewal.SILENT if lease.key in self.silent else reply
+            for lease, reply in zip(leases, replies, strict=True)
+        ]
 
 
 class Bench:
@@ -228,6 +234,29 @@ def test_a_lease_on_a_silent_store_is_lost_at_its_deadline_and_for_good(bench: B
     assert lease.lost
     assert bench.store.inspect(lease.key) is None
     assert len(bench.lost) == 1
+
+
+def test_a_silent_part_of_the_store_takes_its_own_leases_only(bench: Bench) -> None:
+    silent, other = bench.hold("silent", ttl=60), bench.hold("other", ttl=60)
+    bench.store.silent = frozenset({silent.key})
+    bench.advance(59)
+    assert bench.lost == []
+    bench.advance(0.5)
+    assert bench.lost == [silent]
+    assert silent.loss is not None
+    assert silent.loss.reason is LossReason.UNREACHABLE
+    assert "its part of the store" in silent.loss.detail
+    bench.advance(300)
+    assert not other.lost
+
+
+def test_a_part_of_the_store_that_is_back_in_time_costs_nothing(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.silent = frozenset({lease.key})
+    bench.advance(50)
+    bench.store.silent = frozenset()
+    bench.advance(300)
+    assert not lease.lost
 
 
 def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:

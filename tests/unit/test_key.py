@@ -320,3 +320,128 @@ def test_slots_are_told_from_names_that_end_alike() -> None:
 
 def test_the_pattern_for_all_keys_quotes_the_prefix() -> None:
     assert Keyspace("a*[b]?").match_all() == r"csl:{a\*\[b\]\?:*}:*"
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
+
+
+@given(task=NAMES, scope=NAMES, rest=st.text(st.characters(exclude_categories=["Cs"])))
+def test_every_claim_is_known_as_one_and_shares_its_leases_shard(
+    task: str, scope: str, rest: str
+) -> None:
+    keyspace = Keyspace("p", 256)
+    key = keyspace.lock(scope, rest)
+    claim = Keyspace.claim(task, key)
+    assert keyspace.is_claim(claim)
+    assert Keyspace.same_shard(key, claim)
+    assert Keyspace.fence(claim) == Keyspace.fence(key)
+
+
+def test_the_longest_claim_is_known_as_one() -> None:
+    longest = "\U0001f600" * 200
+    for rest in ("x" * 10_000, " " * 160, "\U0001f600" * 160):
+        assert KEYSPACE.is_claim(Keyspace.claim(longest, KEYSPACE.lock(longest, rest)))
+
+
+@given(one=st.tuples(NAMES, NAMES, NAMES), other=st.tuples(NAMES, NAMES, NAMES))
+def test_no_two_calls_share_a_claim(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
+    def claim(task: str, scope: str, rest: str) -> str:
+        return Keyspace.claim(task, KEYSPACE.lock(scope, rest))
+
+    assert (claim(*one) == claim(*other)) == (one == other)
+
+
+PARTS = st.lists(
+    st.sampled_from(
+        ["claim", "done", "fence", "|", ":", "#", "%7C", "{p:0}", "}", "csl:", "a", "1"]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@given(task=PARTS, scope=PARTS, rest=PARTS, attempt=PARTS, limit=st.integers(1, 3))
+def test_no_name_forges_that_of_another_sort(
+    task: str, scope: str, rest: str, attempt: str, limit: int
+) -> None:
+    key = KEYSPACE.lock(scope, rest)
+    claim = Keyspace.claim(task, key)
+    for other_task, other_scope, other_rest in ((task, scope, rest), (rest, task, scope)):
+        lock = KEYSPACE.lock(other_scope, other_rest)
+        leases = set(Keyspace.slots(lock, limit))
+        others = {Keyspace.fence(lock), Keyspace.marker(lock, attempt)}
+        assert claim not in leases | others
+        assert not leases & others
+        assert not any(KEYSPACE.is_claim(name) for name in leases | others), (other_task, lock)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        None,
+        b"csl:{p:0}:claim|t|s:x",
+        7,
+        ["csl:{p:0}:claim|t|s:x"],
+        "",
+        "claim|t|s:x",
+        "csl:{p:0}:fence",
+        "csl:{p:0}:done|t|0.0",
+        "csl:{p:0}:s:x",
+        "csl:{p:0}:s:claim|t|s:x",
+        "csl:{p:0}:claim",
+        "csl:{p:0}:claim|",
+        "csl:{p:0}:claim|t",
+        "csl:{p:0}:claim|t|s",
+        "csl:{p:0}:claim||s:x",
+        "csl:{p:0}:claim|t|:x",
+        "csl:{p:0}:claim|a|b|s:x",
+        "csl:{p:0}:claim|a:b|s:x",
+        "csl:{p:0}:claim|a{q}|s:x",
+        "csl:{p:0}:claim|t|s:x#1",
+        "csl:{p:0}:claim|t|s:x y",
+        "csl:{p:0}:claim|t|s:x\n",
+        "csl:{p:0}:claim|t|s:\x1b[2J",
+        "csl:{p:0}:claim|t|s:\ud800",
+        "csl:{p:0}:claim|\u00fc|s:x",
+        "csl:{p:0}:claim|t|s:" + "x" * 6000,
+        "csl:{p:1}:claim|t|s:x",
+        "csl:{p:-0}:claim|t|s:x",
+        "csl:{p:00}:claim|t|s:x",
+        "csl:{p:}:claim|t|s:x",
+        "csl:{p:\u0660}:claim|t|s:x",
+        "csl:{p:\u00b2}:claim|t|s:x",
+        "csl:{p:" + "9" * 5000 + "}:claim|t|s:x",
+        "csl:{q:0}:claim|t|s:x",
+        "csl:{pp:0}:claim|t|s:x",
+        "csl:{p:0}}:claim|t|s:x",
+        "csl:{p:0:claim|t|s:x",
+        " csl:{p:0}:claim|t|s:x",
+    ],
+    ids=lambda name: ascii(name)[:50],
+)
+def test_a_name_from_a_message_that_is_no_claim_of_ours_is_told(name: Any) -> None:
+    assert KEYSPACE.is_claim("csl:{p:0}:claim|t|s:x")
+    assert not KEYSPACE.is_claim(name)
+
+
+@given(st.text() | st.binary() | st.none() | st.integers() | st.lists(st.text()))
+def test_whatever_a_message_names_is_judged_without_an_error(name: Any) -> None:
+    assert KEYSPACE.is_claim(name) is False
+    if isinstance(name, str):
+        assert not Keyspace.is_claim(KEYSPACE, f"csl:{{p:0}}:claim|{name}#")
+
+
+def test_a_claim_in_any_shard_of_its_keyspace_is_known() -> None:
+    keyspace = Keyspace("p", 256)
+    assert all(keyspace.is_claim(f"csl:{{p:{shard}}}:claim|t|s:x") for shard in range(256))
+    assert not keyspace.is_claim("csl:{p:256}:claim|t|s:x")
+
+
+@pytest.mark.parametrize(
+    "other", ["", "}", "csl:{p:0", "csl:{p:1}:x", "csl:{p:00}:x", "csl:{q:0}:x", "x:csl:{p:0}:x"]
+)
+def test_one_script_touches_names_of_one_shard_alone(other: str) -> None:
+    key = KEYSPACE.lock("s", "x")
+    assert Keyspace.same_shard(key, Keyspace.claim("t", key))
+    assert not Keyspace.same_shard(key, other)

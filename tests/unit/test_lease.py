@@ -16,6 +16,7 @@ from celery_singleton_lock.core.lease import (
     Lease,
     Loss,
     LossReason,
+    Phase,
     Record,
     Token,
     drift,
@@ -134,10 +135,35 @@ def test_a_record_is_read_from_its_value() -> None:
     record = Record.parse("k", 'l t|0.0|n 12 {"task":"a"}', 3.5)
     assert (record.kind, record.token, record.fence) == (Kind.LEASE, "t|0.0|n", 12)
     assert (record.holder.task, record.ttl) == ("a", 3.5)
+    assert record.phase is None
     assert Record.parse("k", "l t|0.0|n 0 {}", 1).fence is None
 
 
-@pytest.mark.parametrize("value", ["", "l", "l t 0", "z t|0.0|n 1 {}", "l t|0.0|n x {}", "123"])
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_claim_is_read_from_its_value(phase: Phase) -> None:
+    record = Record.parse("k", f'q t+a1 {phase} {{"task":"a","worker":"w x"}}', 3.5)
+    assert (record.key, record.kind, record.token) == ("k", Kind.CLAIM, "t+a1")
+    assert (record.phase, record.fence, record.ttl) == (phase, None, 3.5)
+    assert (record.holder.task, record.holder.worker) == ("a", "w x")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "l",
+        "l t 0",
+        "z t|0.0|n 1 {}",
+        "l t|0.0|n x {}",
+        "123",
+        "q t",
+        "q t queued",
+        "q t sleeping {}",
+        "q t 0 {}",
+        "q t  {}",
+        "l t|0.0|n queued {}",
+    ],
+)
 def test_what_is_no_record_is_a_value_error(value: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         Record.parse("k", value, 1)

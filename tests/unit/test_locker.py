@@ -63,7 +63,7 @@ class Ledger:
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, ...]] = {}
 
-    def note(self, keys: Sequence[str], token: str, ttl: float) -> None:
+    def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None:
         self.held[token] = tuple(keys)
 
     def strike(self, token: str) -> None:

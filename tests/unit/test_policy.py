@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_singleton_lock import PER_TASK, OnConflict
-from celery_singleton_lock.core.policy import (
-    APP_OPTIONS,
-    CALL_OPTIONS,
+from celery_singleton_lock.core.options import (
     ConflictAction,
+    OnDuplicate,
     OnLost,
     OnStoreError,
-    Policy,
-    merge,
+    Unique,
     seconds,
 )
+from celery_singleton_lock.core.policy import APP_OPTIONS, CALL_OPTIONS, Policy, merge
 
 
 def policy(**options: Any) -> Policy:
@@ -48,10 +47,15 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         hold_on_retry=False,
         on_lost="continue",
         on_store_error="run",
+        unique="until_done",
+        unique_for=timedelta(minutes=5),
+        on_duplicate="raise",
     )
     assert (made.ttl, made.max_hold, made.min_hold) == (120.0, 3600.0, 1.0)
     assert made.on_conflict.delay == 2.0
     assert (made.on_lost, made.on_store_error) == (OnLost.CONTINUE, OnStoreError.RUN)
+    assert (made.unique, made.unique_for) == (Unique.UNTIL_DONE, 300.0)
+    assert made.on_duplicate is OnDuplicate.RAISE
     assert isinstance(made.ttl, float)
 
 
@@ -89,6 +93,17 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"on_lost": "ignore"}, ValueError, "known: continue, fail, retry"),
         ({"on_store_error": "retri"}, ValueError, "did you mean 'retry'"),
         ({"on_store_error": []}, ValueError, "known: raise, retry, run"),
+        ({"unique": "until_don"}, ValueError, "did you mean 'until_done'"),
+        ({"unique": True}, ValueError, "known: until_done, until_start"),
+        ({"uniqe": "until_done"}, TypeError, "did you mean 'unique'"),
+        ({"unique_until": 5}, TypeError, "did you mean 'unique"),
+        ({"unique_for": 0}, ValueError, "more than 0 seconds, or the claim ends at once"),
+        ({"unique_for": -1}, ValueError, "from 0 to 1e9"),
+        ({"unique_for": None}, TypeError, "give seconds as a number, or a timedelta"),
+        ({"unique_for": "1h"}, TypeError, "give seconds as a number, or a timedelta"),
+        ({"on_duplicate": "return_exising"}, ValueError, "did you mean 'return_existing'"),
+        ({"on_duplicate": None}, ValueError, "known: raise, return_existing, skip"),
+        ({"impatient": None}, TypeError, "unknown option 'impatient'"),
         ({"needs_fence": 1}, TypeError, "give True or False"),
         ({"hold_on_retry": "no"}, TypeError, "give True or False"),
     ],
@@ -182,3 +197,129 @@ def test_seconds_are_numbers_or_timedeltas() -> None:
 def test_who_may_set_what() -> None:
     assert {"ttl", "on_conflict"} <= CALL_OPTIONS
     assert not {"key", "scope", "limit", "min_hold"} & (CALL_OPTIONS | APP_OPTIONS)
+    assert {"unique", "unique_for", "on_duplicate"} <= CALL_OPTIONS & APP_OPTIONS
+    assert "impatient" not in CALL_OPTIONS | APP_OPTIONS
+
+
+# --- unique="until_start": the one waiting call stands for all others ----------------------------
+
+FOR_EVER = OnConflict.retry(max_wait=None)
+LAYERS = ["the app's settings", "the task", "the call"]
+
+
+def layered(*layers: dict[str, Any]) -> Policy:
+    made = Policy()
+    for where, options in zip(LAYERS, layers, strict=False):
+        made = merge(made, options, where=where)
+    return made
+
+
+def test_unless_it_is_asked_for_nothing_is_unique_and_nothing_waits() -> None:
+    assert (Policy().unique, Policy().unique_for) == (None, 3600.0)
+    assert Policy().on_duplicate is OnDuplicate.RETURN_EXISTING
+    assert policy(unique="until_done").on_conflict == Policy().on_conflict
+    assert policy(unique=None, on_conflict=OnConflict.retry(max_wait=5)).on_conflict.max_wait == 5
+
+
+@pytest.mark.parametrize("layer", range(3), ids=LAYERS)
+def test_a_call_that_is_unique_until_its_start_waits_as_long_as_it_takes(layer: int) -> None:
+    layers: list[dict[str, Any]] = [{}, {}, {}]
+    layers[layer] = {"unique": "until_start"}
+    made = layered(*layers)
+    assert (made.unique, made.on_conflict) == (Unique.UNTIL_START, FOR_EVER)
+
+
+@pytest.mark.parametrize("layer", range(3), ids=LAYERS)
+@pytest.mark.parametrize("above", range(3), ids=lambda above: f"{above} layers above")
+@pytest.mark.parametrize(
+    ("rule", "becomes"),
+    [
+        ("retry", FOR_EVER),
+        (OnConflict.retry(2, 3), OnConflict.retry(2, 3, None)),
+        (OnConflict.retry(2, 3, None), OnConflict.retry(2, 3, None)),
+        ("wait", OnConflict.wait()),
+        (OnConflict.wait(7), OnConflict.wait(7)),
+        ("raise", OnConflict.of("raise")),
+    ],
+    ids=repr,
+)
+def test_a_rule_that_drops_nobody_stands_beside_it_through_all_layers(
+    layer: int, above: int, rule: Any, becomes: OnConflict
+) -> None:
+    # Said in one layer together, or on_conflict in a later one; what stands above says neither.
+    for unique_in in range(layer + 1):
+        layers: list[dict[str, Any]] = [{}, {}, {}]
+        layers[unique_in]["unique"] = "until_start"
+        layers[layer]["on_conflict"] = rule
+        for later in range(layer + 1, min(3, layer + 1 + above)):
+            layers[later] = {"ttl": 5, "unique": "until_start"} if above > 1 else {"ttl": 5}
+        assert layered(*layers).on_conflict == becomes
+
+
+@pytest.mark.parametrize("layer", range(3), ids=LAYERS)
+@pytest.mark.parametrize(
+    ("rule", "cure"),
+    [
+        (
+            "skip",
+            'on_conflict="skip": .*would be dropped.*on_conflict="retry".*unique="until_done"',
+        ),
+        ("revoke", 'on_conflict="revoke": .*would be dropped'),
+        (OnConflict.retry(max_wait=10), "max_wait=10: .*Drop max_wait"),
+        (OnConflict.retry(max_wait=0), "max_wait=0: .*Drop max_wait"),
+    ],
+    ids=repr,
+)
+def test_a_rule_that_drops_the_waiting_call_is_refused_where_it_is_written(
+    layer: int, rule: Any, cure: str
+) -> None:
+    for unique_in in range(layer + 1):
+        layers: list[dict[str, Any]] = [{}, {}, {}]
+        layers[unique_in]["unique"] = "until_start"
+        layers[layer]["on_conflict"] = rule
+        with pytest.raises(ValueError, match=f"^{LAYERS[layer]}: .*{cure}"):
+            layered(*layers)
+
+
+@pytest.mark.parametrize(
+    ("rule", "becomes"),
+    [
+        ("skip", FOR_EVER),
+        ("revoke", FOR_EVER),
+        ("raise", FOR_EVER),
+        (OnConflict.wait(7), FOR_EVER),
+        ("retry", FOR_EVER),
+        (OnConflict.retry(2, 3, 4), OnConflict.retry(2, 3, None)),
+    ],
+    ids=repr,
+)
+def test_a_rule_of_a_lower_layer_was_meant_for_other_tasks(rule: Any, becomes: OnConflict) -> None:
+    below = {"on_conflict": rule}
+    assert layered(below, {"unique": "until_start"}).on_conflict == becomes
+    assert layered(below, {}, {"unique": "until_start"}).on_conflict == becomes
+    assert layered({}, below, {"unique": "until_start"}).on_conflict == becomes
+
+
+@pytest.mark.parametrize("unique", [None, "until_done"])
+@pytest.mark.parametrize(
+    "rule", ["skip", "revoke", "raise", OnConflict.wait(7), OnConflict.retry(2, 3, 4)], ids=repr
+)
+def test_a_layer_that_takes_it_back_gets_the_rule_as_it_was_said(unique: Any, rule: Any) -> None:
+    until_start, back = {"unique": "until_start"}, {"unique": unique}
+    said = OnConflict.of(rule)
+    assert layered({"on_conflict": rule}, until_start, back).on_conflict == said
+    assert layered(until_start, {**back, "on_conflict": rule}).on_conflict == said
+    assert layered(until_start, back, {"on_conflict": rule}).on_conflict == said
+    assert layered(until_start, back) == layered({}, back)
+    assert layered({}, {**until_start, "on_conflict": "retry"}, back).on_conflict.max_wait == 3600
+
+
+def test_a_wait_of_the_default_length_is_taken_for_one_that_nobody_named() -> None:
+    made = policy(unique="until_start", on_conflict=OnConflict.retry(max_wait=3600))
+    assert made.on_conflict == FOR_EVER
+
+
+def test_how_long_a_claim_stands_is_said_by_the_highest_layer() -> None:
+    made = layered({"unique_for": 10}, {"unique_for": timedelta(seconds=20)}, {"unique_for": 0.5})
+    assert made.unique_for == 0.5
+    assert layered({"unique_for": 10}, {"unique": "until_done"}).unique_for == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import SettingsError
-from celery_singleton_lock.core.policy import ConflictAction
+from celery_singleton_lock.core.options import ConflictAction
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
+from celery_singleton_lock.stores.connections import connection_url
+from celery_singleton_lock.stores.hosts import Hosts
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import RedisStore, connection_url
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.sentinel import SentinelConnections
 
 REDIS, OTHER = "redis://:secret@one:6379/1", "redis://two:6379/2"
 
@@ -194,6 +198,116 @@ def test_the_brokers_visibility_timeout_is_known(conf: Any, timeout: float | Non
     assert chosen.marker_ttl == max(timeout or 0, 3600)
 
 
+# --- Valkey, Sentinel, Cluster -------------------------------------------------------------------
+
+SENTINELS = "sentinel://:secret@a:26379/0;sentinel://:secret@b:26380/0"
+
+
+@pytest.mark.parametrize(
+    "url", ["valkey://:secret@one:6379/1", "valkeys://one", "redis+cluster://a,b"]
+)
+def test_a_url_of_every_store_is_taken_over(url: str) -> None:
+    assert settings(result_backend="rpc://", broker_url=url).url == url
+    assert is_store_url(url)
+
+
+def test_sentinels_are_taken_together_with_the_options_beside_them() -> None:
+    options = {"master_name": "m", "sentinel_kwargs": {"password": "pw"}, "visibility_timeout": 5}
+    chosen = settings(broker_url=SENTINELS, broker_transport_options=options)
+    assert (chosen.url, chosen.url_source) == (SENTINELS, "broker_url")
+    assert dict(chosen.connection_options) == {
+        "master_name": "m",
+        "sentinel_kwargs": {"password": "pw"},
+    }
+    listed = settings(
+        broker_url=[*SENTINELS.split(";"), "amqp://c"], broker_transport_options=options
+    )
+    assert listed.url == SENTINELS
+    backend = settings(
+        result_backend=SENTINELS,
+        result_backend_transport_options={"master_name": "n"},
+        broker_transport_options=options,
+    )
+    assert dict(backend.connection_options) == {"master_name": "n"}
+
+
+def test_our_own_sentinel_url_may_leave_the_name_to_the_brokers_options() -> None:
+    chosen = settings(
+        singleton_lock_url=SENTINELS, broker_transport_options={"master_name": "brokers"}
+    )
+    assert dict(chosen.connection_options) == {"master_name": "brokers"}
+    assert not settings(singleton_lock_url="redis://a").connection_options
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        SENTINELS,
+        "sentinel://:secret@a:26379,b:26380/0?master_name=m&sentinel_password=secret",
+        "redis+cluster://user:secret@a:7000,b:7001",
+        "valkey://:secret@a",
+    ],
+)
+def test_every_password_of_several_is_masked(url: str) -> None:
+    safe = settings(singleton_lock_url=url).safe_url
+    assert "secret" not in safe
+    assert "a" in safe
+    assert ("b" in safe) == ("b:" in url)
+
+
+def test_a_slash_in_a_password_of_several_is_named_as_the_cause() -> None:
+    with pytest.raises(SettingsError, match="percent-encode"):
+        settings(singleton_lock_url="sentinel://a:26379;sentinel://:x/y@b:26380/0")
+
+
+def test_both_forms_of_several_hosts_are_one() -> None:
+    ours = Hosts.of("sentinel://u:p%3B@a:1,b,[::1]:3/4?master_name=m", default_port=9)
+    kombus = Hosts.of("sentinel://u:p%3B@a:1/4;sentinel://b;sentinel://[::1]:3", default_port=9)
+    assert ours.addresses == kombus.addresses == (("a", 1), ("b", 9), ("::1", 3))
+    assert ours.redis_url(tls=False, query={}) == "redis://u:p%3B@localhost/4"
+    assert kombus.redis_url(tls=True, query={"x": "1"}) == "rediss://u:p%3B@localhost/4?x=1"
+    assert ours.query == {"master_name": "m"}
+
+
+def options_of(connections: Any) -> dict[str, Any]:
+    return {**connections._options, "class": connections._make.__name__}
+
+
+def test_tls_and_logins_reach_the_master_and_the_sentinels() -> None:
+    url = "sentinels://:pw@a,b/2?master_name=m&ssl_ca_certs=/ca&sentinel_password=spw"
+    connections = SentinelConnections(url)
+    master, sentinel = options_of(connections), options_of(connections._sentinels[0])
+    assert (master["password"], master["db"], master["ssl_ca_certs"]) == ("pw", 2, "/ca")
+    assert (sentinel["password"], sentinel["host"]) == ("spw", "a")
+    assert sentinel["ssl_ca_certs"] == "/ca"
+    assert master["class"] == sentinel["class"] == "SSLConnection"
+
+
+def test_kombus_tls_options_are_the_masters_alone_unless_sentinel_kwargs_say_ssl() -> None:
+    options: dict[str, Any] = {"master_name": "m", "ssl_ca_certs": "/ca"}
+    connections = SentinelConnections(SENTINELS, options)
+    assert options_of(connections)["class"] == "SSLConnection"
+    assert options_of(connections._sentinels[0])["class"] == "Connection"
+    connections = SentinelConnections(SENTINELS, {**options, "sentinel_kwargs": {"ssl": True}})
+    assert options_of(connections._sentinels[0])["class"] == "SSLConnection"
+
+
+def test_tls_options_make_a_valkey_url_one_with_tls() -> None:
+    chosen = settings(result_backend="valkey://one", redis_backend_use_ssl={"ssl_ca_certs": "/ca"})
+    assert chosen.url == "valkeys://one"
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "1", 101])
+def test_a_wrong_number_of_replicas_is_refused(value: Any) -> None:
+    with pytest.raises(SettingsError, match=r"singleton_lock_wait_replicas.*whole number"):
+        settings(singleton_lock_wait_replicas=value)
+
+
+def test_a_right_number_of_replicas_is_read() -> None:
+    assert settings().wait_replicas == 0
+    assert settings(singleton_lock_wait_replicas=2).wait_replicas == 2
+
+
 # --- TLS -----------------------------------------------------------------------------------------
 
 
@@ -234,6 +348,8 @@ def test_tls_options_make_a_connection_tls_as_celery_does(setting: str) -> None:
         ("redis+socket://:pw@/run/r.sock", "unix://:pw@/run/r.sock?db=0"),
         ("rediss://h?ssl_cert_reqs=CERT_NONE", "rediss://h?ssl_cert_reqs=none"),
         ("rediss://h?ssl_cert_reqs=required", "rediss://h?ssl_cert_reqs=required"),
+        ("valkey://:pw@h:1/2", "redis://:pw@h:1/2"),
+        ("valkeys://h", "rediss://h"),
     ],
 )
 def test_celerys_and_kombus_urls_are_read(url: str, read: str | None) -> None:
@@ -245,7 +361,7 @@ def test_celerys_and_kombus_urls_are_read(url: str, read: str | None) -> None:
 def test_a_unix_url_keeps_its_path_its_password_and_its_database() -> None:
     store = open_store("redis+socket://:pw@/run/r.sock?virtual_host=4")
     assert isinstance(store, RedisStore)
-    options = store._options
+    options = store._connections._options
     assert (options["path"], options["db"], options["password"]) == ("/run/r.sock", 4, "pw")
 
 
@@ -256,3 +372,40 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
         open_store("redi://h")
     assert not is_store_url("amqp://h")
     assert isinstance(open_store("memory://"), MemoryStore)
+
+
+# --- beats ---------------------------------------------------------------------------------------
+
+
+def test_beats_of_an_app_elect_one_leader_under_its_name() -> None:
+    chosen = settings()
+    assert (chosen.beat_name, chosen.beat_ttl, chosen.beat_poll) == ("app", 15.0, 1.0)
+    assert read_settings(Celery(set_as_current=False)).beat_name == "celery"
+    chosen = settings(
+        singleton_lock_beat_name="nightly",
+        singleton_lock_beat_ttl=timedelta(minutes=1),
+        singleton_lock_beat_poll=5,
+    )
+    assert (chosen.beat_name, chosen.beat_ttl, chosen.beat_poll) == ("nightly", 60.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("beat_ttl", 0.2, "at least 0.3 seconds"),
+        ("beat_ttl", "60", "give seconds as a number"),
+        ("beat_ttl", -1, "give seconds from 0"),
+        ("beat_ttl", True, "give seconds as a number"),
+        ("beat_poll", 0, "at least 0.05 seconds"),
+        ("beat_poll", None, "give seconds as a number"),
+        ("beat_name", "", "give a name of 1 to 100 characters"),
+        ("beat_name", "n" * 101, "give a name of 1 to 100 characters"),
+        ("beat_name", 1, "give a name of 1 to 100 characters"),
+    ],
+)
+def test_a_wrong_setting_of_beats_is_named_with_its_value_and_a_cure(
+    name: str, value: Any, said: str
+) -> None:
+    with pytest.raises(SettingsError) as raised:
+        settings(**{f"singleton_lock_{name}": value})
+    assert str(raised.value).startswith(f"singleton_lock_{name}={value!r}: {said}")

@@ -13,7 +13,13 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_singleton_lock import LeaseLost
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
 from celery_singleton_lock.core.store import MarkerState
-from celery_singleton_lock.settlement import fail_with, give_back, is_done, reserve
+from celery_singleton_lock.settlement import (
+    countdown_of,
+    fail_with,
+    give_back,
+    is_done,
+    reserve,
+)
 from celery_singleton_lock.testing.clock import ManualClock
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -91,7 +97,7 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
     when: Any, countdown: float
 ) -> None:
     held = lease(ManualClock())
-    call = reserve(give_back(held, 0, None, 0), Retry(when=when), 60, NOW)
+    call = reserve(give_back(held, 0, None, 0), countdown_of(Retry(when=when), NOW), 60)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(countdown + 60)
     assert call.next_token == Token("t", 0, 3, "-")
@@ -100,7 +106,7 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
 
 def test_a_reservation_is_never_shorter_than_min_hold() -> None:
     held = lease(ManualClock())
-    call = reserve(give_back(held, 500, None, 0), Retry(when=1), 60, NOW)
+    call = reserve(give_back(held, 500, None, 0), 1, 60)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(500)
 

@@ -20,7 +20,8 @@ def main() -> None:
     from django.db import transaction
 
     from celery_singleton_lock import LockConflict, SingletonTask, hold
-    from tests.apps.django_site.tasks import greet
+    from celery_singleton_lock.runtime import Runtime
+    from tests.apps.django_site.tasks import greet, greet_once
 
     task: Any = greet
     report: dict[str, Any] = {
@@ -45,6 +46,24 @@ def main() -> None:
         except LockConflict as conflict:
             report["conflict"] = str(conflict)
     task.delay("last").get(timeout=20)
+    once: Any = greet_once
+    runtime = Runtime.of(app)
+    claim = runtime.keyspace.claim(once.name, once.lock_key("once"))
+
+    def is_claimed() -> bool:
+        return runtime.store.inspect(claim) is not None
+
+    try:
+        with transaction.atomic():
+            once.apply_async_on_commit(("once",), queue="idle")
+            raise RolledBack
+    except RolledBack:
+        report["claimed"] = [is_claimed()]
+    with transaction.atomic():
+        once.apply_async_on_commit(("once",), queue="idle")
+        once.apply_async_on_commit(("once",), queue="idle")
+        report["claimed"].append(is_claimed())
+    report["claimed"].append(is_claimed())
     print(json.dumps(report))
 
 

@@ -14,3 +14,8 @@ def greet(self: Any, key: str) -> dict[str, Any]:
     with Journal.from_env().run(key, task_id=self.request.id):
         lease = current_lease()
         return {"key": lease.key, "ttl": lease.ttl, "fence": lease.fence}
+
+
+@singleton_task(key="{key}", unique="until_done")
+def greet_once(key: str) -> None:
+    """Its calls claim."""

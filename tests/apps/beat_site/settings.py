@@ -1,0 +1,17 @@
+"""Settings of the Django project; Celery's are in the app."""
+
+from __future__ import annotations
+
+import os
+
+SECRET_KEY = "of a test"
+USE_TZ = True
+INSTALLED_APPS = ["django_celery_beat"]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ["DATABASE"],
+        # Seconds: several beats write their schedules when they start.
+        "OPTIONS": {"timeout": 20},
+    },
+}

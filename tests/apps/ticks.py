@@ -1,0 +1,67 @@
+"""An app for many beats: its messages tell when and by which process they were sent.
+
+Its environment: BROKER_URL, RESULT_URL; LOCK_URL, the lock store; EVERY, seconds of the entry
+``interval``; CRONTAB, of any value, for the entry ``crontab``; SETTINGS, JSON of more settings.
+A file AMBUSH, once it exists, tells the process whose pid it holds what befalls it at its next
+send, as ``<pid> SIGSTOP send``; ``permit`` for ``send``: just before it asks the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.schedules import crontab
+from celery.signals import before_task_publish
+
+from celery_singleton_lock.core.store import Permission, Permit
+from celery_singleton_lock.stores.redis import RedisStore
+
+app = Celery("ticks", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
+app.conf.broker_connection_retry_on_startup = True
+app.conf.singleton_lock_url = os.environ.get("LOCK_URL", os.environ["BROKER_URL"])
+# RedBeat's keys are beside the queue.
+app.conf.redbeat_redis_url = os.environ["BROKER_URL"]
+app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
+
+
+def ambush(place: str) -> None:
+    file = Path(os.environ.get("AMBUSH", "no such file"))
+    if not file.exists():
+        return
+    pid, signal_name, where = file.read_text().split()
+    if int(pid) == os.getpid() and where == place:
+        file.unlink()
+        os.kill(os.getpid(), getattr(signal, signal_name))
+
+
+_permit = RedisStore.permit
+
+
+def permit(self: RedisStore, call: Permit, *, timeout: float) -> Permission:
+    """Called by beat when it has looked at its lease for the last time."""
+    ambush("permit")
+    return _permit(self, call, timeout=timeout)
+
+
+RedisStore.permit = permit  # type: ignore[method-assign]
+
+
+@before_task_publish.connect
+def stamp(headers: dict[str, Any], **_: Any) -> None:
+    """Called by beat between its swap of the last run and the send."""
+    ambush("send")
+    headers.update(sent_at=time.time(), beat=os.getpid())
+
+
+app.conf.beat_schedule = {}
+if "EVERY" in os.environ:
+    every = float(os.environ["EVERY"])
+    app.conf.beat_schedule["interval"] = {"task": "interval", "schedule": every}
+if "CRONTAB" in os.environ:
+    app.conf.beat_schedule["crontab"] = {"task": "crontab", "schedule": crontab()}

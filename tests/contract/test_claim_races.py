@@ -1,0 +1,186 @@
+"""A claim between heartbeats, releases and put-backs that cross each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase
+from celery_singleton_lock.core.store import (
+    Acquire,
+    ClaimChange,
+    Granted,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+    Renewal,
+    Store,
+)
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.testing.contract import new_key, new_token
+from celery_singleton_lock.testing.server import PrivateServer
+
+TIMEOUT = 5.0
+# Seconds: of the lease, and of a claim whose task waits for its next attempt.
+TTL, UNIQUE_FOR = 60.0, 600.0
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest, server: PrivateServer) -> Iterator[Store]:
+    url = "memory://" if request.param == "memory" else server.url()
+    with closing(open_store(url, clock=SystemClock())) as store:
+        yield store
+
+
+@pytest.fixture
+def running(store: Store) -> Lease:
+    """A lease with a claim, just acquired."""
+    key, token = new_key(), new_token()
+    claim = Keyspace.claim("app.sync", key)
+    change = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=TTL)
+    call = Acquire(slots=(key,), token=token, holder=Holder(), ttl=TTL, claim=change)
+    assert isinstance(store.acquire(call, timeout=TIMEOUT), Granted)
+    clock = SystemClock()
+    return Lease(
+        key=key,
+        token=token,
+        ttl=2 * TTL,
+        holder=Holder(),
+        valid_until=clock.now() + TTL,
+        acquired_at=clock.now(),
+        clock=clock,
+        claim_key=claim,
+    )
+
+
+def renew(store: Store, lease: Lease) -> Renewal:
+    (reply,) = store.renew([lease], timeout=TIMEOUT)
+    return reply
+
+
+def ttl_of_claim(store: Store, lease: Lease) -> float:
+    record = store.inspect(lease.claim_key)
+    assert record is not None
+    return record.ttl
+
+
+def phase_of(store: Store, lease: Lease) -> Phase | None:
+    record = store.inspect(lease.claim_key)
+    return None if record is None else record.phase
+
+
+def end(store: Store, lease: Lease, phase: Phase, ttl: float, become: Kind | None = None) -> None:
+    claim = ClaimChange(key=lease.claim_key, phase=phase, ttl=ttl)
+    call = Release(
+        keys=(lease.key,),
+        token=lease.token,
+        become=become,
+        become_ttl=1.0,
+        claim=claim,
+    )
+    store.release(call, timeout=TIMEOUT)
+
+
+def test_a_renewal_prolongs_the_claim_of_each_lease(store: Store, running: Lease) -> None:
+    assert renew(store, running) is Renewal.RENEWED
+    assert ttl_of_claim(store, running) > TTL
+
+
+def test_a_renewal_that_comes_after_the_release_leaves_the_claim_of_the_retry(
+    store: Store, running: Lease
+) -> None:
+    end(store, running, Phase.RETRYING, UNIQUE_FOR)
+    assert renew(store, running) is Renewal.EXPIRED
+    assert ttl_of_claim(store, running) > 2 * TTL
+
+
+def test_the_heartbeat_of_a_process_that_is_being_killed_does_not_prolong_its_claim(
+    store: Store, running: Lease
+) -> None:
+    end(store, running, Phase.RUNNING, 1.0, Kind.DYING)
+    assert renew(store, running) is Renewal.DYING
+    assert ttl_of_claim(store, running) <= 1.0
+
+
+def test_a_lost_lease_does_not_prolong_the_claim(store: Store, running: Lease) -> None:
+    assert store.free(running.key, None)
+    assert renew(store, running) is Renewal.EXPIRED
+    assert ttl_of_claim(store, running) <= TTL
+
+
+def test_another_task_s_claim_is_not_prolonged(store: Store, running: Lease) -> None:
+    assert store.free(running.claim_key, None)
+    theirs = ClaimChange(key=running.claim_key, phase=Phase.RUNNING)
+    other = Acquire(slots=(new_key(),), token=new_token(), holder=Holder(), ttl=5.0, claim=theirs)
+    assert isinstance(store.acquire(other, timeout=TIMEOUT), Granted)
+    assert renew(store, running) is Renewal.RENEWED
+    assert ttl_of_claim(store, running) <= 5.0
+
+
+def test_a_retry_that_comes_before_its_predecessor_let_go_leaves_the_claim_to_that_one(
+    store: Store, running: Lease
+) -> None:
+    next_token = replace(running.token, retries=1, nonce="n1")
+    change = ClaimChange(key=running.claim_key, phase=Phase.RUNNING, ttl=TTL)
+    retry = Acquire(
+        slots=(running.key,),
+        token=next_token,
+        holder=Holder(),
+        ttl=TTL,
+        claim=change,
+        frees_claim=True,
+    )
+    refused = store.acquire(retry, timeout=TIMEOUT)
+    assert isinstance(refused, Refused)
+    assert refused.relation is Relation.EARLIER
+    assert phase_of(store, running) is Phase.RUNNING
+    end(store, running, Phase.RETRYING, UNIQUE_FOR)
+    assert phase_of(store, running) is Phase.RETRYING
+    assert isinstance(store.acquire(retry, timeout=TIMEOUT), Granted)
+    # Sent again after a lost reply.
+    end(store, running, Phase.RETRYING, UNIQUE_FOR)
+    assert phase_of(store, running) is Phase.RUNNING
+
+
+def test_a_put_back_that_is_told_late_makes_no_claim_for_an_attempt_that_is_done(
+    store: Store, running: Lease
+) -> None:
+    freed = ClaimChange(key=running.claim_key, phase=None)
+    call = Release(
+        keys=(running.key,),
+        token=running.token,
+        marker=MarkerState.DONE,
+        marker_ttl=TTL,
+        claim=freed,
+    )
+    store.release(call, timeout=TIMEOUT)
+    queued = ClaimChange(key=running.claim_key, phase=Phase.QUEUED, ttl=UNIQUE_FOR)
+    store.mark(
+        running.key,
+        replace(running.token, nonce="twin"),
+        MarkerState.WAITING,
+        1,
+        TTL,
+        timeout=TIMEOUT,
+        claim=queued,
+    )
+    assert phase_of(store, running) is None
+
+
+def test_who_discards_a_message_leaves_the_claim_of_its_live_twin_and_of_others(
+    store: Store, running: Lease
+) -> None:
+    freed = ClaimChange(key=running.claim_key, phase=None)
+    store.settle_claim(replace(running.token, nonce="-"), freed, timeout=TIMEOUT)
+    assert phase_of(store, running) is Phase.RUNNING
+    end(store, running, Phase.QUEUED, UNIQUE_FOR)
+    store.settle_claim(new_token(), freed, timeout=TIMEOUT)
+    assert phase_of(store, running) is Phase.QUEUED
+    store.settle_claim(running.token, freed, timeout=TIMEOUT)
+    assert phase_of(store, running) is None

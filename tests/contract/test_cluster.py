@@ -1,0 +1,428 @@
+"""What is special about a Redis Cluster: redirects, nodes that are away, claims in other shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from redis.crc import key_slot
+
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Lease, Phase, Token
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Admit,
+    ClaimChange,
+    Granted,
+    Refused,
+    Relation,
+    Release,
+    Released,
+    Renewal,
+)
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.stores.cluster import ClusterStore
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.topology import Topology, slot_of
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_token
+from celery_singleton_lock.testing.server import PrivateServer, free_port
+from tests.harness.cluster import Cluster
+from tests.harness.sentinels import client_of
+
+# Several servers each: `make test` keeps memory, Redis and Valkey.
+pytestmark = pytest.mark.slow
+
+SPACE = Keyspace("spread", 256)
+NUMBERS = iter(range(1_000_000))
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def store(cluster: Cluster) -> Iterator[ClusterStore]:
+    with closing(ClusterStore(cluster.url)) as store:
+        yield store
+
+
+def new_key() -> str:
+    return SPACE.lock("cluster", str(next(NUMBERS)))
+
+
+def take(store: RedisStore, key: str, token: Token | None = None) -> Token:
+    token = token or new_token()
+    reply = ask(store, key, token)
+    assert isinstance(reply, Granted), reply
+    return token
+
+
+def give(store: RedisStore, key: str, token: Token) -> Released:
+    return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
+
+
+def key_on(cluster: Cluster, node: PrivateServer) -> str:
+    return next(key for key in iter(new_key, "") if cluster.master_of(key) is node)
+
+
+def evalshas(cluster: Cluster) -> int:
+    calls = 0
+    for node in cluster.nodes:
+        with client_of(node) as client:
+            stats = client.info("commandstats")
+            calls += sum(
+                stats.get(f"cmdstat_{n}", {"calls": 0})["calls"] for n in ("evalsha", "eval")
+            )
+    return calls
+
+
+def held_by_nobody(store: ClusterStore) -> bool:
+    return not list(store.scan(SPACE.match_all()))
+
+
+# --- round trips ---------------------------------------------------------------------------------
+
+
+@slow
+def test_one_round_trip_each_for_an_acquire_a_release_and_a_refusal(
+    store: ClusterStore, cluster: Cluster
+) -> None:
+    keys = [new_key() for _ in range(40)]
+    for key in keys:  # the connections, the scripts of all nodes, the note of the shards
+        give(store, key, take(store, key))
+    before = evalshas(cluster)
+    for key in keys:
+        token = take(store, key)
+        assert isinstance(ask(store, key, new_token()), Refused)
+        give(store, key, token)
+    assert evalshas(cluster) - before == 3 * len(keys)
+
+
+@slow
+def test_leases_are_renewed_in_one_pipeline_per_node(store: ClusterStore, cluster: Cluster) -> None:
+    leases = [lease_of(new_key(), new_token()) for _ in range(600)]
+    for lease in leases[::2]:
+        take(store, lease.key, lease.token)
+    expected = [Renewal.RENEWED, Renewal.EXPIRED] * 300
+    assert store.renew(leases, timeout=TIMEOUT) == expected
+    for node in cluster.nodes:
+        with client_of(node) as client:
+            client.script_flush()
+    assert store.renew(leases, timeout=TIMEOUT) == expected
+    for lease in leases[::2]:
+        give(store, lease.key, lease.token)
+
+
+# --- redirects -----------------------------------------------------------------------------------
+
+
+@slow
+def test_a_moved_slot_is_followed_and_learnt(store: ClusterStore, cluster: Cluster) -> None:
+    source, target, _ = cluster.masters()
+    key = key_on(cluster, source)
+    token = take(store, key)
+    cluster.begin_to_move(slot_of(key), source, target)
+    cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
+    cluster.end_move(slot_of(key), target)
+    try:
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+        assert isinstance(ask(store, key, new_token()), Refused)
+        assert give(store, key, token) is Released.RELEASED
+        give(store, key, take(store, key))  # now the target knows the scripts, too
+        before = evalshas(cluster)
+        give(store, key, take(store, key))
+        assert evalshas(cluster) - before == 2
+    finally:
+        move_back(cluster, slot_of(key), target, source)
+
+
+def move_back(cluster: Cluster, slot: int, source: PrivateServer, target: PrivateServer) -> None:
+    cluster.begin_to_move(slot, source, target)
+    keys = cluster.keys_in(slot, source)
+    if keys:
+        cluster.move_keys(keys, source, target)
+    cluster.end_move(slot, target)
+
+
+@slow
+def test_leases_of_a_slot_that_is_half_moved_are_renewed_on_both_sides(
+    store: ClusterStore, cluster: Cluster
+) -> None:
+    source, target, _ = cluster.masters()
+    first = key_on(cluster, source)
+    # Slots of a limit are in one shard: the simplest way to have many leases there.
+    keys = Keyspace.slots(first, 6)
+    leases = [lease_of(key, new_token()) for key in keys]
+    for lease in leases:
+        take(store, lease.key, lease.token)
+    cluster.begin_to_move(slot_of(first), source, target)
+    try:
+        for moved in range(len(keys)):
+            assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * len(keys)
+            cluster.move_keys([keys[moved]], source, target)
+        assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * len(keys)
+    finally:
+        rest = cluster.keys_in(slot_of(first), source)
+        if rest:
+            cluster.move_keys(rest, source, target)
+        cluster.end_move(slot_of(first), target)
+    for lease in leases:
+        assert isinstance(ask(store, lease.key, new_token()), Refused)
+        assert give(store, lease.key, lease.token) is Released.RELEASED
+    move_back(cluster, slot_of(first), target, source)
+
+
+@slow
+def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_nobody_answers(
+    store: ClusterStore, cluster: Cluster
+) -> None:
+    source, target, _ = cluster.masters()
+    held = key_on(cluster, source)
+    free = Keyspace.slots(held, 2)[1]
+    token = take(store, held)
+    cluster.begin_to_move(slot_of(held), source, target)
+    try:
+        # Fence and lease are here, the marker is nowhere: the server can't say where the script
+        # belongs before all keys have moved.
+        for key in (held, free):
+            with pytest.raises(StoreUnavailable):
+                ask(store, key, new_token())
+    finally:
+        cluster.move_keys(cluster.keys_in(slot_of(held), source), source, target)
+        cluster.end_move(slot_of(held), target)
+    assert isinstance(ask(store, held, new_token()), Refused)
+    other = take(store, free)
+    assert give(store, free, other) is give(store, held, token) is Released.RELEASED
+    move_back(cluster, slot_of(held), target, source)
+
+
+# --- nodes that are away -------------------------------------------------------------------------
+
+
+@slow
+def test_a_silent_node_takes_no_leases_with_it_but_its_own() -> None:
+    # Without full coverage the others answer on, which is what is measured here.
+    with (
+        Cluster(
+            ["--cluster-require-full-coverage", "no", "--cluster-replica-no-failover", "yes"]
+        ) as cluster,
+        closing(ClusterStore(cluster.url)) as store,
+    ):
+        silent, *others = cluster.masters()
+        leases = [lease_of(key_on(cluster, node), new_token()) for node in (silent, *others) * 20]
+        for lease in leases:
+            take(store, lease.key, lease.token)
+        store.renew(leases, timeout=0.2)  # the connections that wait so long
+        clock = SystemClock()
+        silent.pause()
+        try:
+            for _ in range(3):
+                asked = clock.now()
+                replies = store.renew(leases, timeout=0.2)
+                took = clock.now() - asked
+                expected = [Renewal.SILENT, Renewal.RENEWED, Renewal.RENEWED] * 20
+                assert replies == expected
+                assert took < 1.0
+        finally:
+            silent.resume()
+        assert set(store.renew(leases, timeout=TIMEOUT)) == {Renewal.RENEWED}
+
+
+@slow
+def test_a_first_node_that_is_dead_is_not_needed(cluster: Cluster) -> None:
+    url = cluster.url.replace("//", f"//127.0.0.1:{free_port()},", 1)
+    with closing(ClusterStore(url)) as store:
+        key = new_key()
+        assert give(store, key, take(store, key)) is Released.RELEASED
+
+
+def test_no_node_at_all_is_store_unavailable() -> None:
+    url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with closing(ClusterStore(url)) as store, pytest.raises(StoreUnavailable):
+        ask(store, new_key(), new_token())
+
+
+# --- one store, named in two ways ----------------------------------------------------------------
+
+
+@slow
+def test_two_apps_that_count_shards_differently_are_told(
+    store: ClusterStore, cluster: Cluster
+) -> None:
+    one_shard = Keyspace("disagree")
+    key = one_shard.lock("s", "k")
+    plain_url = cluster.master_of(key).url(0)
+    with closing(RedisStore(plain_url)) as plain:
+        take(plain, key)
+        assert plain.disagreement(key) == ""
+        with pytest.raises(StoreError, match=r"in 1 shard.*looks for them in 256"):
+            ask(store, Keyspace("disagree", 256).lock("s", "k"), new_token())
+        assert "redis+cluster://" in store.disagreement(key)
+        with pytest.raises(StoreError, match="looks for them in 256"):
+            store.admit(
+                Admit(key=Keyspace.claim("t", key), token=new_token(), holder=Holder(), ttl=60),
+                timeout=TIMEOUT,
+            )
+
+
+@slow
+def test_a_node_of_a_cluster_named_as_a_plain_server_is_told_so(cluster: Cluster) -> None:
+    first, second, _ = cluster.masters()
+    with (
+        closing(RedisStore(first.url(0))) as plain,
+        pytest.raises(StoreError, match=r"one node of a Redis Cluster.*redis\+cluster://"),
+    ):
+        plain.inspect(key_on(cluster, second))
+
+
+def test_a_plain_server_named_as_a_cluster_is_told_so(server: PrivateServer) -> None:
+    url = f"redis+cluster://127.0.0.1:{server.port}"
+    with (
+        closing(ClusterStore(url)) as store,
+        pytest.raises(StoreError, match="belongs to no Redis Cluster: name it redis://"),
+    ):
+        ask(store, new_key(), new_token())
+
+
+@pytest.mark.parametrize(
+    "url", ["redis+cluster://h:x", "redis+cluster://h:1/3", "redis+cluster://h?no_such_option=1"]
+)
+def test_a_url_that_cannot_be_meant_is_refused_before_its_first_use(url: str) -> None:
+    with pytest.raises(SettingsError):
+        open_store(url)
+
+
+@slow
+def test_a_login_with_the_rights_that_the_documentation_lists_is_enough(cluster: Cluster) -> None:
+    rights = "+eval +evalsha +get +set +del +pttl +pexpire +time +cluster|slots +asking +wait"
+    for node in cluster.nodes:
+        with client_of(node) as client:
+            client.execute_command(f"ACL SETUSER locks on >pw ~csl:* resetchannels -@all {rights}")
+    url = cluster.url.replace("//", "//locks:pw@")
+    with closing(ClusterStore(url, wait_replicas=1)) as store:
+        for _ in range(20):
+            key = new_key()
+            token = take(store, key)
+            assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+            assert give(store, key, token) is Released.RELEASED
+        assert store.info("memory") == {}
+
+
+# --- claims in other shards ----------------------------------------------------------------------
+
+
+def claim_in_another_shard(key: str) -> str:
+    while True:
+        claim = Keyspace.claim("app.sync", new_key())
+        if not Keyspace.same_shard(key, claim):
+            return claim
+
+
+def admitted(store: ClusterStore, claim: str, token: Token) -> bool:
+    call = Admit(key=claim, token=token, holder=Holder(task="app.sync"), ttl=600)
+    return store.admit(call, timeout=TIMEOUT) is None
+
+
+def acquire(store: ClusterStore, key: str, token: Token, change: ClaimChange, **options: bool):
+    call = Acquire(slots=(key,), token=token, holder=Holder(), ttl=60, claim=change, **options)
+    return store.acquire(call, timeout=TIMEOUT)
+
+
+@slow
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_claim_in_another_shard_goes_with_its_lease(store: ClusterStore, ends: bool) -> None:
+    key, token = new_key(), new_token()
+    claim = claim_in_another_shard(key)
+    assert admitted(store, claim, token)
+    running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
+    assert isinstance(acquire(store, key, token, running), Granted)
+    record = store.inspect(claim)
+    assert record is not None
+    assert record.phase is Phase.RUNNING
+    lease = lease_with_claim(key, token, claim)
+    assert store.renew([lease], timeout=TIMEOUT) == [Renewal.RENEWED]
+    record = store.inspect(claim)
+    assert record is not None
+    assert record.ttl > 500, "it is prolonged with its lease"
+    assert not admitted(store, claim, new_token())
+    after = ClaimChange(key=claim, phase=None if ends else Phase.QUEUED, ttl=300)
+    reply = store.release(Release(keys=(key,), token=token, claim=after), timeout=TIMEOUT)
+    assert reply is Released.RELEASED
+    record = store.inspect(claim)
+    if ends:
+        assert record is None
+    else:
+        assert record is not None
+        assert record.phase is Phase.QUEUED
+        store.free(claim, None)
+
+
+def lease_with_claim(key: str, token: Token, claim: str) -> Lease:
+    clock = SystemClock()
+    return Lease(
+        key=key,
+        token=token,
+        ttl=600,
+        holder=Holder(),
+        valid_until=clock.now() + 600,
+        acquired_at=clock.now(),
+        clock=clock,
+        claim_key=claim,
+    )
+
+
+@slow
+def test_a_claim_in_another_shard_is_freed_by_a_refusal_that_ends_its_message(
+    store: ClusterStore,
+) -> None:
+    key, holder, token = new_key(), new_token(), new_token()
+    claim = claim_in_another_shard(key)
+    take(store, key, holder)
+    assert admitted(store, claim, token)
+    running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
+    acquire(store, key, token, running)
+    assert store.inspect(claim) is not None
+    acquire(store, key, token, running, frees_claim=True)
+    assert store.inspect(claim) is None
+    give(store, key, holder)
+
+
+@slow
+def test_a_message_gives_way_to_a_claim_in_another_shard(store: ClusterStore) -> None:
+    key, token, other = new_key(), new_token(), new_token()
+    claim = claim_in_another_shard(key)
+    assert admitted(store, claim, other)
+    running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
+    reply = acquire(store, key, token, running, yields=True)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.OTHER
+    assert store.inspect(key) is None
+    store.free(claim, None)
+    assert isinstance(acquire(store, key, token, running, yields=True), Granted)
+    give(store, key, token)
+
+
+# --- its picture ---------------------------------------------------------------------------------
+
+
+def test_a_slot_is_that_of_the_hash_tag() -> None:
+    # The example of the cluster specification.
+    assert slot_of("{123456789}") == slot_of(b"x{123456789}y") == 12739
+    for number in range(256):
+        key = f"csl:{{celery:{number}}}:s:k"
+        assert slot_of(key) == key_slot(key.encode())
+
+
+def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:
+    reply = [
+        [0, 8191, [b"", 7000, b"id"], [b"other", 7003, b"id"]],
+        [8192, 16000, [None, 7001, b"id", [b"hostname", b"h"]]],
+    ]
+    topology = Topology.parse(reply, ("asked", 7000))
+    assert topology.master_of(5) == ("asked", 7000)
+    assert topology.master_of(8192) == ("asked", 7001)
+    assert topology.master_of(16001) is None
+    assert topology.nodes == [("asked", 7000), ("asked", 7001), ("other", 7003)]
+    topology.learn(5, ("moved", 1))
+    assert topology.master_of(5) == ("moved", 1)

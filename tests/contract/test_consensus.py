@@ -1,0 +1,388 @@
+"""What is special about etcd and ZooKeeper: dying members, silent holders, leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import Events
+from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Lease, Phase
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.store import (
+    Acquire,
+    ClaimChange,
+    Granted,
+    MarkerState,
+    Refused,
+    Release,
+    Released,
+    Renewal,
+    Store,
+)
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.stores.etcd import EtcdStore
+from celery_singleton_lock.stores.zookeeper import ZooKeeperStore
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.server import free_port
+from tests.harness.deliveries import wait_until
+from tests.harness.etcd import EtcdCluster
+from tests.harness.processes import Process
+from tests.harness.zookeeper import ZooKeeperEnsemble
+
+pytestmark = pytest.mark.slow
+
+Cluster = EtcdCluster | ZooKeeperEnsemble
+
+# Seconds: a server's own granularity, on a machine with other things to do.
+GRANULARITY = 3.0
+
+HOLDER = """
+import sys, time
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.testing.contract import ask
+from celery_singleton_lock.core.lease import Token
+store = open_store(sys.argv[1])
+print(ask(store, sys.argv[2], Token.parse(sys.argv[3]), ttl=float(sys.argv[4])), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def store(consensus: Cluster) -> Iterator[Any]:
+    with closing(open_store(consensus.url("special"))) as store:
+        yield store
+
+
+@pytest.fixture
+def other(consensus: Cluster) -> Iterator[Any]:
+    """Another process's, for all that the cluster can tell."""
+    with closing(open_store(consensus.url("special"))) as store:
+        yield store
+
+
+@pytest.fixture
+def locker(store: Store) -> Iterator[Locker]:
+    clock, events = SystemClock(), Events()
+    keeper = Keeper(store, clock, events)
+    yield Locker(store, clock, keeper, events)
+    keeper.close()
+
+
+def acquire(locker: Locker, key: str, ttl: float, **options: Any) -> Lease:
+    token = new_token()
+    call = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=ttl)
+    lease = locker.acquire(call, **options)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+def give(store: Store, key: str, token: Any, **options: Any) -> Released:
+    return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
+
+
+def seconds_until(condition: Callable[[], Any], timeout: float) -> float:
+    started = time.monotonic()
+    wait_until(condition, "the condition holds", timeout=timeout)
+    return time.monotonic() - started
+
+
+# --- a holder that dies or falls silent ----------------------------------------------------------
+
+
+def test_a_killed_holders_lease_ends_by_itself(consensus: Cluster, other: Store) -> None:
+    key, token = new_key(), new_token()
+    command = [sys.executable, "-c", HOLDER, consensus.url("special"), key, str(token), "3"]
+    holder = Process(command, name="holder").start()
+    try:
+        holder.wait_for_log("Granted")
+        assert isinstance(ask(other, key, new_token()), Refused)
+    finally:
+        holder.kill()
+    took = seconds_until(lambda: other.inspect(key) is None, 3 + GRANULARITY)
+    print(f"free {took:.2f} s after the death")
+
+
+def test_a_dead_holders_lease_is_released_by_its_token_from_elsewhere(
+    consensus: Cluster, other: Store
+) -> None:
+    key, token = new_key(), new_token()
+    command = [sys.executable, "-c", HOLDER, consensus.url("special"), key, str(token), "60"]
+    holder = Process(command, name="holder").start()
+    try:
+        holder.wait_for_log("Granted")
+    finally:
+        holder.kill()
+    assert give(other, key, new_token()) is Released.NOT_OURS
+    assert give(other, key, token) is Released.RELEASED
+    assert isinstance(ask(other, key, new_token()), Granted)
+
+
+def test_a_dead_holders_lease_may_be_turned_into_a_dying_key(
+    consensus: Cluster, store: Store, other: Store
+) -> None:
+    key, token = new_key(), new_token()
+    ask(store, key, token, ttl=60)
+    assert give(other, key, token, become=Kind.DYING, become_ttl=1.0) is Released.RELEASED
+    assert store.renew([lease_of(key, token, 60)], timeout=TIMEOUT) == [Renewal.DYING]
+    seconds_until(lambda: other.inspect(key) is None, 1 + GRANULARITY)
+
+
+def test_a_stopped_holder_is_told_before_another_starts_with_a_higher_fence(
+    consensus: Cluster, other: Store
+) -> None:
+    program = """
+import sys, time
+from tests.contract.test_consensus import *
+store = open_store(sys.argv[1])
+clock, events = SystemClock(), Events()
+locker = Locker(store, clock, Keeper(store, clock, events), events)
+lease = acquire(locker, sys.argv[2], 3.0)
+print("fence", lease.fence, flush=True)
+while not lease.lost:
+    time.sleep(0.01)
+print("lost", flush=True)
+time.sleep(600)
+"""
+    key = new_key()
+    command = [sys.executable, "-c", program, consensus.url("special"), key]
+    holder = Process(command, name="holder").start()
+    try:
+        fence = int(holder.wait_for_log(r"fence (\d+)")[1])
+        holder.stop()
+        reply = None
+
+        def granted() -> bool:
+            nonlocal reply
+            reply = ask(other, key, new_token(), ttl=60)
+            return isinstance(reply, Granted)
+
+        seconds_until(granted, 3 + GRANULARITY)
+        assert isinstance(reply, Granted)
+        assert reply.fence is not None
+        assert reply.fence > fence
+        assert "lost" not in holder.log
+        holder.cont()
+        holder.wait_for_log("lost", timeout=1)
+    finally:
+        holder.send_signal(signal.SIGCONT)
+        holder.kill()
+
+
+# --- what is renewed no more while its process lives ---------------------------------------------
+
+
+def test_a_lease_beyond_its_max_hold_ends_though_its_neighbours_are_renewed(
+    locker: Locker, other: Store
+) -> None:
+    kept, bounded = new_key(), new_key()
+    lease = acquire(locker, kept, 2.0)
+    acquire(locker, bounded, 2.0, max_hold=1.0)
+    seconds_until(lambda: other.inspect(bounded) is None, 3 + GRANULARITY)
+    assert not lease.lost
+    assert other.inspect(kept) is not None
+
+
+def test_a_lease_that_nobody_renews_ends_though_the_process_has_no_other(
+    store: Store, other: Store
+) -> None:
+    key = new_key()
+    ask(store, key, new_token(), ttl=2.0)
+    seconds_until(lambda: other.inspect(key) is None, 2 + GRANULARITY)
+
+
+def test_a_claim_ends_though_its_process_still_renews_the_lease_that_it_lost(
+    store: Store, other: Store
+) -> None:
+    key, token = new_key(), new_token()
+    claim = Keyspace.claim("app.task", key)
+    change = ClaimChange(key=claim, phase=Phase.RUNNING)
+    kept, lost = (lease_of(new_key(), new_token(), 2.0), lease_of(key, token, 2.0, claim))
+    ask(store, kept.key, kept.token, ttl=2.0)
+    ask(store, key, token, ttl=2.0, claim=change)
+    assert other.free(key, str(token))
+
+    def has_ended() -> bool:
+        replies = store.renew([kept, lost], timeout=TIMEOUT)
+        assert replies == [Renewal.RENEWED, Renewal.EXPIRED]
+        return other.inspect(claim) is None
+
+    assert other.inspect(claim) is not None
+    seconds_until(has_ended, 2 + GRANULARITY)
+
+
+def test_a_lease_outlives_its_ttl_by_its_heartbeat_alone(locker: Locker, other: Store) -> None:
+    lease = acquire(locker, new_key(), 2.0)
+    fence = lease.fence
+    time.sleep(5)  # the subject of the test: time
+    record = other.inspect(lease.key)
+    assert record is not None
+    assert (record.token, record.fence) == (str(lease.token), fence)
+    assert not lease.lost
+
+
+# --- members that die ----------------------------------------------------------------------------
+
+
+def test_a_held_lease_survives_the_loss_of_the_leader(
+    consensus: Cluster, locker: Locker, other: Store
+) -> None:
+    leases = [acquire(locker, new_key(), 8.0) for _ in range(3)]
+    leader = consensus.leader()
+    consensus.kill(leader)
+    try:
+        granted = 0
+        deadline = time.monotonic() + 12
+        while time.monotonic() < deadline:
+            for lease in leases:
+                assert not lease.lost, lease.loss
+                try:
+                    granted += isinstance(ask(other, lease.key, new_token(), ttl=8), Granted)
+                except StoreUnavailable:
+                    pass  # an election
+            time.sleep(0.1)
+        assert granted == 0
+        call = Release(keys=(leases[0].key,), token=leases[0].token)
+        assert locker.release(leases[0], call) is Released.RELEASED
+        reply = ask(other, leases[0].key, new_token(), ttl=8)
+        assert isinstance(reply, Granted)
+        assert reply.fence is not None
+        assert reply.fence > leases[0].fence
+    finally:
+        consensus.revive(leader)
+
+
+def test_a_member_that_is_away_is_passed_over(consensus: Cluster) -> None:
+    first, _, rest = consensus.url("special").partition("://")
+    with closing(open_store(f"{first}://127.0.0.1:{free_port()},{rest}")) as store:
+        for _ in range(6):
+            assert isinstance(ask(store, new_key(), new_token()), Granted)
+
+
+def test_without_members_nothing_is_granted_and_the_time_is_kept(consensus: Cluster) -> None:
+    scheme, key, token = consensus.url().partition("://")[0], new_key(), new_token()
+    call = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=6)
+    url = f"{scheme}://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with closing(open_store(url)) as store:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            store.acquire(call, timeout=0.5)
+        assert time.monotonic() - started < 2
+
+
+# --- fences --------------------------------------------------------------------------------------
+
+
+def test_fences_are_above_the_base_and_rise_over_keys(consensus: Cluster) -> None:
+    base = 2**51
+    with closing(open_store(consensus.url("based"), fence_base=base)) as store:
+        replies = [ask(store, new_key(), new_token()) for _ in range(10)]
+    fences = [reply.fence for reply in replies if isinstance(reply, Granted) and reply.fence]
+    assert len(fences) == 10
+    assert base < fences[0]
+    assert fences == sorted(set(fences))
+
+
+# --- leftovers -----------------------------------------------------------------------------------
+
+
+def test_many_bodies_need_few_etcd_leases(etcd: EtcdCluster) -> None:
+    before = etcd.lease_count()
+    with closing(EtcdStore(etcd.url("few"))) as store:
+        for _ in range(200):
+            key, token = new_key(), new_token()
+            ask(store, key, token, ttl=60)
+            give(store, key, token, marker=MarkerState.DONE, marker_ttl=3600)
+    assert etcd.lease_count() - before <= 4
+
+
+def test_round_trips_to_etcd(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(EtcdStore(etcd.url("trips"))) as store:
+        key, token = new_key(), new_token()
+        ask(store, new_key(), new_token())  # the etcd lease is there
+        calls: list[str] = []
+        call = store._gateway.call
+
+        def counted(path: str, *args: Any, **kwargs: Any) -> Any:
+            calls.append(path)
+            return call(path, *args, **kwargs)
+
+        monkeypatch.setattr(store._gateway, "call", counted)
+        ask(store, key, token)
+        assert calls == ["kv/txn"]
+        ask(store, key, new_token())  # refused
+        assert calls == ["kv/txn"] * 2
+        leases = [lease_of(key, token)]
+        for _ in range(99):
+            leases.append(lease_of(new_key(), new_token()))
+            ask(store, leases[-1].key, leases[-1].token)
+        calls.clear()
+        assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 100
+        assert calls == ["lease/keepalive", "kv/txn", "kv/txn"]
+        calls.clear()
+        assert give(store, key, token) is Released.RELEASED
+        assert calls == ["kv/txn"]
+
+
+def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> None:
+    with closing(ZooKeeperStore(zookeeper.url("sweep"))) as store:
+        key = new_key()
+        for _ in range(50):
+            store.mark(key, new_token(), MarkerState.DONE, 0, 0.2, timeout=TIMEOUT)
+        time.sleep(0.5)  # their ttl
+        deadline = SystemClock().now() + 10
+        session = store._ensemble.sessions.common(deadline)
+
+        def nodes() -> int:
+            paths = [store._ensemble.layout.bucket_path(number) for number in range(256)]
+            lists = [session.client.get_children_async(path) for path in paths]
+            return sum(len(names or ()) for names in session.collect(lists, deadline))
+
+        assert nodes() == 50
+        for number in range(256):
+            store._sweep(number)
+        assert nodes() == 0
+
+
+def test_an_ensemble_with_short_sessions_gives_shorter_leases() -> None:
+    with (
+        ZooKeeperEnsemble(1, max_session=2.0) as ensemble,
+        closing(ZooKeeperStore(ensemble.url("short"))) as store,
+    ):
+        clock, events = SystemClock(), Events()
+        keeper = Keeper(store, clock, events)
+        lease = acquire(Locker(store, clock, keeper, events), new_key(), 60.0)
+        assert lease.ttl == pytest.approx(2.0)
+        assert lease.remaining() <= 1.0
+        time.sleep(3)
+        assert not lease.lost
+        keeper.close()
+
+
+def test_ttls_of_single_calls_do_not_add_up_to_sessions(zookeeper: ZooKeeperEnsemble) -> None:
+    with closing(ZooKeeperStore(zookeeper.url("many"))) as store:
+        for number in range(20):
+            key, token = new_key(), new_token()
+            ask(store, key, token, ttl=30 + number)
+            give(store, key, token)
+        assert len(store._ensemble.sessions.all()) <= 9
+
+
+def test_a_fork_has_sessions_of_its_own(zookeeper: ZooKeeperEnsemble) -> None:
+    with closing(ZooKeeperStore(zookeeper.url("fork"))) as store:
+        ask(store, new_key(), new_token())
+        child = os.fork()
+        if child == 0:
+            ok = isinstance(ask(store, new_key(), new_token()), Granted)
+            os._exit(0 if ok and len(store._janitor.kept) == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,614 @@
+"""What is special about a majority: nodes that are down, slow, restarted empty, or split."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import Events
+from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Phase
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Admit,
+    ClaimChange,
+    Granted,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+    Released,
+    Renewal,
+)
+from celery_singleton_lock.errors import (
+    FenceUnavailable,
+    SettingsError,
+    StoreError,
+    StoreUnavailable,
+)
+from celery_singleton_lock.stores.exchange import Exchange
+from celery_singleton_lock.stores.links import Link
+from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.testing.contract.calls import (
+    LONG,
+    TIMEOUT,
+    ask,
+    lease_of,
+    new_key,
+    new_token,
+)
+from tests.harness.redlock_nodes import RedlockNodes
+
+# Several servers each: `make test` keeps memory, Redis and Valkey.
+pytestmark = pytest.mark.slow
+
+CLOCK = SystemClock()
+# Seconds: less than the shortest of the timeouts below, more than five nodes need when busy.
+AT_ONCE = 0.4
+
+
+@pytest.fixture
+def store(nodes: RedlockNodes) -> Iterator[RedlockStore]:
+    with closing(RedlockStore(nodes.url())) as store:
+        yield store
+
+
+@pytest.fixture
+def other(nodes: RedlockNodes) -> Iterator[RedlockStore]:
+    """As another process has it."""
+    with closing(RedlockStore(nodes.url())) as store:
+        yield store
+
+
+def give(store: RedlockStore, key: str, token: object, **options: object) -> Released:
+    return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
+
+
+def take(store: RedlockStore, key: str, token: object = None) -> object:
+    token = token or new_token()
+    assert isinstance(ask(store, key, token), Granted)
+    return token
+
+
+def relation(reply: Granted | Refused) -> Relation | None:
+    return reply.relation if isinstance(reply, Refused) else None
+
+
+def call_for(key: str, ttl: float = 60.0) -> Acquire:
+    lease = lease_of(key, new_token())
+    return Acquire(slots=(key,), token=lease.token, holder=lease.holder, ttl=ttl)
+
+
+def delete_on(nodes: RedlockNodes, key: str, *indexes: int) -> None:
+    for index in indexes:
+        with redis.Redis.from_url(nodes[index].url()) as client:
+            assert client.delete(key) == 1
+
+
+def put_on(nodes: RedlockNodes, key: str, token: object, *indexes: int, kind: str = "l") -> None:
+    """Votes as a contender leaves them that is between two attempts, or dead."""
+    for index in indexes:
+        with redis.Redis.from_url(nodes[index].url()) as client:
+            client.set(key, f"{kind} {token} 1 {{}}", ex=600)
+
+
+@contextmanager
+def took_at_most(seconds: float) -> Iterator[None]:
+    began = CLOCK.now()
+    yield
+    assert CLOCK.now() - began < seconds
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
+    deadline = CLOCK.now() + timeout
+    while not condition():
+        assert CLOCK.now() < deadline, f"in vain until {what}"
+        CLOCK.sleep(0.01)
+
+
+# --- a minority is away --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away", [[2], [0, 4]], ids=["one", "two"])
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_all_goes_on_without_a_minority(
+    nodes: RedlockNodes, store: RedlockStore, away: list[int], how: str
+) -> None:
+    held, key = new_key(), new_key()
+    token = take(store, held)
+    with ExitStack() as stack:
+        if how == "stopped":
+            stack.enter_context(nodes.paused(away))
+        else:
+            for index in away:
+                nodes[index].kill()
+        with took_at_most(AT_ONCE):
+            mine = take(store, key)
+        with took_at_most(AT_ONCE):
+            assert relation(ask(store, held, new_token())) is Relation.OTHER
+        leases = [lease_of(held, token), lease_of(key, mine)]
+        with took_at_most(AT_ONCE):
+            assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 2
+        with took_at_most(AT_ONCE):
+            store.mark(key, mine, MarkerState.WAITING, 0, LONG, timeout=TIMEOUT)
+        with took_at_most(AT_ONCE):
+            assert give(store, key, mine) is Released.RELEASED
+            assert give(store, held, token) is Released.RELEASED
+        assert store.inspect(key) is None
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_without_a_majority_nothing_is_granted_and_the_error_names_the_nodes(
+    nodes: RedlockNodes, store: RedlockStore, how: str
+) -> None:
+    held, key = new_key(), new_key()
+    token = take(store, held)
+    with ExitStack() as stack:
+        if how == "stopped":
+            stack.enter_context(nodes.paused([0, 1, 2]))
+        else:
+            for index in range(3):
+                nodes[index].kill()
+        for refused in (
+            lambda: store.acquire(call_for(key), timeout=0.2),
+            lambda: store.renew([lease_of(held, token)], timeout=0.2),
+            lambda: store.mark(key, token, MarkerState.DONE, 0, LONG, timeout=0.2),
+            lambda: store.inspect(held),
+            lambda: store.free(held, None),
+        ):
+            with pytest.raises(StoreUnavailable, match="2 of 5 nodes answered") as caught:
+                refused()
+            if how == "killed":
+                assert f"127.0.0.1:{nodes[0].port}" in str(caught.value)
+
+
+def test_nodes_that_say_nothing_cost_one_timeout_together(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    with nodes.paused([0, 1, 2]):
+        with took_at_most(0.5 + AT_ONCE), pytest.raises(StoreUnavailable):
+            store.acquire(call_for(new_key()), timeout=0.5)  # connects, too
+        with took_at_most(0.5 + AT_ONCE), pytest.raises(StoreUnavailable):
+            store.acquire(call_for(new_key()), timeout=0.5)
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that drops every packet: its queue of connections is full, and nobody accepts."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_connecting_to_black_holes_does_not_add_up(nodes: RedlockNodes, count: int) -> None:
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(black_hole()) for _ in range(count)]
+        hosts += [f"127.0.0.1:{nodes[index].port}" for index in range(5 - count)]
+        url = f"redlock://{','.join(hosts)}/0?quarantine=0"
+        store = stack.enter_context(closing(RedlockStore(url)))
+        if count == 2:
+            with took_at_most(AT_ONCE):
+                take(store, new_key())
+        else:
+            with took_at_most(0.5 + AT_ONCE), pytest.raises(StoreUnavailable):
+                store.acquire(call_for(new_key()), timeout=0.5)
+
+
+def test_a_slow_minority_slows_nobody_down_and_gets_it_all_in_order(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key = new_key()
+    take(store, new_key())  # the links are open
+    for index in (1, 3):
+        with redis.Redis.from_url(nodes[index].url()) as client:
+            client.client_pause(500, all=True)
+    with took_at_most(AT_ONCE):
+        token = take(store, key)
+        give(store, key, token)
+        again = take(store, key, token)
+    assert again == token
+    # What the slow ones hear last is what stands.
+    wait_until(lambda: nodes.holders(key) == [str(token)] * 5, "all five have the last grant")
+
+
+def test_two_nodes_that_were_away_serve_again_without_a_new_store(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    take(store, new_key())
+    for index in (0, 1):
+        nodes[index].kill()
+    take(store, new_key())
+    for index in (0, 1):
+        nodes[index].start()
+    for index in (2, 3):
+        nodes[index].kill()
+    take(store, new_key())
+
+
+def test_a_restart_of_all_nodes_costs_no_call(nodes: RedlockNodes, store: RedlockStore) -> None:
+    take(store, new_key())
+    for server in nodes:
+        server.restart(keep_data=False)
+    take(store, new_key())
+
+
+# --- giving back ---------------------------------------------------------------------------------
+
+
+def acquire_while_three_are_stopped(nodes: RedlockNodes, store: RedlockStore, key: str) -> None:
+    take(store, new_key())  # the links are open: what is sent now waits in the stopped servers
+    with nodes.paused([0, 1, 2]), pytest.raises(StoreUnavailable):
+        store.acquire(call_for(key, ttl=LONG), timeout=0.2)
+
+
+def test_an_attempt_that_fails_is_given_back_on_nodes_that_did_not_answer(
+    nodes: RedlockNodes, store: RedlockStore, other: RedlockStore
+) -> None:
+    key = new_key()
+    acquire_while_three_are_stopped(nodes, store, key)
+    take(other, key)
+
+
+def test_released_only_where_it_was_answered_a_failed_attempt_keeps_the_key(
+    nodes: RedlockNodes, store: RedlockStore, other: RedlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin of the test above, with that protection taken out."""
+    send = Link.send
+
+    def send_to_who_answers(self: Link, exchange: Exchange) -> None:
+        if not self.owes:
+            send(self, exchange)
+
+    monkeypatch.setattr(Link, "send", send_to_who_answers)
+    key = new_key()
+    acquire_while_three_are_stopped(nodes, store, key)
+    monkeypatch.undo()
+    reply = ask(other, key, new_token())
+    assert relation(reply) is Relation.OTHER
+    assert reply.record is not None
+    assert reply.record.ttl > LONG - 60  # so long it would stay
+
+
+def test_links_that_owe_replies_to_a_task_are_lent_to_no_other(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    sets, token = store._quorum._links, new_token()
+    with nodes.paused([3]):
+        take(store, new_key(), token)
+        other = sets.take("another")
+        assert not any(link.owes for link in other)
+        mine = sets.take(token.task)
+        assert mine[3].owes
+        sets.give(token.task, mine)
+    wait_until(lambda: sets.take("a third") is mine, "all replies have come")
+
+
+def test_a_late_release_can_not_undo_the_next_grant_unnoticed(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key, token = new_key(), new_token()
+    take(store, key, token)
+    with nodes.paused([0, 1, 2]):
+        with pytest.raises(StoreUnavailable):
+            store.release(Release(keys=(key,), token=token), timeout=0.1)
+        # By other links: the release is under way on the first ones.
+        store._quorum._links._owing.clear()
+        call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
+        threading.Timer(0.2, lambda: [server.resume() for server in nodes]).start()
+        with pytest.raises(StoreUnavailable):
+            store.acquire(call, timeout=0.6)
+
+
+def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key = new_key()
+    claim, token = Keyspace.claim("app.sync", key), new_token()
+    holder = lease_of(key, token).holder
+    assert store.admit(Admit(key=claim, token=token, holder=holder, ttl=LONG), timeout=1) is None
+    put_on(nodes, key, new_token(), 0, 1)
+    put_on(nodes, key, new_token(), 2)  # two nodes grant
+    call = Acquire(
+        slots=(key,),
+        token=token,
+        holder=holder,
+        ttl=LONG,
+        claim=ClaimChange(key=claim, phase=None),
+    )
+    with pytest.raises(StoreUnavailable, match="split"):
+        store.acquire(call, timeout=0.2)
+    assert set(nodes.holders(claim)) == {token.task}
+    record = store.inspect(claim)
+    assert record is not None
+    assert (record.token, record.phase) == (token.task, Phase.QUEUED)
+    assert nodes.holders(key).count(str(token)) == 0
+    nodes.restore()
+    store.acquire(call, timeout=1)
+    assert store.inspect(claim) is None
+
+
+# --- what counts ---------------------------------------------------------------------------------
+
+
+def test_any_one_node_that_knows_of_the_tasks_own_attempts_is_enough(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    # A majority was told, of which one node is left in the only other majority.
+    nodes[3].kill()
+    nodes[4].kill()
+    for state, expected in (("d 0 x", Relation.DONE), ("- 7 x", Relation.SUPERSEDED)):
+        key, token = new_key(), new_token()
+        with redis.Redis.from_url(nodes[2].url()) as client:
+            client.set(Keyspace.marker(key, token.attempt), state)
+        assert relation(ask(store, key, token)) is expected
+        assert nodes.holders(key) == [""] * 5
+    for held, expected in ((0, Relation.TWIN), (1, Relation.LATER)):
+        key, token = new_key(), new_token()
+        put_on(nodes, key, new_token(token.task_id, retries=held), 2)
+        assert relation(ask(store, key, token)) is expected
+
+
+def test_another_task_on_a_minority_keeps_nobody_away(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key, dead = new_key(), new_token()
+    put_on(nodes, key, dead, 1, 4)
+    token = take(store, key)
+    record = store.inspect(key)
+    assert record is not None
+    assert record.token == str(token)
+    assert [r.token for r in store.scan(f"{key}*")] == [str(token)]
+
+
+def test_an_earlier_attempt_of_the_task_on_a_minority_does_not_keep_it_away(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key, token = new_key(), new_token(retries=1)
+    put_on(nodes, key, new_token(token.task_id), 1, 4)
+    take(store, key, token)
+
+
+def test_a_message_is_not_ended_by_another_while_its_own_earlier_attempt_has_votes(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key, token = new_key(), new_token(retries=1)
+    put_on(nodes, key, new_token(token.task_id), 0)
+    put_on(nodes, key, new_token(), 1, 2)
+    assert relation(ask(store, key, token)) is Relation.EARLIER
+
+
+def test_who_may_have_a_majority_is_believed_to_where_nodes_are_silent(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key, holder = new_key(), new_token()
+    put_on(nodes, key, holder, 0, 1, 2)
+    nodes[2].kill()
+    reply = store.acquire(call_for(key), timeout=0.3)
+    assert isinstance(reply, Refused)
+    assert reply.record is not None
+    assert reply.record.token == str(holder)
+    record = store.inspect(key)
+    assert record is not None
+    assert record.token == str(holder)
+
+
+def test_a_lease_is_lost_once_no_majority_has_it_and_is_written_back_nowhere(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key = new_key()
+    token = take(store, key)
+    delete_on(nodes, key, 0, 1)
+    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+    wait_until(lambda: nodes.holders(key) == ["", "", *[str(token)] * 3], "three have it")
+    delete_on(nodes, key, 2)
+    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.EXPIRED]
+    assert nodes.holders(key) == ["", "", "", str(token), str(token)]
+    put_on(nodes, key, new_token(), 0)
+    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.REPLACED]
+
+
+def test_of_several_leases_each_is_answered_by_itself(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    leases = [lease_of(new_key(), new_token()) for _ in range(4)]
+    for lease in leases:
+        take(store, lease.key, lease.token)
+    delete_on(nodes, leases[1].key, 0, 1, 2)
+    delete_on(nodes, leases[2].key, 0, 1)
+    give(store, leases[3].key, leases[3].token, become=Kind.DYING, become_ttl=LONG)
+    nodes[4].kill()
+    nodes[3].kill()
+    # Of the first, three are renewed; of the second none can be; of the third, nobody knows.
+    assert store.renew(leases, timeout=TIMEOUT) == [
+        Renewal.RENEWED,
+        Renewal.EXPIRED,
+        Renewal.SILENT,
+        Renewal.DYING,
+    ]
+
+
+def test_a_grant_has_no_fence(store: RedlockStore) -> None:
+    locker = locker_on(store)
+    lease = locker.acquire(call_for(new_key()))
+    assert isinstance(lease, Lease)
+    with pytest.raises(FenceUnavailable):
+        _ = lease.fence
+    assert store.capabilities.fence is False
+    locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+
+
+def test_a_grant_that_took_longer_than_its_ttl_is_none(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    key = new_key()
+    take(store, new_key())
+    threading.Timer(0.4, lambda: [server.resume() for server in nodes]).start()
+    with nodes.paused([0, 1, 2]), pytest.raises(StoreUnavailable, match="its ttl"):
+        store.acquire(call_for(key, ttl=0.3), timeout=2)
+    wait_until(lambda: not any(nodes.holders(key)), "it was given back")
+
+
+def test_a_refused_login_on_a_majority_is_no_absence(nodes: RedlockNodes) -> None:
+    url = nodes.url().replace("redlock://", "redlock://nobody:wrong@")
+    with closing(RedlockStore(url)) as store, pytest.raises(StoreError, match="login") as caught:
+        ask(store, new_key(), new_token())
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_a_login_that_may_neither_load_scripts_nor_ask_for_info_is_enough(
+    nodes: RedlockNodes,
+) -> None:
+    for server in nodes:
+        with redis.Redis.from_url(server.url()) as client:
+            client.execute_command("ACL SETUSER modest on >secret ~csl:* +@all -script -info")
+    url = nodes.url(quarantine=None).replace("redlock://", "redlock://modest:secret@")
+    with closing(RedlockStore(url)) as store:
+        take(store, new_key())
+        assert store.info("memory") == {}
+
+
+def test_scripts_that_all_nodes_have_forgotten_are_taught_again(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    token, key = new_token(), new_key()
+    for _ in range(3):
+        take(store, key, token)
+        for server in nodes:
+            with redis.Redis.from_url(server.url()) as client:
+                client.script_flush()
+        assert give(store, key, token) is Released.RELEASED
+
+
+def test_one_server_under_two_names_is_refused_when_the_worker_starts(nodes: RedlockNodes) -> None:
+    one, two = nodes[0].port, nodes[1].port
+    url = f"redlock://127.0.0.1:{one},localhost:{one},127.0.0.1:{two}"
+    with closing(RedlockStore(url)) as store, pytest.raises(SettingsError, match="one server"):
+        store.info("memory")
+
+
+def test_a_node_that_may_evict_is_what_info_tells_of(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    assert store.info("memory")["maxmemory_policy"] == "noeviction"
+    with redis.Redis.from_url(nodes[3].url()) as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert store.info("memory")["maxmemory_policy"] == "allkeys-lru"
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "0")
+
+
+# --- nodes that come back empty ------------------------------------------------------------------
+
+
+@pytest.fixture
+def old_nodes() -> Iterator[RedlockNodes]:
+    """Nodes that have been up for as long as the leases below last."""
+    with RedlockNodes(5) as nodes:
+        with redis.Redis.from_url(nodes[4].url()) as client:
+            wait_until(lambda: client.info("server")["uptime_in_seconds"] >= 4, "they are old")
+        yield nodes
+
+
+def restart_one_under_a_holder(nodes: RedlockNodes, quarantine: float | None) -> list[Granted]:
+    """A lease on nodes 0, 1 and 2, of which the last comes back empty; then another asks."""
+    granted = []
+    key = new_key()
+    for restart in (True, False):
+        with closing(RedlockStore(nodes.url(quarantine=quarantine))) as store:
+            try:
+                reply = store.acquire(call_for(key, ttl=3), timeout=0.3)
+            except StoreUnavailable:
+                continue
+            if isinstance(reply, Granted):
+                granted.append(reply)
+        if restart:
+            delete_on(nodes, key, 3, 4)
+            nodes[2].restart(keep_data=False)
+    return granted
+
+
+def test_a_node_that_came_back_empty_has_no_vote_for_a_ttl(old_nodes: RedlockNodes) -> None:
+    assert len(restart_one_under_a_holder(old_nodes, None)) == 1
+
+
+def test_with_a_vote_from_its_start_on_it_gives_a_second_holder(old_nodes: RedlockNodes) -> None:
+    """The twin of the test above, with that protection taken out."""
+    assert len(restart_one_under_a_holder(old_nodes, 0)) == 2
+
+
+# --- under a running body ------------------------------------------------------------------------
+
+
+def locker_on(store: RedlockStore) -> Locker:
+    events = Events()
+    return Locker(store, CLOCK, Keeper(store, CLOCK, events), events)
+
+
+def hold(store: RedlockStore, ttl: float) -> tuple[Lease, threading.Event, list[float]]:
+    """A lease that is renewed, an event for its loss, and when that was told of."""
+    lost, told_at = threading.Event(), []
+
+    def on_lost(lease: Lease) -> None:
+        told_at.append(CLOCK.now())
+        lost.set()
+
+    lease = locker_on(store).acquire(call_for(new_key(), ttl=ttl), on_lost=on_lost)
+    assert isinstance(lease, Lease)
+    return lease, lost, told_at
+
+
+def test_a_lease_outlives_two_of_five_nodes(nodes: RedlockNodes, store: RedlockStore) -> None:
+    lease, lost, _ = hold(store, ttl=0.9)
+    nodes[0].kill()
+    nodes[1].pause()
+    assert not lost.wait(2.5)
+    assert lease.remaining() > 0
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "emptied"])
+def test_a_lease_is_told_lost_before_its_validity_ends_when_three_of_five_go(
+    nodes: RedlockNodes, store: RedlockStore, how: str
+) -> None:
+    lease, lost, told_at = hold(store, ttl=0.9)
+    for index in (0, 1, 2):
+        if how == "killed":
+            nodes[index].kill()
+        elif how == "stopped":
+            nodes[index].pause()
+        else:
+            nodes[index].restart(keep_data=False)
+    assert lost.wait(3)
+    assert lease.loss is not None
+    emptied = how == "emptied"
+    assert lease.loss.reason is (LossReason.EXPIRED if emptied else LossReason.UNREACHABLE)
+    # A thread that wakes on a busy machine; the lease itself is over by the clock.
+    assert told_at[0] <= lease.valid_until + 0.05
+
+
+def test_a_lease_survives_an_outage_of_all_nodes_that_is_shorter_than_it(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    lease, lost, _ = hold(store, ttl=3)
+    with nodes.paused(range(5)):
+        before = lease.valid_until
+        CLOCK.sleep(1.3)  # a renewal fails meanwhile
+    assert not lost.wait(2)
+    assert lease.valid_until > before

@@ -1,0 +1,28 @@
+"""The one contract, on five nodes; and on five of which two are away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from celery_singleton_lock.core.store import Store
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.testing.contract import StoreContract
+from tests.harness.redlock_nodes import RedlockNodes
+
+
+class TestRedlockStore(StoreContract):
+    @pytest.fixture
+    def store(self, nodes: RedlockNodes) -> Iterator[Store]:
+        with closing(open_store(nodes.url(db=1))) as store:
+            yield store
+
+
+@pytest.mark.slow
+class TestRedlockStoreWithTwoNodesDown(StoreContract):
+    @pytest.fixture
+    def store(self, three_of_five: RedlockNodes) -> Iterator[Store]:
+        with closing(open_store(three_of_five.url(db=2))) as store:
+            yield store

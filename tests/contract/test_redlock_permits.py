@@ -1,0 +1,98 @@
+"""Last runs on nodes that were away: no run is permitted twice, and a leader goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.store import Permission, Permit
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.testing.contract.calls import LONG, TIMEOUT, give, new_key, take
+from tests.harness.redlock_nodes import RedlockNodes
+
+# Several servers each: `make test` keeps memory, Redis and Valkey.
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(nodes: RedlockNodes) -> Iterator[RedlockStore]:
+    with closing(RedlockStore(nodes.url())) as store:
+        yield store
+
+
+def permit(
+    store: RedlockStore, leader: str, token: Token, expected: str | None, new: str
+) -> Permission:
+    entry = Keyspace.last_run(leader, "e")
+    call = Permit(leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=LONG)
+    return store.permit(call, timeout=TIMEOUT)
+
+
+def last_run(store: RedlockStore, leader: str) -> str | None:
+    return store.last_runs([Keyspace.last_run(leader, "e")], timeout=TIMEOUT)[0]
+
+
+def put_on(nodes: RedlockNodes, leader: str, text: str, *indexes: int) -> None:
+    for index in indexes:
+        with redis.Redis.from_url(nodes[index].url()) as client:
+            client.set(Keyspace.last_run(leader, "e"), text, ex=600)
+
+
+def test_the_newest_is_read_and_followed_where_two_nodes_missed_it_and_two_are_gone(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    leader = new_key()
+    token = take(store, leader)
+    put_on(nodes, leader, "1.5 a", 3, 4)
+    put_on(nodes, leader, "2.5 b", 0, 1, 2)
+    nodes[0].kill()
+    nodes[1].kill()
+    assert last_run(store, leader) == "2.5 b"
+    assert permit(store, leader, token, last_run(store, leader), "4.5 d") is Permission.PERMITTED
+    assert last_run(store, leader) == "4.5 d"
+
+
+def test_what_a_majority_has_stands_against_who_expects_what_a_minority_has(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    leader = new_key()
+    token = take(store, leader)
+    put_on(nodes, leader, "1.5 a", 3, 4)
+    put_on(nodes, leader, "2.5 b", 0, 1, 2)
+    assert permit(store, leader, token, "1.5 a", "3.5 c") is Permission.CHANGED
+    assert last_run(store, leader) == "2.5 b"
+
+
+def test_a_deposed_leader_is_permitted_nowhere_else_though_a_minority_knows_it_still(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    leader = new_key()
+    old = take(store, leader)
+    assert permit(store, leader, old, None, "1.5 a") is Permission.PERMITTED
+    give(store, leader, old)
+    token = take(store, leader)
+    with redis.Redis.from_url(nodes[0].url()) as client:
+        client.set(leader, f"l {old} 1 {{}}", ex=600)
+    assert permit(store, leader, old, "1.5 a", "2.5 x") is Permission.DEPOSED
+    assert last_run(store, leader) == "1.5 a"
+    assert permit(store, leader, token, "1.5 a", "2.5 b") is Permission.PERMITTED
+    assert last_run(store, leader) == "2.5 b"
+
+
+def test_silent_nodes_that_decide_make_it_no_answer(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    leader = new_key()
+    token = take(store, leader)
+    with redis.Redis.from_url(nodes[0].url()) as client:
+        client.delete(leader)
+    nodes[1].kill()
+    nodes[2].kill()
+    with pytest.raises(StoreUnavailable):
+        permit(store, leader, token, None, "1.5 a")

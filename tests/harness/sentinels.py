@@ -1,0 +1,191 @@
+"""Redis Sentinel, for tests: a master, two replicas and three sentinels, all real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+
+from celery_singleton_lock.testing.server import PrivateServer, find_binary, free_port
+from tests.harness.deliveries import wait_until
+from tests.harness.processes import Process
+
+MASTER = "mymaster"
+
+#: Seconds after which a silent master is thought to be down; a failover takes 1 to 3 more.
+DOWN_AFTER = 1.0
+
+_CONFIG = """\
+bind 127.0.0.1
+port {port}
+dir {directory}
+sentinel monitor {name} 127.0.0.1 {master} 2
+sentinel down-after-milliseconds {name} {down_after_ms}
+sentinel failover-timeout {name} 5000
+sentinel parallel-syncs {name} 2
+"""
+_SYNC_AT_ONCE = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
+
+
+class Sentinels:
+    """The six processes; a context manager.
+
+    Args:
+        arguments: More arguments of the three servers.
+    """
+
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
+        self._stack = ExitStack()
+        self._arguments = [*_SYNC_AT_ONCE, *arguments]
+        #: The servers, the first master first.
+        self.servers: list[PrivateServer] = []
+        self.sentinel_ports: list[int] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            master = stack.enter_context(PrivateServer(arguments=self._arguments))
+            self.servers.append(master)
+            replication = ["--replicaof", "127.0.0.1", str(master.port)]
+            for _ in range(2):
+                replica = PrivateServer(arguments=[*self._arguments, *replication])
+                self.servers.append(stack.enter_context(replica))
+            for _ in range(3):
+                self._start_sentinel(stack, master.port)
+            self.wait_until_whole()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def kombu_url(self) -> str:
+        """In kombu's form, which leaves the master's name to an option."""
+        return ";".join(f"sentinel://127.0.0.1:{port}" for port in self.sentinel_ports)
+
+    @property
+    def url(self) -> str:
+        """In our own form."""
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinel_ports)
+        return f"sentinel://{hosts}/0?master_name={MASTER}"
+
+    def master(self) -> PrivateServer:
+        """The one that the sentinels name."""
+        with redis.Redis(port=self.sentinel_ports[0]) as sentinel:
+            port = int(sentinel.sentinel_get_master_addr_by_name(MASTER)[1])
+        return next(server for server in self.servers if server.port == port)
+
+    def replicas(self) -> list[PrivateServer]:
+        """The other two, alive or not."""
+        master = self.master()
+        return [server for server in self.servers if server is not master]
+
+    def wait_until_promoted(self, old: PrivateServer) -> PrivateServer:
+        """Wait until all sentinels name another master than ``old`` and it is one."""
+
+        def named() -> set[int]:
+            ports = set()
+            for port in self.sentinel_ports:
+                with redis.Redis(port=port) as sentinel:
+                    ports.add(int(sentinel.sentinel_get_master_addr_by_name(MASTER)[1]))
+            return ports
+
+        wait_until(lambda: old.port not in named(), "a replica is promoted", timeout=60)
+        new = self.master()
+        wait_until(lambda: role_of(new) == "master", "the promoted replica is a master")
+        return new
+
+    def wait_until_whole(self) -> None:
+        """Wait until every sentinel knows the others and two replicas that are in step."""
+        for port in self.sentinel_ports:
+            with redis.Redis(port=port, decode_responses=True) as sentinel:
+                whole = partial(_is_whole, sentinel)
+                wait_until(whole, "the sentinels know each other", timeout=60)
+        for replica in self.replicas():
+            wait_until(partial(_link_is, "up", replica), "the replicas are in step")
+
+    def _start_sentinel(self, stack: ExitStack, master: int) -> None:
+        directory = stack.enter_context(TemporaryDirectory(prefix="csl-sentinel-"))
+        port = free_port()
+        path = Path(directory) / "sentinel.conf"
+        path.write_text(
+            _CONFIG.format(
+                port=port,
+                directory=directory,
+                name=MASTER,
+                master=master,
+                down_after_ms=int(DOWN_AFTER * 1000),
+            )
+        )
+        process = Process([find_binary(), str(path), "--sentinel"], name=f"sentinel-{port}")
+        stack.callback(process.end)
+        process.start()
+        self.sentinel_ports.append(port)
+        with redis.Redis(port=port) as client:
+            wait_until(lambda: _answers(client), f"the sentinel on {port} answers")
+
+
+def client_of(server: PrivateServer) -> redis.Redis:
+    """A client of one server, decoding responses."""
+    return redis.Redis(port=server.port, decode_responses=True)
+
+
+def role_of(server: PrivateServer) -> str:
+    """Whether a server is a master or a slave; empty if it doesn't answer."""
+    with client_of(server) as client:
+        try:
+            return str(client.role()[0])
+        except redis.exceptions.RedisError:
+            return ""
+
+
+def link_of(server: PrivateServer) -> str:
+    """Whether a replica's link to its master is up or down; empty of a master."""
+    with client_of(server) as client:
+        info: Any = client.info("replication")
+        return str(info.get("master_link_status", ""))
+
+
+def _link_is(state: str, server: PrivateServer) -> bool:
+    return link_of(server) == state
+
+
+def cut_replication(master: PrivateServer, replicas: Sequence[PrivateServer]) -> None:
+    """From now on the replicas get nothing of what the master writes, and all of them live.
+
+    They log in to a master that has no logins, and so never get their stream back.
+    """
+    for replica in replicas:
+        with client_of(replica) as client:
+            client.config_set("masterauth", "there is no such login")
+    with client_of(master) as client:
+        client.client_kill_filter(_type="replica")
+    for replica in replicas:
+        wait_until(partial(_link_is, "down", replica), "the stream is cut")
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.exceptions.RedisError:
+        return False
+
+
+def _is_whole(sentinel: redis.Redis) -> bool:
+    state: Any = sentinel.execute_command("SENTINEL MASTER", MASTER)
+    if not isinstance(state, dict):
+        state = dict(zip(state[::2], state[1::2], strict=True))
+    return (str(state["num-slaves"]), str(state["num-other-sentinels"])) == ("2", "2") and (
+        str(state["flags"]) == "master"
+    )

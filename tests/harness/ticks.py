@@ -1,0 +1,175 @@
+"""What many beats sent: read from the queue, where nobody takes it out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.runtime import Runtime
+from tests.harness.deliveries import wait_until
+from tests.harness.processes import TIMEOUT
+from tests.harness.worker import CeleryBeat
+
+#: Seconds: moments are stored in microseconds.
+_SAME_SLOT = 5e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """One message of `tests.apps.ticks`.
+
+    Attributes:
+        sent_at: Seconds since the epoch, by the process that sent it.
+        slot: When it was due, likewise; None from a plain scheduler.
+        beat: Process id of the sender.
+    """
+
+    task: str
+    sent_at: float
+    slot: float | None
+    beat: int
+
+
+class Ticks:
+    """The ticks in the queue.
+
+    Args:
+        client: Of the broker's database, decoding responses.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def of(self, task: str = "interval") -> list[Tick]:
+        """All ticks of ``task``, in the order in which they were sent."""
+        messages: list[Any] = [json.loads(m)["headers"] for m in self._messages()]
+        ticks = [_tick(headers) for headers in messages if headers["task"] == task]
+        return sorted(ticks, key=lambda tick: tick.sent_at)
+
+    def wait_for(self, count: int, task: str = "interval", *, timeout: float = TIMEOUT) -> None:
+        """Wait until ``count`` more of ``task`` have been sent."""
+        enough = len(self.of(task)) + count
+        wait_until(
+            lambda: len(self.of(task)) >= enough, f"{count} more ticks of {task}", timeout=timeout
+        )
+
+    def _messages(self) -> list[Any]:
+        found: Any = self._client.lrange("celery", 0, -1)
+        return list(found)
+
+
+def _tick(headers: dict[str, Any]) -> Tick:
+    slot = headers.get("singleton_tick")
+    return Tick(
+        task=headers["task"],
+        sent_at=headers["sent_at"],
+        slot=datetime.fromisoformat(slot).timestamp() if slot else None,
+        beat=headers["beat"],
+    )
+
+
+class Beats:
+    """Several beats of one schedule, and which of them leads.
+
+    Args:
+        start: The fixture `beat`, with the app and the scheduler.
+        app: The test's own copy of the app.
+        ambush: The file by which the app is told of a mishap.
+
+    Attributes:
+        store: The lock store.
+        running: Those that were started and not killed.
+    """
+
+    def __init__(self, start: Callable[..., CeleryBeat], app: Celery, ambush: Path) -> None:
+        self._start = start
+        self._ambush = ambush
+        self._runtime = Runtime.of(app)
+        self.store = self._runtime.store
+        self._count = 0
+        self.running: list[CeleryBeat] = []
+
+    @property
+    def key(self) -> str:
+        """The key of the leader's lease."""
+        return self._runtime.keyspace.leader(self._runtime.settings.beat_name)
+
+    @property
+    def record(self) -> Record | None:
+        """Who leads, as the store has it."""
+        return self.store.inspect(self.key)
+
+    def add(self, count: int = 1, **options: Any) -> list[CeleryBeat]:
+        """Start more, and wait until they tick or stand by."""
+        new = [self._start(name=f"beat{self._count + n}", **options) for n in range(count)]
+        self._count += count
+        self.running += new
+        for process in new:
+            process.wait_for_log(r"singleton (leading|standing-by)")
+        return new
+
+    def leader(self, *, but: CeleryBeat | None = None, timeout: float = TIMEOUT) -> CeleryBeat:
+        """Wait until one of them leads, other than ``but``; that one."""
+        found: list[CeleryBeat] = []
+
+        def somebody_leads() -> bool:
+            record = self.record
+            pid = record.holder.pid if record else 0
+            found[:] = [beat for beat in self.running if beat.pid == pid and beat is not but]
+            return bool(found)
+
+        wait_until(somebody_leads, "a beat leads", timeout=timeout)
+        return found[0]
+
+    def kill(self, process: CeleryBeat) -> None:
+        """SIGKILL one."""
+        process.kill()
+        self.running.remove(process)
+
+    def prepare(self, process: CeleryBeat, signal_name: str, place: str) -> None:
+        """Have ``process`` send itself a signal, once, at its next send (see the app)."""
+        draft = self._ambush.with_suffix(".draft")
+        draft.write_text(f"{process.pid} {signal_name} {place}")
+        draft.rename(self._ambush)
+
+
+def faults(ticks: Sequence[Tick], every: float) -> list[str]:
+    """What is wrong with the ticks of an interval of ``every`` seconds; of one leader at a time.
+
+    Distinct slots of one grid, none of which was sent before it was due: so no tick came twice.
+    Of plain schedulers, which name no slots, the count alone tells.
+    """
+    span = ticks[-1].sent_at - ticks[0].sent_at
+    # The first may have been late, and the last on time.
+    most = math.floor(span / every) + 2
+    found = [f"{len(ticks)} ticks in {span:.3f} s"] if len(ticks) > most else []
+    named = [(tick, tick.slot) for tick in ticks if tick.slot is not None]
+    found += [
+        f"the slot {slot} came {count} times"
+        for slot, count in Counter(slot for _, slot in named).items()
+        if count > 1
+    ]
+    for tick, slot in named:
+        place = (slot - named[0][1]) / every
+        if abs(place - round(place)) * every > _SAME_SLOT:
+            found.append(f"the slot {slot} is out of phase: {place:.6f} after the first")
+        if tick.sent_at < slot:
+            found.append(f"the slot {slot} was sent {slot - tick.sent_at:.6f} s too early")
+    return found
+
+
+def longest_gap(ticks: Sequence[Tick]) -> float:
+    """Seconds between two ticks, at most."""
+    times = [tick.sent_at for tick in ticks]
+    return max(later - earlier for earlier, later in pairwise(times))

@@ -1,0 +1,120 @@
+"""Claims of publishers that have the name of a task and not its code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import DuplicateTask, LockKeyError, claim_and_send
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import APP, Stage, open_stage, wait_until
+
+WORK = f"{APP}.work"
+UNTIL_DONE: Any = {"unique": "until_done"}
+
+
+@pytest.fixture(scope="module")
+def stage(
+    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("by_name")
+    with open_stage(url, Path(directory)) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=2)
+
+
+@pytest.fixture(scope="module")
+def publisher(stage: Stage) -> Iterator[Celery]:
+    url = stage.environment["BROKER_URL"]
+    app = Celery("publisher", broker=url, backend=url, set_as_current=False)
+    assert WORK not in app.tasks
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid4().hex[:12]
+
+
+def send(app: Celery, name: str, singleton: Any = UNTIL_DONE, **options: Any) -> Any:
+    return claim_and_send(app, WORK, [name], {"gate": name}, singleton=singleton, **options)
+
+
+def claims(stage: Stage) -> list[str]:
+    return list(stage.redis.scan_iter("csl:*:claim|*"))
+
+
+def test_equal_calls_by_name_are_one_until_it_is_done(
+    stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
+) -> None:
+    first = send(publisher, name)
+    stage.journal.wait_for_starts(1, key=name)
+    assert [send(publisher, name).id for _ in range(3)] == [first.id] * 3
+    stage.open(name)
+    first.get(timeout=30)
+    wait_until(lambda: not claims(stage), "the claim is free")
+    assert len(stage.starts(name)) == 1
+
+
+def test_with_the_key_of_the_task_it_meets_the_claims_of_those_who_have_the_code(
+    stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
+) -> None:
+    with_code = stage.app.work.apply_async((name,), {"gate": name}, singleton=UNTIL_DONE)
+    by_name = send(publisher, name, key=name, scope=stage.app.NAMES)
+    assert by_name.id == with_code.id
+    stage.open(name)
+    with_code.get(timeout=30)
+    wait_until(lambda: not claims(stage), "the claim is free")
+
+
+def test_an_app_that_has_the_task_uses_the_task(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    first = send(stage.app.app, name)
+    assert stage.app.work.apply_async((name,), singleton=UNTIL_DONE).id == first.id
+    stage.open(name)
+    first.get(timeout=30)
+
+
+def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Stage) -> None:
+    with pytest.raises(TypeError, match="until_done"):
+        send(publisher, "x", {"unique_for": 5})
+    with pytest.raises(TypeError, match="did you mean 'unique'"):
+        send(publisher, "x", {"uniqe": "until_done"})
+    with pytest.raises(LockKeyError, match="key="):
+        claim_and_send(publisher, WORK, [object()], singleton=UNTIL_DONE)
+    with pytest.raises(TypeError, match="no singleton task"):
+        claim_and_send(stage.app.app, "celery.backend_cleanup", singleton=UNTIL_DONE)
+    assert claims(stage) == []
+
+
+def test_a_duplicate_by_name_can_be_told_by_an_exception(
+    stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
+) -> None:
+    first = send(publisher, name)
+    with pytest.raises(DuplicateTask) as caught:
+        send(publisher, name, {**UNTIL_DONE, "on_duplicate": "raise"})
+    assert caught.value.task_id == first.id
+    stage.open(name)
+    first.get(timeout=30)
+
+
+def test_the_worker_says_once_per_task_that_nobody_read_the_word_singleton(
+    stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
+) -> None:
+    """As a plain Beat sends it, which doesn't know the task."""
+    for number in range(3):
+        sent = publisher.send_task(WORK, [f"{name}-{number}"], singleton=UNTIL_DONE)
+        sent.get(timeout=30)
+    assert worker.log.count("that nobody read") == 1
+    assert f"a call of {WORK} came with" in worker.log

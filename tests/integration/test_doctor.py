@@ -1,0 +1,203 @@
+"""`celery -A app singleton doctor`: each finding on a server that has the fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_singleton_lock import singleton_task
+from celery_singleton_lock.diagnosis import Finding, Severity, diagnose
+from celery_singleton_lock.diagnosis.probe import probe
+from celery_singleton_lock.testing.server import PrivateServer, free_port
+from tests.harness.processes import ROOT
+
+# What docs/options.md says that locking needs.
+LEAST_RIGHTS = (
+    "~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
+    "+pttl", "+pexpire", "+time",
+)  # fmt: skip
+
+
+@pytest.fixture
+def server(private_redis: PrivateServer) -> Iterator[PrivateServer]:
+    return private_redis
+
+
+@pytest.fixture
+def raw(server: PrivateServer) -> Iterator[Any]:
+    with redis.Redis.from_url(server.url()) as client:
+        yield client
+
+
+def app_on(url: str, **task_options: Any) -> Celery:
+    app = Celery("patient", broker=url, backend=url, set_as_current=False)
+
+    @singleton_task(app=app, name="patient.work", shared=False, **task_options)
+    def work(number: int) -> None: ...
+
+    return app
+
+
+def found(app: Celery, subject: str) -> list[Finding]:
+    return [finding for finding in diagnose(app) if finding.subject == subject]
+
+
+def severities(app: Celery) -> dict[str, Severity]:
+    return {finding.subject: finding.severity for finding in diagnose(app)}
+
+
+def test_a_sound_app_has_no_errors_and_no_warnings(server: PrivateServer, raw: Any) -> None:
+    findings = list(diagnose(app_on(server.url())))
+    assert {finding.severity for finding in findings} == {Severity.OK}
+    assert not raw.keys("csl:*singleton-doctor*"), "it leaves nothing behind"
+    assert any("ms each" in finding.text for finding in findings)
+
+
+def test_a_server_that_may_evict_leases_is_an_error(server: PrivateServer, raw: Any) -> None:
+    app = app_on(server.url())
+    raw.config_set("maxmemory-policy", "volatile-lru")
+    (without_limit,) = found(app, "eviction")
+    raw.config_set("maxmemory", "100mb")
+    (with_limit,) = found(app, "eviction")
+    assert (without_limit.severity, with_limit.severity) == (Severity.WARNING, Severity.ERROR)
+    assert "noeviction" in with_limit.cure
+
+
+def test_it_works_where_info_and_scan_are_denied(server: PrivateServer, raw: Any) -> None:
+    raw.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *LEAST_RIGHTS)
+    app = app_on(server.url())
+    app.conf.singleton_lock_url = server.url().replace("redis://", "redis://locks:pw@")
+    found_here = severities(app)
+    assert found_here["reachability"] is Severity.OK
+    assert (found_here["server"], found_here["keys"]) == (Severity.NOTE, Severity.NOTE)
+    assert Severity.ERROR not in found_here.values()
+    assert not [finding for finding in diagnose(app) if "pw" in finding.text]
+
+
+def test_missing_rights_are_an_error_that_says_where_they_are_listed(
+    server: PrivateServer, raw: Any
+) -> None:
+    rights = [right for right in LEAST_RIGHTS if right != "+set"]
+    raw.execute_command("ACL", "SETUSER", "few", "on", ">pw", *rights)
+    app = app_on(server.url())
+    app.conf.singleton_lock_url = server.url().replace("redis://", "redis://few:pw@")
+    (finding,) = found(app, "rights")
+    assert finding.severity is Severity.ERROR
+    assert "docs/options.md" in finding.cure
+
+
+def test_a_store_that_is_away_is_an_error() -> None:
+    app = app_on("memory://")
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
+    (finding,) = found(app, "reachability")
+    assert finding.severity is Severity.ERROR
+
+
+def test_an_app_without_a_store_is_told_to_name_one() -> None:
+    app = Celery("homeless", broker="memory://", set_as_current=False)
+    (finding,) = diagnose(app)
+    assert finding.severity is Severity.ERROR
+    assert "singleton_lock_url" in finding.text
+
+
+def test_a_replica_is_an_error(server: PrivateServer, raw: Any) -> None:
+    app = app_on(server.url())
+    raw.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+    assert Severity.ERROR in severities(app).values()
+
+
+def test_the_keys_of_old_recipes_are_told_and_left_alone(server: PrivateServer, raw: Any) -> None:
+    """SETNX without EXPIRE, SETNX + GETSET with a timestamp, a list as a queue of one."""
+    forever, a_list = "csl:{celery:0}:patient.work:a", "csl:{celery:0}:patient.work:b"
+    raw.set(forever, "1763714400.5")
+    raw.lpush(a_list, "token")
+    raw.set("csl:{celery:0}:fence", "5")  # ours: the one key without an expiry
+    raw.set("csl:{celery:0}:patient.work:c", "1763714400.5", ex=60)
+    findings = found(app_on(server.url()), "keys")
+    texts = sorted(finding.text for finding in findings)
+    assert len(texts) == 2
+    assert forever in texts[0]
+    assert "no expiry" in texts[0]
+    assert a_list in texts[1]
+    assert "is a list" in texts[1]
+    assert raw.exists(forever, a_list) == 2
+
+
+def test_a_worker_that_would_not_start_is_an_error(server: PrivateServer) -> None:
+    app = app_on(server.url(), scope="names", key="{number}", limit=2)
+
+    @singleton_task(
+        app=app, name="patient.other", shared=False, scope="names", key="{number}", limit=3
+    )
+    def other(number: int) -> None: ...
+
+    (finding,) = found(app, "tasks")
+    assert finding.severity is Severity.ERROR
+    assert "limit=2" in finding.text
+    assert "limit=3" in finding.text
+
+
+def test_timeouts_that_do_not_fit_are_told(server: PrivateServer) -> None:
+    app = app_on(server.url(), ttl=120, acks_late=True)
+    app.conf.broker_transport_options = {"visibility_timeout": 60}
+    warning, note = found(app, "timeouts")
+    assert (warning.severity, note.severity) == (Severity.WARNING, Severity.NOTE)
+    assert all("patient.work" in finding.text for finding in (warning, note))
+
+
+def test_an_app_without_singleton_tasks_is_probably_the_wrong_one(server: PrivateServer) -> None:
+    app = Celery("empty", broker=server.url(), backend=server.url(), set_as_current=False)
+    app.finalize()
+    for name in list(app.tasks):  # shared tasks of other tests' modules join every app
+        app.tasks.unregister(name)
+    (finding,) = found(app, "tasks")
+    assert finding.severity is Severity.WARNING
+
+
+def test_a_slow_store_is_a_warning_for_the_task_with_the_shortest_ttl(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[probe.__module__], "_COMFORTABLE", 1e-9)
+    (finding,) = found(app_on(server.url(), ttl=0.5), "latency")
+    assert finding.severity is Severity.WARNING
+    assert "ttl=0.5" in finding.text
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["for people", "json"])
+def test_the_command_tells_all_and_ends_with_1_on_an_error(
+    server: PrivateServer, raw: Any, as_json: bool
+) -> None:
+    def doctor() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "celery", "-A", "tests.apps.pools", "singleton", "doctor"]
+        env = {"BROKER_URL": server.url(), "RESULT_URL": server.url(), "JOURNAL": os.devnull}
+        return subprocess.run(
+            command + ["--json"] * as_json,
+            cwd=ROOT,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    sound = doctor()
+    raw.config_set("maxmemory-policy", "allkeys-lru")
+    raw.config_set("maxmemory", "100mb")
+    broken = doctor()
+    assert (sound.returncode, broken.returncode) == (0, 1), sound.stderr + broken.stderr
+    if as_json:
+        rows = json.loads(broken.stdout)
+        (row,) = [row for row in rows if row["subject"] == "eviction"]
+        assert row["severity"] == "error"
+        assert row["cure"]
+    else:
+        assert "ERROR    eviction: maxmemory-policy is allkeys-lru" in broken.stdout
+        assert "-> CONFIG SET maxmemory-policy noeviction" in broken.stdout

@@ -1,0 +1,334 @@
+"""The schedulers of two beats, ticked by hand on a manual clock: phase, gaps, and what is sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import PersistentScheduler
+from celery.schedules import crontab, schedule
+
+from celery_singleton_lock import SettingsError, SingletonTask
+from celery_singleton_lock.beat import TICK_HEADER, LeaderScheduler
+from celery_singleton_lock.core import native
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing.clock import ManualClock
+
+# 2023-11-14 22:13:20 UTC, a Tuesday.
+WALL = 1_700_000_000.0
+TTL = 15.0
+
+clock = ManualClock()
+
+
+def now() -> datetime:
+    """Of the schedules: a module's function, for entries are pickled."""
+    return datetime.fromtimestamp(clock.wall(), UTC)
+
+
+def every(seconds: float) -> Any:
+    return schedule(seconds, nowfun=now)
+
+
+class _Recorded(LeaderScheduler):
+    """Notes what it sends."""
+
+    def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        # Seconds since the test began.
+        slot = datetime.fromisoformat(options["headers"][TICK_HEADER]).timestamp()
+        bench: Bench = self.app.bench
+        bench.sent.append((name, round(clock.wall() - WALL, 3), round(slot - WALL, 3)))
+        if bench.broken_publisher:
+            raise ConnectionError("no broker")
+
+
+class Bench:
+    """A schedule and its beats, each with an app of its own as in a process of its own."""
+
+    def __init__(self, directory: Path, entries: dict[str, Any]) -> None:
+        self.directory = directory
+        self.schedule = {name: {"task": name, "schedule": each} for name, each in entries.items()}
+        self.store = MemoryStore(clock)
+        #: Name, when it was sent, its slot; in seconds since the test began.
+        self.sent: list[tuple[str, float, float]] = []
+        self.broken_publisher = False
+        self.count = 0
+
+    def app(self) -> Any:
+        app: Any = Celery("bench", broker="memory://", set_as_current=False)
+        app.conf.beat_schedule = self.schedule
+        app.conf.result_expires = None  # else Celery adds an entry of its own
+        app.bench = self
+        Runtime.install(app, Runtime(app, store=self.store, clock=clock))
+        return app
+
+    def beat(self) -> _Recorded:
+        """A new process with a new schedule file."""
+        return _Recorded(app=self.app(), schedule_filename=self.file(), max_interval=300)
+
+    def file(self) -> str:
+        self.count += 1
+        return str(self.directory / f"schedule{self.count}")
+
+    def run(self, seconds: float, *beats: _Recorded) -> None:
+        """Run ``beats`` as Celery's service does; the others stand still or are dead."""
+        end = clock.now() + seconds
+        wakes = dict.fromkeys(beats, clock.now())
+        while clock.now() < end:
+            for each in beats:
+                if clock.now() >= wakes[each]:
+                    wait = each.tick()
+                    # Celery wakes 10 ms too early, and then asks until these are over.
+                    clock.advance(0.001)
+                    wakes[each] = clock.now() + max(wait, 0)
+                Runtime.of(each.app).keeper.sweep()
+            next_time = min(*wakes.values(), clock.now() + TTL / 10, end)
+            clock.advance(max(next_time - clock.now(), 0.0))
+
+
+@pytest.fixture
+def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    global clock
+    clock = ManualClock(wall=WALL)
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr("celery.app.base.Celery.now", lambda self: now())
+    return lambda **entries: Bench(tmp_path, entries)
+
+
+def test_an_interval_comes_on_its_grid(benches: Any) -> None:
+    bench = benches(seven=every(7))
+    bench.run(30, bench.beat())
+    assert [slot for _, _, slot in bench.sent] == [7, 14, 21, 28]
+    assert all(0 <= at - slot < 0.1 for _, at, slot in bench.sent)
+
+
+def test_a_tick_that_is_late_by_a_takeover_is_followed_by_one_on_the_grid(benches: Any) -> None:
+    bench = benches(seven=every(7))
+    first = bench.beat()
+    bench.run(8, first)
+    # It renewed at 5 s or so, and its ttl is 15.
+    bench.run(30, bench.beat())
+    slots = [slot for _, _, slot in bench.sent]
+    assert slots == [7, 14, 21, 28, 35]
+    late = {slot: at - slot for _, at, slot in bench.sent}
+    assert 5 < late[14] < 7
+    assert max(late[21], late[28], late[35]) < 0.1
+
+
+def test_ticks_missed_in_a_gap_make_one_run(benches: Any) -> None:
+    bench = benches(one=every(1))
+    bench.run(5.5, bench.beat())
+    before = len(bench.sent)
+    bench.run(TTL + 1, bench.beat())
+    slots = [slot for _, _, slot in bench.sent]
+    assert slots == sorted(set(slots))
+    assert slots[:before] == [1, 2, 3, 4, 5]
+    # One for the gap, then one a second.
+    assert slots[before] > 6
+    assert [later - slots[before] for later in slots[before:]] == list(range(len(slots) - before))
+
+
+def test_a_crontab_minute_that_fell_into_the_gap_runs_once(benches: Any) -> None:
+    bench = benches(cron=crontab(nowfun=now))  # 22:14 is at 40 s
+    bench.run(39, bench.beat())
+    assert bench.sent == []
+    second = bench.beat()
+    bench.run(140, second)
+    assert len(bench.sent) == 3
+    at = [at for _, at, _ in bench.sent]
+    assert 40 < at[0] < 39 + TTL + 1
+    assert (at[1], at[2]) == pytest.approx((100, 160), abs=0.1)
+
+
+def test_a_crontab_that_ran_just_before_the_takeover_does_not_run_again(benches: Any) -> None:
+    bench = benches(cron=crontab(nowfun=now))
+    first = bench.beat()
+    bench.run(40.5, first)
+    assert len(bench.sent) == 1
+    # Its own schedule file begins before that minute.
+    bench.run(59, bench.beat())
+    assert len(bench.sent) == 1
+
+
+def test_a_schedule_that_never_ran_keeps_its_phase_over_restarts(benches: Any) -> None:
+    # In a container the schedule file is gone with each deploy, and a plain beat begins anew.
+    bench = benches(daily=every(86400))
+    for _ in range(5):
+        beat = bench.beat()
+        bench.run(6 * 3600, beat)
+        beat.close()
+    assert [slot for _, _, slot in bench.sent] == [86400]
+
+
+def test_a_plain_scheduler_without_its_file_begins_anew(benches: Any) -> None:
+    bench = benches(daily=every(86400))
+    for _ in range(5):
+        plain = PersistentScheduler(bench.app(), schedule_filename=bench.file())
+        clock.advance(6 * 3600)
+        assert plain.tick() > 0
+        plain.close()
+
+
+def test_a_standby_does_not_tick_and_one_that_lost_its_lead_neither(benches: Any) -> None:
+    bench = benches(one=every(1))
+    first, second = bench.beat(), bench.beat()
+    bench.run(3.5, first, second)
+    bench.run(TTL + 2, second)  # the first is stopped
+    count = len(bench.sent)
+    assert first.tick() > 0
+    assert len(bench.sent) == count
+    bench.run(3, first, second)
+    slots = [slot for _, _, slot in bench.sent]
+    assert slots == sorted(set(slots))
+
+
+def test_a_leader_whose_store_is_away_does_not_tick_and_lives(
+    benches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = benches(one=every(1))
+    beat = bench.beat()
+    bench.run(3.5, beat)
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        raise StoreUnavailable("connection refused")
+
+    with monkeypatch.context() as outage:
+        for name in ("acquire", "renew", "release", "permit", "last_runs"):
+            outage.setattr(bench.store, name, away)
+        bench.run(20, beat)
+    assert [slot for _, _, slot in bench.sent] == [1, 2, 3]
+    bench.run(3, beat)
+    assert [slot for _, _, slot in bench.sent][3:] == [24, 25, 26]
+
+
+def test_a_refused_leader_that_is_elected_again_ticks_on(benches: Any) -> None:
+    bench = benches(one=every(1), two=every(2))
+    beat = bench.beat()
+    bench.run(3.5, beat)
+    # Freed by an operator; the heartbeat has not noticed yet.
+    [record] = bench.store.scan("csl:*")
+    bench.store.free(record.key, None)
+    clock.advance(1)
+    count = len(bench.sent)
+    assert beat.tick() > 0
+    assert len(bench.sent) == count
+    bench.run(4, beat)
+    assert [slot for name, _, slot in bench.sent if name == "one"] == [1, 2, 3, 5, 6, 7, 8]
+    assert [slot for name, _, slot in bench.sent if name == "two"] == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("singleton", [True, False])
+def test_an_entry_of_a_plain_task_that_says_unique_is_told_once(
+    benches: Any, caplog: pytest.LogCaptureFixture, singleton: bool
+) -> None:
+    bench = benches(one=every(1))
+    bench.schedule["one"]["options"] = {"singleton": {"unique": "until_done"}}
+    beat = bench.beat()
+
+    @beat.app.task(name="one", base=SingletonTask if singleton else None, shared=False)
+    def one() -> None: ...
+
+    bench.run(3.5, beat)
+    assert caplog.text.count("'one' is no singleton task") == (0 if singleton else 1)
+
+
+def test_a_run_that_cannot_be_sent_is_lost_and_the_next_is_on_the_grid(benches: Any) -> None:
+    # As with Celery's own: nobody knows whether the message left.
+    bench = benches(one=every(1))
+    beat = bench.beat()
+    bench.run(1.5, beat)
+    bench.broken_publisher = True
+    bench.run(1, beat)
+    bench.broken_publisher = False
+    bench.run(1, beat)
+    assert [slot for _, _, slot in bench.sent] == [1, 2, 3]
+
+
+def test_the_slot_in_the_header_does_not_change_the_schedule(benches: Any) -> None:
+    bench = benches(one=every(1))
+    bench.schedule["one"]["options"] = {"headers": {"mine": 1}}
+    beat = bench.beat()
+    bench.run(3.5, beat)
+    assert len(bench.sent) == 3
+    assert beat.schedule["one"].options == {"headers": {"mine": 1}}
+    assert beat.schedules_equal(beat.old_schedulers, beat.schedule)
+
+
+def test_a_last_run_a_little_ahead_is_waited_for(benches: Any) -> None:
+    bench = benches(seven=every(7))
+    bench.run(8, bench.beat())
+    clock._wall -= 5  # the next host's clock is behind
+    bench.run(40, bench.beat())
+    slots = [slot for _, _, slot in bench.sent]
+    assert slots[0] == 7
+    assert slots == sorted(set(slots))
+    assert all((slot - 7) % 7 == 0 for slot in slots)
+
+
+@pytest.mark.parametrize("period", ["interval", "crontab"])
+def test_a_last_run_far_ahead_does_not_silence_its_entry(
+    benches: Any, caplog: pytest.LogCaptureFixture, period: str
+) -> None:
+    bench = benches(e=every(7) if period == "interval" else crontab(nowfun=now))
+    clock._wall += 86_403.5  # a clock that is a day ahead
+    first = bench.beat()
+    bench.run(70, first)
+    ahead = len(bench.sent)
+    assert ahead
+    first.close()
+    clock._wall -= 86_403.5
+    with caplog.at_level(logging.WARNING):
+        bench.run(130, bench.beat())
+    assert "a clock was wrong" in caplog.text
+    assert len(bench.sent) - ahead >= (130 // 7 - 1 if period == "interval" else 2)
+    if period == "interval":
+        assert len({round(slot % 7, 3) for _, _, slot in bench.sent}) == 1
+
+
+@pytest.mark.parametrize("make", ["relative", "subclass"])
+def test_schedules_without_a_grid_are_left_to_themselves(benches: Any, make: str) -> None:
+    class Own(schedule):
+        pass
+
+    each: Any = schedule(2, relative=True, nowfun=now) if make == "relative" else Own(2, nowfun=now)
+    bench = benches(e=each)
+    beat = bench.beat() if make == "relative" else None
+    if beat is None:
+        # A class of a function can't be pickled: without a file.
+        from celery.beat import Scheduler
+
+        from celery_singleton_lock.beat import LeaderMixin
+
+        class InMemory(LeaderMixin, Scheduler):
+            send_task = _Recorded.send_task
+
+        beat = InMemory(app=bench.app())  # type: ignore[assignment]
+        for name, entry in bench.schedule.items():
+            beat.add(name=name, **entry)
+    bench.run(9, beat)
+    slots = [slot for _, _, slot in bench.sent]
+    assert len(slots) == 4
+    assert slots == sorted(set(slots))
+
+
+def test_a_wrong_setting_is_raised_to_whoever_embeds_a_beat(tmp_path: Path) -> None:
+    app = Celery("wrong", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_beat_ttl = 0
+    with pytest.raises(SettingsError, match="singleton_lock_beat_ttl=0: at least"):
+        LeaderScheduler(app=app, schedule_filename=str(tmp_path / "schedule"))
+    # The banner's, which is made before there is a log, leaves it to the other.
+    assert LeaderScheduler(app=app, lazy=True, schedule_filename="s").info == "    . db -> s"
+
+
+def test_what_is_sent_tells_its_slot_as_the_task_reads_it(benches: Any) -> None:
+    bench = benches(seven=every(7))
+    bench.run(8, bench.beat())
+    assert bench.sent[0][2] == 7
+    assert json.loads(json.dumps(TICK_HEADER)) == "singleton_tick"

@@ -1,0 +1,389 @@
+"""Candidates on one store and one manual clock: who leads, and who may send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.election import Election
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.store import Acquire, Granted, Permission, Permit, Refused
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.values import Entry, LastRun
+from celery_singleton_lock.testing.clock import ManualClock
+
+KEY = Keyspace("unit").leader("beats")
+TTL, POLL = 15.0, 1.0
+OF_LEADERS = {
+    EventName.LEADING,
+    EventName.STANDING_BY,
+    EventName.RESIGNED,
+    EventName.LOST,
+    EventName.STORE_FAILED,
+}
+
+
+class CuedStore(MemoryStore):
+    """The memory store, whose answers get lost on cue."""
+
+    away = False
+    #: How many of the next permits are carried out without a reply.
+    deaf_permits = 0
+
+    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
+        self._check()
+        return super().acquire(call, timeout=timeout)
+
+    def renew(self, leases: Any, *, timeout: float = 0) -> Any:
+        self._check()
+        return super().renew(leases, timeout=timeout)
+
+    def release(self, call: Any, *, timeout: float = 0) -> Any:
+        self._check()
+        return super().release(call, timeout=timeout)
+
+    def permit(self, call: Permit, *, timeout: float = 0) -> Permission:
+        self._check()
+        reply = super().permit(call, timeout=timeout)
+        if self.deaf_permits:
+            self.deaf_permits -= 1
+            raise StoreUnavailable("no reply")
+        return reply
+
+    def last_runs(self, keys: Sequence[str], *, timeout: float = 0) -> list[str | None]:
+        self._check()
+        return super().last_runs(keys, timeout=timeout)
+
+    def _check(self) -> None:
+        if self.away:
+            raise StoreUnavailable("connection refused")
+
+
+class Candidate:
+    """A process: an election with a locker and a keeper of its own."""
+
+    def __init__(self, store: CuedStore, clock: ManualClock, pid: int) -> None:
+        self.said: list[Event] = []
+        events = Events([self.said.append])
+        self.keeper = Keeper(store, clock, events)
+        locker = Locker(store, clock, self.keeper, events)
+        holder = Holder(task="celery.beat", task_id="beats", worker="host", pid=pid)
+        self.election = Election(locker, events, key=KEY, ttl=TTL, poll=POLL, holder=holder)
+
+    def names(self) -> list[EventName]:
+        return [event.name for event in self.said if event.name in OF_LEADERS]
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = CuedStore(self.clock)
+        self.a, self.b = (Candidate(self.store, self.clock, pid) for pid in (1, 2))
+
+    def advance(self, seconds: float, *running: Candidate) -> None:
+        """Let time pass; the keepers of ``running`` renew, the others' processes stand still."""
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            pauses = [candidate.keeper.sweep() for candidate in running]
+            steps = [pause for pause in pauses if pause is not None]
+            self.clock.advance(min([end - self.clock.now(), *steps, 1.0]) or 1e-6)
+        for candidate in running:
+            candidate.keeper.sweep()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    return Bench()
+
+
+# --- who leads -----------------------------------------------------------------------------------
+
+
+def test_one_candidate_leads_and_the_others_learn_who(bench: Bench) -> None:
+    a, b = bench.a.election, bench.b.election
+    assert a.campaign()
+    assert not b.campaign()
+    assert (a.leading, b.leading) == (True, False)
+    assert bench.a.names() == [EventName.LEADING]
+    assert bench.b.names() == [EventName.STANDING_BY]
+    assert bench.b.said[-1].holder.pid == 1
+
+
+def test_a_leader_that_renews_leads_on_and_nothing_is_said_twice(bench: Bench) -> None:
+    a, b = bench.a, bench.b
+    for _ in range(100):
+        assert a.election.campaign()
+        assert not b.election.campaign()
+        bench.advance(1, a, b)
+    assert (a.names(), b.names()) == ([EventName.LEADING], [EventName.STANDING_BY])
+    assert a.election.tenure == 1
+
+
+def test_a_standby_asks_once_per_poll(bench: Bench) -> None:
+    bench.a.election.campaign()
+    assert not bench.b.election.campaign()
+    assert bench.b.election.pause() == pytest.approx(POLL)
+    bench.a.election.resign("stopped")
+    assert not bench.b.election.campaign()  # it is too early to ask
+    bench.clock.advance(POLL)
+    assert bench.b.election.campaign()
+
+
+def test_a_standby_comes_just_after_a_dead_leaders_lease(bench: Bench) -> None:
+    a, b = bench.a.election, bench.b.election
+    a.campaign()
+    bench.clock.advance(TTL - 0.3)
+    assert not b.campaign()
+    assert b.pause() == pytest.approx(0.305, abs=1e-6)
+    bench.clock.advance(b.pause())
+    assert b.campaign()
+
+
+def test_a_leader_that_was_stopped_knows_by_the_clock_that_it_leads_no_more(bench: Bench) -> None:
+    a, b = bench.a.election, bench.b.election
+    a.campaign()
+    bench.clock.advance(TTL)
+    assert not a.leading
+    assert b.campaign()
+    assert not a.campaign()
+    assert bench.a.names() == [EventName.LEADING, EventName.STANDING_BY]
+
+
+def test_a_leader_that_was_stopped_and_finds_nobody_leads_again_and_says_so(bench: Bench) -> None:
+    a = bench.a
+    a.election.campaign()
+    bench.clock.advance(TTL + 1)
+    bench.advance(0.1, a)
+    assert a.election.campaign()
+    assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
+    assert a.election.tenure == 2
+
+
+def test_a_leader_whose_lease_is_near_its_end_leads_no_more(bench: Bench) -> None:
+    # The store would still give it a permit; its own deadline comes first.
+    bench.a.election.campaign()
+    bench.clock.advance(TTL - 0.1)
+    assert not bench.b.election.campaign()
+    assert not bench.a.election.leading
+    assert not bench.a.election.permit("e", 1.0)
+
+
+def test_who_resigns_lets_the_others_come_first(bench: Bench) -> None:
+    a, b = bench.a.election, bench.b.election
+    a.campaign()
+    a.resign("it was stopped")
+    assert bench.store.inspect(KEY) is None
+    assert not a.campaign()
+    assert b.campaign()
+    assert bench.a.names() == [EventName.LEADING, EventName.RESIGNED]
+    a.resign("again")
+    assert bench.a.names() == [EventName.LEADING, EventName.RESIGNED]
+
+
+def test_a_grant_whose_reply_was_lost_blocks_nobody_for_a_ttl(bench: Bench) -> None:
+    a = bench.a.election
+    a.campaign()
+    token = bench.store.inspect(KEY).token  # type: ignore[union-attr]
+    # As it is for a process that was granted the lease, and heard nothing.
+    lease, a._lease = a._lease, None
+    assert lease is not None
+    bench.clock.advance(POLL)
+    assert a.campaign()
+    assert bench.store.inspect(KEY).token == token  # type: ignore[union-attr]
+
+
+# --- who may send --------------------------------------------------------------------------------
+
+
+def test_only_the_leader_is_permitted(bench: Bench) -> None:
+    a, b = bench.a.election, bench.b.election
+    assert not a.permit("e", 1.0)
+    a.campaign()
+    b.campaign()
+    assert a.permit("e", 1.0)
+    assert not b.permit("e", 1.0)
+    assert a.last_run("e") == 1.0
+
+
+def test_the_next_leader_sees_every_run_that_was_permitted(bench: Bench) -> None:
+    a, b = bench.a.election, bench.b.election
+    a.campaign()
+    for entry in ("e", "f"):
+        for at in (1.0, 2.000001, 1_700_000_000.123457):
+            assert a.permit(entry, at)
+    a.resign("stopped")
+    bench.clock.advance(POLL)
+    b.campaign()
+    assert b.recall(["e", "f", "new"]) == ["e", "f", "new"]
+    assert [b.last_run(entry) for entry in ("e", "f", "new")] == [
+        1_700_000_000.123457,
+        1_700_000_000.123457,
+        None,
+    ]
+    assert b.recall(["e", "f", "new"]) == []
+    assert b.permit("new", 3.0)
+
+
+def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None:
+    # It has looked at its lease, is stopped, and wakes at the permit itself.
+    a, b = bench.a.election, bench.b.election
+    a.campaign()
+    a.permit("e", 1.0)
+    lease = a._lease
+    assert lease is not None
+    bench.clock.advance(TTL)
+    b.campaign()
+    b.permit("e", 2.0)
+    lease.valid_until = float("inf")
+    assert not a.permit("e", 2.0)
+    assert not a.leading
+    assert bench.a.names() == [EventName.LEADING, EventName.RESIGNED]
+    assert "leads no more" in str(bench.a.said[-1].data["why"])
+    assert b.last_run("e") == 2.0
+    assert b.permit("e", 3.0)
+
+
+def test_without_the_token_in_the_script_it_would_be_permitted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = bench.a.election, bench.b.election
+    a.campaign()
+    lease = a._lease
+    assert lease is not None
+    bench.clock.advance(TTL)
+    b.campaign()
+    lease.valid_until = float("inf")
+
+    def trusting(call: Permit, *, timeout: float = 0) -> Permission:
+        record = bench.store.inspect(call.leader)
+        assert record is not None
+        object.__setattr__(call, "token", Token.parse(record.token))
+        return CuedStore.permit(bench.store, call)
+
+    monkeypatch.setattr(bench.store, "permit", trusting)
+    assert a.permit("e", 1.0)
+
+
+def test_a_last_run_that_somebody_changed_makes_the_leader_resign_and_read_again(
+    bench: Bench,
+) -> None:
+    a = bench.a.election
+    a.campaign()
+    a.permit("e", 1.0)
+    del bench.store._entries[Keyspace.last_run(KEY, "e")]
+    assert not a.permit("e", 2.0)
+    assert not a.leading
+    bench.clock.advance(POLL)
+    assert a.campaign()
+    assert a.tenure == 2
+    assert a.recall(["e"]) == ["e"]
+    assert a.permit("e", 2.0)
+
+
+def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> None:
+    a = bench.a.election
+    a.campaign()
+    for number, text in enumerate(["garbage", "nan x", "-1 x", "1e300 x", "inf"]):
+        name = f"e{number}"
+        entry = Entry(LastRun(text), TTL)
+        bench.store._entries[Keyspace.last_run(KEY, name)] = (entry, float("inf"))
+        a.recall([name])
+        assert a.last_run(name) is None
+        assert a.permit(name, 5.0)
+
+
+def test_a_doubted_last_run_is_overwritten_by_the_next_permit(bench: Bench) -> None:
+    a = bench.a.election
+    a.campaign()
+    a.permit("e", 9e9)
+    a.doubt("e", 5.0)
+    assert a.last_run("e") == 5.0
+    assert a.permit("e", 6.0)
+    assert a.last_run("e") == 6.0
+
+
+# --- a store that is away ------------------------------------------------------------------------
+
+
+def test_an_outage_is_told_once_and_ended_by_whatever_comes(bench: Bench) -> None:
+    a = bench.a
+    bench.store.away = True
+    for _ in range(5):
+        assert not a.election.campaign()
+        bench.advance(POLL, a)
+    assert a.names() == [EventName.STORE_FAILED]
+    bench.store.away = False
+    assert a.election.campaign()
+    assert a.names() == [EventName.STORE_FAILED, EventName.LEADING]
+
+
+def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
+    bench: Bench,
+) -> None:
+    a = bench.a
+    a.election.campaign()
+    bench.store.away = True
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            a.election.permit("e", 1.0)
+        assert a.election.campaign()
+        bench.advance(1, a)
+    bench.store.away = False
+    assert a.election.permit("e", 1.0)
+    assert a.names() == [EventName.LEADING, EventName.STORE_FAILED, EventName.LEADING]
+    bench.store.away = True
+    bench.advance(TTL, a)
+    assert not a.election.campaign()
+    assert a.names()[3:] == [EventName.LOST, EventName.STORE_FAILED]
+    bench.store.away = False
+    bench.advance(POLL, a)
+    assert a.election.campaign()
+    assert a.election.tenure == 2
+
+
+def test_a_permit_whose_reply_was_lost_is_asked_again_and_given(bench: Bench) -> None:
+    a = bench.a.election
+    a.campaign()
+    bench.store.deaf_permits = 1
+    assert a.permit("e", 1.0)
+    assert bench.a.names() == [EventName.LEADING]
+
+
+def test_what_lost_permits_left_is_swapped_by_the_next_one(bench: Bench) -> None:
+    a = bench.a.election
+    a.campaign()
+    a.permit("e", 1.0)
+    bench.store.deaf_permits = 2
+    with pytest.raises(StoreUnavailable):
+        a.permit("e", 2.0)
+    bench.store.away = True
+    with pytest.raises(StoreUnavailable):
+        a.permit("e", 3.0)
+    bench.store.away = False
+    assert a.last_run("e") == 1.0
+    assert a.permit("e", 3.0)
+    assert a.leading
+    assert a.last_run("e") == 3.0
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_last_runs_share_the_leaders_shard_and_run_into_no_other_key() -> None:
+    keyspace = Keyspace("unit", shards=256)
+    leader = keyspace.leader("my | beats: {0}")
+    keys = {Keyspace.last_run(leader, entry) for entry in ("a", "b", "a b", "a|b", "x" * 500)}
+    assert len(keys) == 5
+    assert all(key.startswith(leader[: leader.index("}") + 1] + ":") for key in keys)
+    assert max(map(len, keys)) < 200
+    one, other = keyspace.leader("a"), keyspace.leader("a|b")
+    assert Keyspace.last_run(one, "b|c") != Keyspace.last_run(other, "c")

@@ -1,0 +1,108 @@
+"""What a ``redlock://`` URL says, and what is refused with which reason."""
+
+from __future__ import annotations
+
+import re
+import ssl
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.errors import SettingsError
+from celery_singleton_lock.settings import read_settings
+from celery_singleton_lock.stores import is_store_url, open_store
+from celery_singleton_lock.stores.hosts import masked
+from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.stores.redlock_url import read_nodes
+
+THREE = "redlock://a:1,b:2,c:3/0"
+
+
+def test_hosts_ports_and_database_are_read() -> None:
+    nodes = read_nodes("redlock://a,b:7001,[::1]:7002/5").members
+    assert [(n.host, n.port, n.db) for n in nodes] == [
+        ("a", 6379, 5),
+        ("b", 7001, 5),
+        ("::1", 7002, 5),
+    ]
+    assert [str(node) for node in nodes] == ["a:6379", "b:7001", "[::1]:7002"]
+    assert {node.tls for node in nodes} == {None}
+
+
+def test_the_first_login_is_for_all_that_have_none_of_their_own() -> None:
+    nodes = read_nodes("redlock://u:p%2C%40@a:1,b:2,:other@c:3/0").members
+    assert [(n.username, n.password) for n in nodes] == [("u", "p,@"), ("u", "p,@"), ("", "other")]
+    assert nodes[1].url == "redis://u:p%2C%40@b:2/0"
+    nodes = read_nodes("redlock://a:1,u:p@b:2,c:3").members
+    assert [(n.username, n.password) for n in nodes] == [("", ""), ("u", "p"), ("", "")]
+
+
+def test_tls_is_for_all_nodes_and_checks_certificates_unless_told_otherwise() -> None:
+    url = "redlocks://a:1,b:2,c:3/0"
+    contexts = [node.tls for node in read_nodes(url).members]
+    assert all(c is not None and c.verify_mode is ssl.CERT_REQUIRED for c in contexts)
+    lax = read_nodes(f"{url}?ssl_cert_reqs=none").members[0]
+    assert lax.tls is not None
+    assert lax.tls.verify_mode is ssl.CERT_NONE
+    assert lax.url == "rediss://a:1/0?ssl_cert_reqs=none"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redlock://a:1/0", "names 1 node.*takes 3.*redis://"),
+        ("redlock://a:1,b:2/0", "names 2 node"),
+        ("redlock://a:1,b:2,c:3,d:4/0", "names 4 nodes.*odd number"),
+        ("redlock://a:1,b:2,a:1/0", "a:1 more than once"),
+        ("redlock://a:1,,c:3/0", "can't be read"),
+        ("redlock://", "can't be read"),
+        ("redlock://a:1,b:x,c:3/0", "can't be read"),
+        ("redlock://a:1,b:2,c:3/first", "number of a database"),
+        ("redlock://a:1,b:2,c:3/0?quarantin=1", "did you mean 'quarantine'"),
+        ("redlock://a:1,b:2,c:3/0?quarantine=soon", "no number of seconds"),
+        ("redlock://a:1,b:2,c:3/0?quarantine=-1", "no number of seconds"),
+        ("redlock://a:1,b:2,c:3/0?ssl_ca_certs=x", "redlocks://"),
+        ("redlocks://a:1,b:2,c:3/0?ssl_ca_certs=/nowhere", "TLS options"),
+        ("redlocks://a:1,b:2,c:3/0?ssl_cert_reqs=some", "required, optional, none"),
+    ],
+)
+def test_what_makes_no_quorum_is_refused_with_the_reason(url: str, reason: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        open_store(url)
+    assert re.search(reason, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redlock://u:s3/cret@a:1,b:2,c:3/0",
+        "redlock://u:s3cret@a:1,b:2",
+        "redlock://u:s3cret@a:x,b,c",
+    ],
+)
+def test_no_password_is_in_an_error(url: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        open_store(url)
+    assert "cret" not in str(caught.value)
+    assert "cret" not in masked(url)
+
+
+def test_passwords_are_masked_for_logs() -> None:
+    url = "redlocks://u:one@a:1,b:2,:two@c:3/0?ssl_password=three&ssl_cert_reqs=none"
+    assert masked(url) == "redlocks://u:**@a:1,b:2,:**@c:3/0?ssl_password=**&ssl_cert_reqs=none"
+
+
+def test_the_setting_names_it_and_nothing_else_does() -> None:
+    app = Celery(set_as_current=False)
+    app.conf.singleton_lock_url = "redlock://u:s3cret@a:1,b:2,c:3/0"
+    settings = read_settings(app)
+    assert settings.url_source == "singleton_lock_url"
+    assert settings.safe_url == "redlock://u:**@a:1,b:2,c:3/0"
+    assert isinstance(open_store(settings.url), RedlockStore)
+    assert not is_store_url(THREE)
+
+
+def test_quarantine_is_the_ttls_unless_it_is_given() -> None:
+    assert read_nodes(THREE).quarantine is None
+    assert read_nodes(f"{THREE}?quarantine=0").quarantine == 0
+    assert read_nodes(f"{THREE}?quarantine=90.5").quarantine == 90.5

@@ -1,0 +1,192 @@
+"""What single nodes' answers mean together, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_singleton_lock.core.lease import Holder, Kind, Record
+from celery_singleton_lock.core.store import (
+    Granted,
+    Permission,
+    Refused,
+    Relation,
+    Released,
+    Renewal,
+)
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores import votes
+from celery_singleton_lock.stores.quorum import PENDING, Poll
+
+YES = Granted(key="k", fence=7)
+DOWN = StoreUnavailable("down")
+ALL = (True,) * 5
+
+
+def record(token: str, ttl: float = 10.0) -> Record:
+    return Record(key="k", kind=Kind.LEASE, token=token, fence=3, holder=Holder(), ttl=ttl)
+
+
+def no(token: str = "a", relation: Relation = Relation.OTHER) -> Refused:
+    return Refused(relation=relation, record=record(token))
+
+
+def poll(*answers: object) -> Poll[object]:
+    return Poll(answers, (None,) * len(answers), len(answers) // 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([YES, YES, YES, PENDING, PENDING], "granted"),
+        ([YES, YES, PENDING, PENDING, PENDING], None),
+        ([YES, YES, no(), DOWN, PENDING], None),
+        ([YES, YES, no(), no(), DOWN], None),
+        ([no(), no(), no(), PENDING, PENDING], Relation.OTHER),
+        ([no("a"), no("a"), no("b"), no("b"), YES], None),
+        ([no("a"), no("a"), no("b"), no("a"), PENDING], Relation.OTHER),
+        ([YES, YES, YES, YES, no(relation=Relation.DONE)], Relation.DONE),
+        ([no(relation=Relation.TWIN), no(relation=Relation.SUPERSEDED)] + [YES] * 3, "superseded"),
+        ([YES, YES, YES, no(relation=Relation.EARLIER), PENDING], "granted"),
+        ([no(), no(), no(relation=Relation.EARLIER), YES, YES], Relation.EARLIER),
+        ([no("a"), no("a"), no("a"), no(relation=Relation.EARLIER), YES], Relation.EARLIER),
+    ],
+)
+def test_an_acquire(answers: list[object], expected: object) -> None:
+    verdict = votes.acquired(poll(*answers), ("k",), ALL)
+    if expected is None:
+        assert verdict is None
+    elif expected == "granted":
+        assert verdict == Granted(key="k", fence=None)
+    else:
+        assert isinstance(verdict, Refused)
+        assert verdict.relation == expected
+        assert verdict.record is None or verdict.record.fence is None
+
+
+def test_a_node_without_a_vote_grants_nothing_and_may_have_forgotten_a_lease() -> None:
+    answers = poll(YES, YES, YES, no(), no())
+    young = (True, True, False, True, True)
+    assert votes.acquired(answers, ("k",), young) is None
+    suspect = votes.suspect(answers, young)
+    assert suspect is not None
+    assert suspect.relation is Relation.OTHER
+    assert votes.suspect(answers, ALL) is None
+
+
+def test_votes_for_several_slots_make_no_majority_together() -> None:
+    other = Granted(key="k#1", fence=None)
+    assert votes.acquired(poll(YES, YES, other, other, other), ("k", "k#1"), ALL) == other
+    assert votes.acquired(poll(YES, YES, other, other, DOWN), ("k", "k#1"), ALL) is None
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        ("rrr", Renewal.RENEWED),
+        ("rrree", Renewal.RENEWED),
+        ("rr", Renewal.SILENT),
+        ("rre", Renewal.SILENT),
+        ("rree", Renewal.SILENT),
+        ("rreee", Renewal.EXPIRED),
+        ("eee", Renewal.EXPIRED),
+        ("eepr", Renewal.REPLACED),
+        ("rrrd", Renewal.DYING),
+    ],
+)
+def test_a_renewal(replies: str, expected: Renewal) -> None:
+    words = {
+        "r": Renewal.RENEWED,
+        "e": Renewal.EXPIRED,
+        "p": Renewal.REPLACED,
+        "d": Renewal.DYING,
+    }
+    assert votes.renewed([words[letter] for letter in replies], 5) is expected
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        ("rrr__", Released.RELEASED),
+        ("rrrt_", Released.RELEASED),
+        ("rr___", None),
+        ("rrn__", None),
+        ("nnn__", Released.NOT_OURS),
+        ("nntd_", Released.DONE),
+        ("rrtnn", Released.TWIN),
+    ],
+)
+def test_a_release(replies: str, expected: Released | None) -> None:
+    words: dict[str, object] = {
+        "r": Released.RELEASED,
+        "n": Released.NOT_OURS,
+        "t": Released.TWIN,
+        "d": Released.DONE,
+        "_": PENDING,
+    }
+    assert votes.released(poll(*(words[letter] for letter in replies))) is expected
+
+
+def test_what_stands_is_told_with_the_time_that_a_majority_has_it() -> None:
+    a = [record("a", ttl) for ttl in (9.0, 1.0, 5.0, 7.0)]
+    found = votes.standing(poll(*a, record("b")))
+    assert found is not None
+    assert (found.token, found.ttl, found.fence) == ("a", 5.0, None)
+    assert votes.standing(poll(a[0], a[1], None, None, None)) is None
+    assert votes.standing(poll(a[0], a[1], None, None, DOWN)) is not None
+
+
+def test_an_admission() -> None:
+    assert votes.admitted(poll(None, None, None, PENDING, PENDING))
+    split = poll(None, None, record("a"), record("a"), DOWN)
+    assert not votes.admitted(split)
+    assert votes.claimant(split) is None
+    suspected = votes.claimant(split, suspected=True)
+    assert suspected is not None
+    assert suspected.token == "a"
+
+
+def test_no_majority_is_a_refusal_only_where_a_majority_refuses() -> None:
+    refusal = StoreError("wrong password")
+    for answers, kind in (
+        ([refusal, refusal, refusal, None, None], StoreError),
+        ([refusal, refusal, DOWN, None, None], StoreUnavailable),
+        ([PENDING, DOWN, DOWN, None, None], StoreUnavailable),
+    ):
+        with pytest.raises(StoreError, match="2 of 5 nodes answered") as caught:
+            poll(*answers).check()
+        assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ("ppp__", Permission.PERMITTED),
+        ("pppcd", Permission.PERMITTED),
+        ("ddd__", Permission.DEPOSED),
+        ("ppdd_", None),
+        ("ppcc_", None),
+        ("ccccc", None),
+    ],
+)
+def test_a_permit(answers: str, expected: Permission | None) -> None:
+    words: dict[str, object] = {
+        "p": Permission.PERMITTED,
+        "d": Permission.DEPOSED,
+        "c": Permission.CHANGED,
+        "_": PENDING,
+    }
+    assert votes.permitted(poll(*(words[letter] for letter in answers))) is expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([None, None, None], None),
+        (["9.5 x", "1.5 a", "1.5 a", "1.5 a", None], "1.5 a"),  # never permitted, on one node
+        (["1.5 a", "10.5 b", "9.5 x"], "10.5 b"),
+        ([None, None, None, "1.5 a"], "1.5 a"),
+        (["nan a", "no time", "1.5 a"], "1.5 a"),
+    ],
+)
+def test_the_last_run_that_counts(texts: list[str | None], expected: str | None) -> None:
+    assert votes.last_run(texts, 3) == expected
