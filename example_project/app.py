@@ -3,13 +3,15 @@
 Everything a run of the demo changes comes from the environment, so the same app also works by hand:
 
     celery -A example_project.app worker
-    celery -A example_project.app beat
+    celery -A example_project.app beat --scheduler singleton
 """
 
 import os
 from pathlib import Path
 
 from celery import Celery
+
+from example_project.ticks import NIGHT
 
 #: The one switch: `off` registers the very same tasks without a lock (see tasks.py).
 LOCKED = os.environ.get("EXAMPLE_LOCK", "on") != "off"
@@ -26,14 +28,13 @@ DIRECTORY = Path(os.environ.get("EXAMPLE_DIR", "."))
 JOURNAL_PATH = DIRECTORY / "journal.jsonl"
 BANK_PATH = DIRECTORY / "bank.sqlite3"
 
+#: Of this process, in the journal: "worker-1", "beat-2".
+NAME = os.environ.get("EXAMPLE_NAME", "by-hand")
+
 #: Seconds after which Redis gives an unacknowledged message to another worker. An hour by default;
 #: so short here because the demo waits for it after the kill. It stays longer than every body, or
 #: live jobs would be delivered twice.
 VISIBILITY_TIMEOUT = 3
-
-#: Seconds between two ticks of the "nightly" report. Shorter than the report takes: ticks meet a
-#: running one.
-NIGHT = 1.0
 
 app = Celery("example", broker=REDIS_URL, backend=REDIS_URL, include=["example_project.tasks"])
 
@@ -45,6 +46,9 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_cancel_long_running_tasks_on_connection_loss=True,
     singleton_lock_prefix=PREFIX,
+    # Several beats run, one of them leads. When it dies, another does within so many seconds.
+    singleton_lock_beat_ttl=2,
+    singleton_lock_beat_poll=0.5,
     result_backend_transport_options={"global_keyprefix": f"{PREFIX}:"},
     broker_transport_options={
         "global_keyprefix": f"{PREFIX}:",

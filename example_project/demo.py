@@ -1,7 +1,8 @@
 """`python -m example_project.demo`: the same work with the lock and without it, live.
 
-Exit status 1 when, with the lock, two bodies of one key overlapped or a job was lost; also when the
-run without the lock did not overlap, since then the demo has shown nothing.
+Exit status 1 when, with the lock, two bodies of one key overlapped, a job was lost, a tick was sent
+twice, or no run came after the last call of the burst; also when nothing overlapped or doubled in
+the run without the lock, since then the demo has shown nothing.
 """
 
 import argparse
@@ -14,10 +15,10 @@ from example_project.scenario import Scenario
 from example_project.screen import open_screen
 from example_project.snapshot import Outcome
 from example_project.timeline import draw
-from example_project.verdict import faults, figures, table
+from example_project.verdict import faults, figures, summary, table
 
 #: What an earlier run left in its directory.
-LEFTOVERS = ("journal.jsonl", "bank.sqlite3*", "beat-schedule*", "*.log")
+LEFTOVERS = ("journal.jsonl", "bank.sqlite3*", "beat-*-schedule*", "*.log")
 
 
 def main() -> int:
@@ -34,12 +35,12 @@ def main() -> int:
     picture.write_text(draw([locked, unlocked]))
     with_lock, without = figures(locked), figures(unlocked)
     print(table(with_lock, without))
-    print(f"\noverlaps: {with_lock.overlaps}   jobs lost: {with_lock.lost}")
-    print(f"overlaps without the lock: {without.overlaps}")
-    print(f"picture:  {picture}")
+    print(f"\n{summary(with_lock)}")
+    print(f"without the lock: {summary(without)}")
+    print(f"picture: {picture}")
     found = list(faults(with_lock, without))
     for fault in found:
-        print(f"FAILED:   {fault}", file=sys.stderr)
+        print(f"FAILED:  {fault}", file=sys.stderr)
     return 1 if found else 0
 
 
@@ -69,7 +70,7 @@ def _run(directory: Path, *, locked: bool, seconds: float) -> Outcome:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=10, help="how long each run sends calls (default: 10)"
+        "--seconds", type=float, default=8, help="how long each run sends calls (default: 8)"
     )
     parser.add_argument(
         "--out",

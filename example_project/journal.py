@@ -17,13 +17,16 @@ from pathlib import Path
 
 
 class What(StrEnum):
+    CALL = "call"  # one of many calls was made; whether a message came of it, SENT tells
     SENT = "sent"  # a message was published; again for the same job: it was put back
+    TAKEN = "taken"  # a worker took the message up; what it does with it comes after
     START = "start"  # a body began
     END = "end"  # the same body ended, `detail` says how
     SKIP = "skip"  # a call was skipped, its body never ran
     HEARTBEAT = "heartbeat"  # the demo saw a lease being renewed
-    READY = "ready"  # a worker took up work
-    KILL = "kill"  # a worker and all its processes were killed, and are proven dead
+    READY = "ready"  # a worker or a beat took up work
+    LEADS = "leads"  # the demo saw that another beat leads now; without a name: none does
+    KILL = "kill"  # a worker or beat and all its processes were killed, and are proven dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class Entry:
     )
     job: str = ""  # Celery's task id
     body: str = ""  # names one execution of the body; a redelivered job has several
-    worker: str = ""
+    worker: str = ""  # or beat; who was at work, or sent the message
     fence: int | None = None
     detail: str = ""
 

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from example_project import journal as records
-from example_project.journal import Entry, Run
+from example_project.journal import Entry, Run, What
 
-BAR, ROW, STRIP, LANE_GAP = 16, 20, 14, 12
+ROW, STRIP, LANE_GAP = 20, 14, 12
+
+#: A lane of more rows than this gets low ones, without words on its bars.
+TALL_ROWS, LOW_ROW = 6, 9
+
+#: Between the bars and the marks below them, where waiting messages are drawn.
+WAITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,18 +23,37 @@ class Lane:
     name: str
     top: float
     rows: list[list[Run]]  # within a row nothing overlaps
+    in_burst: bool  # its calls and its waiting messages are drawn too
+
+    @property
+    def row(self) -> int:
+        return ROW if len(self.rows) <= TALL_ROWS else LOW_ROW
+
+    @property
+    def bar(self) -> int:
+        return self.row - (4 if self.row == ROW else 2)
+
+    @property
+    def bars_height(self) -> float:
+        return len(self.rows) * self.row
+
+    @property
+    def strip_top(self) -> float:
+        return self.top + self.bars_height + (WAITS if self.in_burst else 0)
 
     @property
     def height(self) -> float:
-        return len(self.rows) * ROW + STRIP
+        return self.strip_top + STRIP - self.top
 
     def row_top(self, row: int) -> float:
-        return self.top + row * ROW + 2
+        return self.top + row * self.row + 2
 
 
 def lanes(entries: Sequence[Entry], executions: Sequence[Run], top: float) -> Iterator[Lane]:
+    called = {entry.lane for entry in entries if entry.what is What.CALL}
     for name in sorted(set(records.jobs(entries).values())):
-        lane = Lane(name=name, top=top, rows=_rows([run for run in executions if run.lane == name]))
+        rows = _rows([run for run in executions if run.lane == name])
+        lane = Lane(name=name, top=top, rows=rows, in_burst=name in called)
         yield lane
         top += lane.height + LANE_GAP
 

@@ -1,4 +1,5 @@
-"""What the store holds right now: for each lease its job, its fence and its remaining seconds."""
+"""What the store holds right now: each lease with its job, fence and remaining seconds, and which
+beat leads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,14 @@ class HeldLease:
     job: str
     fence: int
     remaining: float  # seconds
+    pid: int  # of the process that took it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    leases: list[HeldLease]  # of jobs
+    renewed: list[HeldLease]  # those of them that were renewed since the last look
+    leader: HeldLease | None  # of the beats
 
 
 class LeaseView:
@@ -30,16 +39,17 @@ class LeaseView:
         self._prefix = prefix
         self._before: dict[str, float] = {}
 
-    def look(self) -> tuple[list[HeldLease], list[HeldLease]]:
-        """The leases held now, and those among them that were renewed since the last look."""
-        held = list(self._read())
+    def look(self) -> Look:
+        found = list(self._read())
+        leader = next((lease for lease in found if _is_leader(lease)), None)
+        held = [lease for lease in found if not _is_leader(lease)]
         renewed = [
             lease
             for lease in held
             if lease.remaining > self._before.get(_grant(lease), float("inf")) + RENEWAL_SECONDS
         ]
         self._before = {_grant(lease): lease.remaining for lease in held}
-        return held, renewed
+        return Look(leases=held, renewed=renewed, leader=leader)
 
     def sweep(self) -> None:
         """Delete all that a run left on the server; its prefix is nobody else's."""
@@ -58,7 +68,13 @@ class LeaseView:
                     job=record.holder.task_id,
                     fence=record.fence,
                     remaining=record.ttl,
+                    pid=record.holder.pid,
                 )
+
+
+def _is_leader(lease: HeldLease) -> bool:
+    """Whether it is the beats' lease: its key stands in a scope of its own, `celery.beat`."""
+    return "}:celery.beat:" in lease.key
 
 
 def _grant(lease: HeldLease) -> str:

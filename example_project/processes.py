@@ -1,6 +1,6 @@
-"""The processes of one run: two workers and Beat.
+"""The processes of one run: two workers and two beats.
 
-Each has a process group of its own, so that a worker can be killed with all its children at once,
+Each has a process group of its own, so that it can be killed with all its children at once,
 and so that nothing outlives the demo.
 """
 
@@ -14,12 +14,13 @@ from pathlib import Path
 
 from celery_singleton_lock.testing.server import tied_to_parent
 from example_project.journal import Journal, What
+from example_project.ticks import BEATS
 
 WORKERS = ("worker-1", "worker-2")
 
 #: Processes of one worker. Enough for the unlocked run, which runs everything that the lock would
 #: skip.
-CONCURRENCY = 5
+CONCURRENCY = 8
 
 #: Seconds a worker gets to end by itself; by then the demo has seen all its jobs end.
 STOP_SECONDS = 5
@@ -28,6 +29,7 @@ STOP_SECONDS = 5
 class Processes:
     def __init__(self, *, redis_url: str, prefix: str, directory: Path, locked: bool) -> None:
         self._directory = directory
+        self._locked = locked
         self._journal = Journal(directory / "journal.jsonl")
         self._environment = os.environ | {
             "EXAMPLE_LOCK": "on" if locked else "off",
@@ -36,8 +38,16 @@ class Processes:
             "EXAMPLE_DIR": str(directory),
         }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._names: dict[int, str] = {}
 
-    def start_worker(self, name: str) -> None:
+    def start(self, name: str) -> None:
+        """Start a worker or a beat, for the first time or again."""
+        if name in BEATS:
+            self._start_beat(name)
+        else:
+            self._start_worker(name)
+
+    def _start_worker(self, name: str) -> None:
         options = [
             "--hostname",
             f"{name}@demo",
@@ -47,25 +57,27 @@ class Processes:
             "INFO",
         ]
         # Gossip and mingle are for clusters; without them a worker starts a second earlier.
-        self._start(name, "worker", *options, "--without-gossip", "--without-mingle")
+        self._spawn(name, "worker", *options, "--without-gossip", "--without-mingle")
 
-    def start_beat(self) -> None:
-        # A tick is due every second: the default loop would sleep too long when a tick comes late.
-        self._start(
-            "beat",
-            "beat",
-            "--schedule",
-            str(self._directory / "beat-schedule"),
-            "--max-interval",
-            "1",
-        )
+    def _start_beat(self, name: str) -> None:
+        # Two beats can't share one schedule file. A tick is due every second: the default loop
+        # would sleep too long when a tick comes late.
+        file = str(self._directory / f"{name}-schedule")
+        options = ["--schedule", file, "--max-interval", "1", "--loglevel", "INFO"]
+        if self._locked:
+            options += ["--scheduler", "singleton"]
+        self._spawn(name, "beat", *options)
 
     def alive(self, name: str) -> bool:
         process = self._running.get(name)
         return process is not None and process.poll() is None
 
+    def name_of(self, pid: int) -> str:
+        """Of the process that runs as `pid` or did so; empty for a stranger."""
+        return self._names.get(pid, "")
+
     def kill(self, name: str) -> None:
-        """SIGKILL a worker and its children: power cut, out of memory, a node that went away."""
+        """SIGKILL a process and its children: power cut, out of memory, a node that went away."""
         process = self._running.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -86,17 +98,19 @@ class Processes:
                 process.wait(STOP_SECONDS)
             _kill_group(process)
 
-    def _start(self, name: str, *arguments: str) -> None:
+    def _spawn(self, name: str, *arguments: str) -> None:
         command = [sys.executable, "-m", "celery", "--app", "example_project.app", *arguments]
         with (self._directory / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen(
+            process = subprocess.Popen(
                 tied_to_parent(command),
-                env=self._environment,
+                env=self._environment | {"EXAMPLE_NAME": name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._running[name] = process
+        self._names[process.pid] = name
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -107,10 +121,10 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def started(processes: Processes) -> Iterator[Processes]:
-    """Workers and Beat are gone when this ends, however it ends."""
+    """Workers and beats are gone when this ends, however it ends."""
     try:
         for name in WORKERS:
-            processes.start_worker(name)
+            processes.start(name)
         yield processes
     finally:
         processes.stop()

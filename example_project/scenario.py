@@ -1,4 +1,4 @@
-"""One run of the demo: duplicates, a worker killed in the middle of an import, and the rest.
+"""One run of the demo: duplicates, a burst, a worker and a beat that are killed, and the rest.
 
 The run is driven by a loop of short steps. Each step does what is due, reads the journal and the
 store, and hands a snapshot to whoever shows it.
@@ -6,18 +6,24 @@ store, and hands a snapshot to whoever shows it.
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from celery import Celery
+from celery.signals import after_task_publish
 
+from celery_singleton_lock import claim_and_send
 from example_project import journal as records
+from example_project import unlocked
 from example_project.bank import Bank, StaleFence
-from example_project.journal import Entry, Journal, Run, What, lane_of
-from example_project.live import LeaseView
+from example_project.journal import Entry, Journal, What, lane_of
+from example_project.kills import Kill, are_ready, has_ticked, worker_in_an_import
+from example_project.live import LeaseView, Look
 from example_project.plan import PAYING_ACCOUNT, Call, calls
 from example_project.processes import WORKERS, Processes, started
 from example_project.snapshot import Outcome, Snapshot
+from example_project.ticks import BEATS, ticks_of_the_other
 
 PAYING_LANE = lane_of("pay", [PAYING_ACCOUNT], {})
 
@@ -28,13 +34,12 @@ STEP = 0.1
 #: bound, not a wait.
 START_BOUND, DRAIN_BOUND = 30.0, 30.0
 
-#: The kill waits for an import that is this many seconds old: in its middle, between two
-#: heartbeats.
-KILL_AGE = (0.6, 1.5)
+#: The worker is killed after this part of the run, the beat after that one.
+KILL_WORKER, KILL_BEAT = 1 / 3, 1 / 2
 
-#: Seconds from the kill to the new worker, as a supervisor would start it. By then the messages of
-#: the dead one are old enough to be delivered again (see VISIBILITY_TIMEOUT).
-RESTART_AFTER = 2.5
+#: Ticks by which the other beat has shown that it took over, and the seconds that a run waits for
+#: them where beats start slowly.
+TAKEOVER_TICKS, TAKEOVER_BOUND = 2, 15.0
 
 
 class Scenario:
@@ -60,15 +65,16 @@ class Scenario:
         self._sender = Celery("sender", broker=redis_url, backend=redis_url, set_as_current=False)
         self._sender.conf.broker_transport_options = {"global_keyprefix": f"{prefix}:"}
         self._sender.conf.result_backend_transport_options = {"global_keyprefix": f"{prefix}:"}
+        self._sender.conf.singleton_lock_prefix = prefix  # as in app.py: the workers' claims
         self._directory = directory
         self._locked = locked
         self._seconds = seconds
         self._show = show
         self._zero = time.monotonic()
         self._phase = "starting"
-        self._killed = ""
-        self._killed_at = 0.0
-        self._restarted = False
+        self._leader = ""
+        self._worker_kill = Kill(self._processes, worker_in_an_import)
+        self._beat_kill = Kill(self._processes, self._beat_to_kill)
 
     def run(self) -> Outcome:
         with started(self._processes) as processes:
@@ -78,9 +84,12 @@ class Scenario:
                 )
             self._zero = time.monotonic()
             self._phase = "running"
-            processes.start_beat()
+            for beat in BEATS:
+                processes.start(beat)
+            after_task_publish.connect(self._sent)
             self._send(calls(self._seconds))
-            processes.stop("beat")
+            after_task_publish.disconnect(self._sent)
+            processes.stop(*BEATS)
             self._phase = "finishing"
             # What is missing when the bound is over, the verdict calls lost.
             self._until(self._all_is_settled, DRAIN_BOUND)
@@ -100,20 +109,39 @@ class Scenario:
         )
 
     def _send(self, plan: list[Call]) -> None:
-        while plan or self._now() < self._seconds:
+        while plan or self._now() < self._seconds or self._waits_for_takeover():
             while plan and plan[0].at <= self._now():
-                call = plan.pop(0)
-                result = self._sender.send_task(call.task, call.args, call.kwargs)
-                lane = lane_of(call.task, call.args, call.kwargs)
-                self._journal.write(What.SENT, lane=lane, job=str(result.id))
+                self._make(plan.pop(0))
             self._step()
 
+    def _make(self, call: Call) -> None:
+        if not call.claim:
+            self._sender.send_task(call.task, call.args, call.kwargs)
+            return
+        # Written first: a run that begins after this line begins after the call.
+        self._journal.write(What.CALL, lane=lane_of(call.task, call.args, call.kwargs))
+        send = claim_and_send if self._locked else unlocked.claim_and_send
+        send(
+            self._sender,
+            call.task,
+            call.args,
+            singleton={"unique": "until_start"},
+            key=call.claim,
+        )
+
+    def _sent(self, headers: dict[str, Any], body: Sequence[Any], **_: object) -> None:
+        """Celery's word for it that a message was published; a duplicate's call publishes none."""
+        lane = lane_of(headers["task"], body[0], body[1])
+        self._journal.write(What.SENT, lane=lane, job=headers["id"], worker="sender")
+
     def _step(self) -> list[Entry]:
-        leases, renewed = self._leases.look()
-        for lease in renewed:
-            self._journal.write(What.HEARTBEAT, job=lease.job)
+        look = self._leases.look()
+        self._write_down(look)
         entries = self._journal.read()
-        self._kill_or_restart(entries)
+        now, running = self._now(), self._phase == "running"
+        self._worker_kill.step(entries, may_begin=running and now > self._seconds * KILL_WORKER)
+        if running:  # later, a beat that is started again would tick for ever
+            self._beat_kill.step(entries, may_begin=now > self._seconds * KILL_BEAT)
         self._show(
             Snapshot(
                 locked=self._locked,
@@ -121,40 +149,33 @@ class Scenario:
                 zero=self._zero,
                 phase=self._phase,
                 entries=entries,
-                leases=leases,
-                alive={name: self._processes.alive(name) for name in WORKERS},
+                leases=look.leases,
+                alive={name: self._processes.alive(name) for name in (*WORKERS, *BEATS)},
+                leader=self._leader,
+                leads_for=look.leader.remaining if look.leader else 0.0,
             )
         )
         time.sleep(STEP)
         return entries
 
-    def _kill_or_restart(self, entries: list[Entry]) -> None:
-        now = self._now()
-        if not self._killed:
-            if (
-                self._phase == "running"
-                and now > self._seconds / 3
-                and (victim := self._import_in_its_middle(entries))
-            ):
-                self._killed, self._killed_at = victim.worker, now
-                self._processes.kill(victim.worker)
-        elif now > self._killed_at + RESTART_AFTER and not self._restarted:
-            self._restarted = True
-            self._processes.start_worker(self._killed)
+    def _write_down(self, look: Look) -> None:
+        for lease in look.renewed:
+            self._journal.write(What.HEARTBEAT, job=lease.job)
+        leader = self._processes.name_of(look.leader.pid) if look.leader else ""
+        if leader != self._leader:
+            self._leader = leader
+            self._journal.write(What.LEADS, worker=leader)
 
-    def _import_in_its_middle(self, entries: list[Entry]) -> Run | None:
-        youngest, oldest = KILL_AGE
-        now = time.monotonic()
-        return next(
-            (
-                run
-                for run in records.runs(entries)
-                if run.outcome == "running"
-                and run.lane.startswith("import_account")
-                and youngest <= now - run.started <= oldest
-            ),
-            None,
-        )
+    def _beat_to_kill(self, entries: Sequence[Entry]) -> str | None:
+        """The one that leads, once the other stands by; without the lock, one of two that tick."""
+        if self._locked:
+            standby = are_ready(BEATS, entries)
+            return self._leader if standby and has_ticked(self._leader, entries) else None
+        return BEATS[0] if all(has_ticked(beat, entries) for beat in BEATS) else None
+
+    def _waits_for_takeover(self) -> bool:
+        ticked = ticks_of_the_other(self._journal.read()) >= TAKEOVER_TICKS
+        return not ticked and self._now() < self._seconds + TAKEOVER_BOUND
 
     def _late_write(self) -> str:
         """The write of a worker that was frozen after its check and wakes when its lease is lost.
@@ -174,7 +195,7 @@ class Scenario:
         return "accepted"
 
     def _workers_are_ready(self, entries: list[Entry]) -> bool:
-        return {entry.worker for entry in entries if entry.what is What.READY} >= set(WORKERS)
+        return are_ready(WORKERS, entries)
 
     def _all_is_settled(self, entries: list[Entry]) -> bool:
         return not records.unsettled(entries) and all(

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from example_project import journal as records
+from example_project.burst import unpublished
 from example_project.journal import Entry, What
 from example_project.narration import heartbeats, told
 from example_project.snapshot import Snapshot
+from example_project.ticks import BEATS, doubled, ticks
 
 #: The bar that shows what remains of a lease: characters, and the seconds they stand for.
 BAR, BAR_SECONDS = 10, 2.0
@@ -55,6 +57,8 @@ class Lines:
                 for lease in snapshot.leases
             ]
             print(f"{snapshot.now:6.2f} s  leases: {'; '.join(held)}")
+            if leader := _leader(snapshot):
+                print(f"{snapshot.now:6.2f} s  {leader}")
         sys.stdout.flush()
 
     def close(self) -> None:
@@ -85,11 +89,16 @@ def _board(snapshot: Snapshot) -> Iterator[str]:
     title = "With the lock" if snapshot.locked else "Without the lock"
     yield f"{BOLD}{title}{PLAIN}   {snapshot.phase}, {snapshot.now:.1f} s"
     overlaps = len(records.overlaps(records.runs(snapshot.entries)))
-    workers = "   ".join(f"{name} {_up(alive)}" for name, alive in snapshot.alive.items())
-    yield f"{workers}   overlaps {RED if overlaps else GREEN}{overlaps}{PLAIN}"
+    twice = len(doubled(ticks(snapshot.entries)))
+    up = {name: f"{name} {_up(alive)}" for name, alive in snapshot.alive.items()}
+    workers = "   ".join(words for name, words in up.items() if name not in BEATS)
+    yield f"{workers}   overlaps {_alarm(overlaps)}"
+    leader = _leader(snapshot) or ("nobody leads" if snapshot.locked else "")
+    beats = "   ".join(words for name, words in up.items() if name in BEATS)
+    yield f"{beats}       ticks sent twice {_alarm(twice)}   {leader}"
     yield ""
-    counts = f"{'done':>5}{'skipped':>9}{'put back':>10}"
-    yield f"{DIM}{'':20}{'runs on':22}{'lease':18}{'heartbeats':12}{counts}{PLAIN}"
+    counts = f"{'done':>5}{'skipped':>8}{'put back':>9}{'unsent':>7}"
+    yield f"{DIM}{'':20}{'runs on':20}{'lease':17}{'heartbeats':11}{counts}{PLAIN}"
     yield from _rows(snapshot)
     yield ""
     for entry, text in list(told(snapshot.entries))[-EVENTS:]:
@@ -103,6 +112,7 @@ def _rows(snapshot: Snapshot) -> Iterator[str]:
     leases = {names[lease.job]: lease for lease in snapshot.leases if lease.job in names}
     beats = heartbeats(entries)
     put_back = records.put_backs(entries)
+    unsent = unpublished(entries)
     for lane in sorted(set(names.values())):
         runs = [run for run in executions if run.lane == lane]
         running = Counter(run.worker for run in runs if run.outcome == "running")
@@ -115,9 +125,9 @@ def _rows(snapshot: Snapshot) -> Iterator[str]:
         colour = RED if running.total() > 1 else GREEN if running else DIM
         workers = [f"{name} x{n}" if n > 1 else name for name, n in running.items()]
         where = ", ".join(workers) or ("dead, lease runs out" if lease else "-")
-        counts = f"{done:>5}{skipped:>9}{waited:>10}"
+        counts = f"{done:>5}{skipped:>8}{waited:>9}{unsent.get(lane, 0):>7}"
         # Padded before it is coloured: escape codes have no width.
-        yield f"{lane:20}{colour}{_cut(where, 21):22}{PLAIN}{bar:18}{RED}{hearts:12}{PLAIN}{counts}"
+        yield f"{lane:20}{colour}{_cut(where, 19):20}{PLAIN}{bar:17}{RED}{hearts:11}{PLAIN}{counts}"
 
 
 def _clock(entry: Entry, snapshot: Snapshot) -> str:
@@ -130,12 +140,25 @@ def _bar(remaining: float) -> str:
     return "█" * filled + "░" * (BAR - filled) + f" {remaining:.1f} s"
 
 
+def _leader(snapshot: Snapshot) -> str:
+    """Which beat leads, as the store has it: a dead one until its lease is over."""
+    if not snapshot.leader:
+        return ""
+    dead = "" if snapshot.alive[snapshot.leader] else ", but is dead"
+    return f"{snapshot.leader} leads{dead}: lease {snapshot.leads_for:.1f} s"
+
+
+def _alarm(count: int) -> str:
+    return f"{RED if count else GREEN}{count}{PLAIN}"
+
+
 def _up(alive: bool) -> str:
     return f"{GREEN}up{PLAIN}" if alive else f"{RED}down{PLAIN}"
 
 
 def _coloured(text: str) -> str:
-    alarms = {"OVERLAP": RED, "KILLED": RED, " skips ": YELLOW, " put back ": YELLOW}
+    alarms = dict.fromkeys(("OVERLAP", "KILLED", "SENT TWICE"), RED)
+    alarms |= dict.fromkeys((" skips ", " put back "), YELLOW)
     for word, colour in alarms.items():
         text = text.replace(word, f"{colour}{word}{PLAIN}")
     return text

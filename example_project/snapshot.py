@@ -17,6 +17,8 @@ class Snapshot:
     entries: list[Entry]
     leases: list[HeldLease]
     alive: dict[str, bool]
+    leader: str  # the beat that leads, or "" where none does
+    leads_for: float  # seconds that remain of its lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,12 @@ def rect(
     stroke: str = "none",
     opacity: float = 1,
     radius: float = 0,
+    dashes: str = "none",
 ) -> str:
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}" '
-        f'fill="{fill}" fill-opacity="{opacity}" stroke="{stroke}" stroke-width="1.8"/>'
+        f'fill="{fill}" fill-opacity="{opacity}" stroke="{stroke}" stroke-width="1.8" '
+        f'stroke-dasharray="{dashes}"/>'
     )
 
 

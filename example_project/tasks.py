@@ -1,4 +1,4 @@
-"""The three tasks: an importer per account, a nightly report, a payment.
+"""The four tasks: an importer per account, a nightly report, a payment, a refresh of rates.
 
 `acks_late` and `reject_on_worker_lost` let a job survive its worker: the broker delivers it again.
 The lock lets it run again, but never beside another run for the same key.
@@ -23,6 +23,7 @@ TTL = 2
 PAGES, PAGE_SECONDS = 10, 0.2
 REPORT_SECONDS = 2.2
 CARD_NETWORK_SECONDS = 0.6
+RATES_SECONDS = 0.7
 
 
 @singleton_task(
@@ -67,3 +68,20 @@ def pay(account_id: int, payment_id: str, cents: int) -> None:
         # Between this check and the write the process can still be frozen for longer than the ttl.
         # Only the bank can refuse then, and the fence is how it knows.
         bank.settle(payment_id, account_id, balance=balance + cents, cents=cents, fence=lease.fence)
+
+
+@singleton_task(
+    app=app,
+    key="currency:{currency}",
+    ttl=TTL,
+    # One running, one waiting: a call finds the one that waits, or becomes it. So however many ask,
+    # a run begins after the last of them.
+    unique="until_start",
+    on_conflict=OnConflict.retry(delay=0.1, max_delay=0.2),
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def refresh_rates(currency: str) -> None:
+    """Fetch the exchange rates. The feed asks for it at each change, many times a second."""
+    with witness.body(refresh_rates, currency):
+        time.sleep(RATES_SECONDS)

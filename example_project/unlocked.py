@@ -7,14 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
+from celery.result import AsyncResult
 
-LOCK_OPTIONS = {"key", "scope", "limit", "ttl", "max_hold", "min_hold", "on_conflict", "on_lost"}
+LOCK_OPTIONS = {
+    *("key", "scope", "limit", "ttl", "max_hold", "min_hold", "on_conflict", "on_lost"),
+    *("unique", "unique_for", "on_duplicate"),
+}
 
 
 def singleton_task(*, app: Celery, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     plain = {name: value for name, value in options.items() if name not in LOCK_OPTIONS}
     register: Callable[[Callable[..., Any]], Any] = app.task(**plain)
     return register
+
+
+def claim_and_send(
+    app: Celery, name: str, args: tuple[object, ...], *, singleton: object, key: str
+) -> "AsyncResult[Any]":
+    """Every call is published: without a claim nobody knows of the one that waits."""
+    return app.send_task(name, args)
 
 
 class OnConflict:

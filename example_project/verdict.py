@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from example_project import journal as records
+from example_project.burst import Burst, burst
 from example_project.journal import What
 from example_project.snapshot import Outcome
+from example_project.ticks import doubled, ticks, ticks_of_the_other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,10 @@ class Figures:
     run_again: int
     overlaps: int
     lost: int
+    burst: Burst
+    ticks: int
+    ticks_of_the_other: int
+    doubled: int
     late_write: str
     money_missing: int  # cents
     seconds: float
@@ -36,6 +42,10 @@ def figures(outcome: Outcome) -> Figures:
         run_again=len(killed & {run.job for run in executions if run.outcome == "done"}),
         overlaps=len(records.overlaps(executions)),
         lost=len(records.unsettled(entries)),
+        burst=burst(entries),
+        ticks=len(sent := ticks(entries)),
+        ticks_of_the_other=ticks_of_the_other(entries),
+        doubled=len(doubled(sent)),
         late_write=outcome.late_write,
         money_missing=outcome.money_missing,
         seconds=outcome.seconds,
@@ -43,24 +53,38 @@ def figures(outcome: Outcome) -> Figures:
 
 
 def table(locked: Figures, unlocked: Figures) -> str:
-    rows = [
-        ("jobs sent", locked.sent, unlocked.sent),
-        ("bodies run", locked.bodies, unlocked.bodies),
-        ("calls skipped: a run was going on", locked.skipped, unlocked.skipped),
-        ("times put back to wait for their turn", locked.put_back, unlocked.put_back),
-        ("jobs killed with their worker", locked.killed, unlocked.killed),
-        ("... that ran again to the end", locked.run_again, unlocked.run_again),
-        ("late write with an old fence", locked.late_write, unlocked.late_write),
-        (
-            "money missing",
-            f"{locked.money_missing / 100:.2f}",
-            f"{unlocked.money_missing / 100:.2f}",
-        ),
-        ("jobs lost", locked.lost, unlocked.lost),
-        ("overlaps", locked.overlaps, unlocked.overlaps),
-    ]
-    head = f"{'':40}{'with the lock':>16}{'without':>12}"
-    return "\n".join([head, *(f"{name:40}{left:>16}{right:>12}" for name, left, right in rows)])
+    """Both runs side by side; what ought to be zero stands last."""
+    rows = zip(_rows(locked), _rows(unlocked), strict=True)
+    head = f"{'':44}{'with the lock':>16}{'without':>12}"
+    return "\n".join(
+        [head, *(f"{name:44}{left:>16}{right:>12}" for (name, left), (_, right) in rows)]
+    )
+
+
+def summary(of: Figures) -> str:
+    return (
+        f"overlaps: {of.overlaps}   jobs lost: {of.lost}   ticks sent twice: {of.doubled}"
+        f"   messages for {of.burst.calls} calls: {of.burst.published}"
+    )
+
+
+def _rows(of: Figures) -> Iterator[tuple[str, object]]:
+    yield "jobs sent", of.sent
+    yield "bodies run", of.bodies
+    yield "calls skipped: a run was going on", of.skipped
+    yield "times put back to wait for their turn", of.put_back
+    yield "jobs killed with their worker", of.killed
+    yield "... that ran again to the end", of.run_again
+    yield f"messages for a burst of {of.burst.calls} calls", of.burst.published
+    yield "... waiting at the same time, at most", of.burst.waiting
+    yield "... a run began after the last call", "yes" if of.burst.ran_after else "no"
+    yield "ticks sent by the beats", of.ticks
+    yield "... by the other, after one was killed", of.ticks_of_the_other
+    yield "late write with an old fence", of.late_write
+    yield "money missing", f"{of.money_missing / 100:.2f}"
+    yield "jobs lost", of.lost
+    yield "ticks sent twice", of.doubled
+    yield "overlaps", of.overlaps
 
 
 def faults(locked: Figures, unlocked: Figures) -> Iterator[str]:
@@ -77,5 +101,21 @@ def faults(locked: Figures, unlocked: Figures) -> Iterator[str]:
         yield "no body was running on the worker that was killed"
     if not locked.skipped:
         yield "no duplicate met a running body"
+    yield from _burst_faults(locked.burst)
+    if locked.doubled:
+        yield f"with the lock, {locked.doubled} ticks were sent twice"
+    if not locked.ticks_of_the_other:
+        yield "no beat took over from the leader that was killed"
+    if not unlocked.doubled:
+        yield "without the lock no tick was sent twice either, so the run with it proves nothing"
     if not unlocked.overlaps:
         yield "without the lock nothing overlapped either, so the run with it proves nothing"
+
+
+def _burst_faults(found: Burst) -> Iterator[str]:
+    if not found.ran_after:
+        yield "no body of the burst's task began after its last call"
+    if found.waiting > 1:
+        yield f"{found.waiting} messages of the burst waited at the same time"
+    if found.published >= found.calls:
+        yield f"{found.published} messages were published for a burst of {found.calls} calls"

@@ -1,4 +1,4 @@
-"""What workers and Beat write to the journal: their bodies, and Celery signals around them."""
+"""What workers and beats write to the journal: their bodies, and Celery signals around them."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
-from celery.signals import after_task_publish, task_postrun, worker_ready
+from celery.signals import (
+    after_task_publish,
+    beat_init,
+    task_postrun,
+    task_prerun,
+    worker_ready,
+)
 
-from example_project.app import JOURNAL_PATH, LOCKED
+from example_project.app import JOURNAL_PATH, LOCKED, NAME
 from example_project.journal import Journal, What, lane_of
 
 if TYPE_CHECKING or LOCKED:
@@ -29,7 +35,7 @@ def body(task: "Task[Any, Any]", argument: object) -> Iterator[None]:
         lane=lane_of(task.name, [argument], {}),
         job=str(request.id),
         body=uuid.uuid4().hex,
-        worker=str(request.hostname).partition("@")[0],
+        worker=NAME,
     )
     write(What.START, fence=current_lease().fence)
     outcome = "done"
@@ -44,8 +50,21 @@ def body(task: "Task[Any, Any]", argument: object) -> Iterator[None]:
 
 @after_task_publish.connect
 def _sent(headers: dict[str, Any], body: Sequence[Any], **_: object) -> None:
-    arguments, keywords = body[0], body[1]
-    journal.write(What.SENT, lane=lane_of(headers["task"], arguments, keywords), job=headers["id"])
+    lane = lane_of(headers["task"], body[0], body[1])
+    journal.write(What.SENT, lane=lane, job=headers["id"], worker=NAME)
+
+
+@task_prerun.connect
+def _taken(
+    task: "Task[Any, Any]",
+    task_id: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    **_: object,
+) -> None:
+    # Before the lock is asked, and so before the claim of this message ends: whoever claims next is
+    # published after this entry.
+    journal.write(What.TAKEN, lane=lane_of(task.name, args, kwargs), job=task_id, worker=NAME)
 
 
 @task_postrun.connect
@@ -58,10 +77,10 @@ def _skipped(
     **_: object,
 ) -> None:
     if is_skipped(retval):
-        worker = str(task.request.hostname).partition("@")[0]
-        journal.write(What.SKIP, lane=lane_of(task.name, args, kwargs), job=task_id, worker=worker)
+        journal.write(What.SKIP, lane=lane_of(task.name, args, kwargs), job=task_id, worker=NAME)
 
 
 @worker_ready.connect
-def _ready(sender: Any, **_: object) -> None:
-    journal.write(What.READY, worker=str(sender.hostname).partition("@")[0])
+@beat_init.connect
+def _ready(**_: object) -> None:
+    journal.write(What.READY, worker=NAME)
