@@ -85,6 +85,7 @@ def url(request: pytest.FixtureRequest, server: PrivateServer) -> str:
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_never_gives_its_reply_to_the_next(
     url: str, fault: type[BaseException]
 ) -> None:
@@ -122,6 +123,7 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next(
         store.close()
 
 
+@pytest.mark.slow
 def test_an_interrupted_acquire_of_the_locker_leaves_no_lease_and_no_renewal(
     server: PrivateServer, fault: type[BaseException]
 ) -> None:

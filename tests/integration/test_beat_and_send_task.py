@@ -42,6 +42,7 @@ def test_the_foreign_app_knows_nothing_of_us(environment: dict[str, str]) -> Non
     subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sender", [POOLS, FOREIGN], ids=["registered", "by name"])
 def test_a_tick_is_skipped_while_the_last_one_still_runs(
     sender: str,

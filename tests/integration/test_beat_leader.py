@@ -58,6 +58,7 @@ def ticks(redis_client: redis.Redis) -> Ticks:
     return Ticks(redis_client)
 
 
+@pytest.mark.slow
 def test_killed_leaders_are_replaced_and_no_tick_comes_twice(beats: Beats, ticks: Ticks) -> None:
     beats.add(3)
     ticks.wait_for(2)
@@ -74,6 +75,7 @@ def test_killed_leaders_are_replaced_and_no_tick_comes_twice(beats: Beats, ticks
     assert longest_gap(sent) < TTL + 1
 
 
+@pytest.mark.slow
 def test_plain_schedulers_tick_twice(beat: StartBeat, ticks: Ticks) -> None:
     for number in range(3):
         beat(APP, scheduler="celery.beat:PersistentScheduler", name=f"plain{number}")
@@ -136,6 +138,7 @@ def test_a_leader_stopped_between_permit_and_send_sends_late_and_once(
     assert faults(sent, EVERY) == []
 
 
+@pytest.mark.slow
 def test_a_clean_stop_hands_over_at_once_and_loses_nothing(
     beats: Beats, ticks: Ticks, environment: dict[str, str]
 ) -> None:
@@ -282,6 +285,7 @@ def test_no_more_keys_are_left_than_one_per_entry(
     assert 399 * 86400 < redis_client.ttl(last) <= 400 * 86400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

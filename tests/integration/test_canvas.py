@@ -258,6 +258,7 @@ def test_an_errback_with_celerys_own_arguments_runs_inside_the_failing_task(
 # Replacements.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["replaced", "replaced_late"])
 @pytest.mark.parametrize("by", ["itself", "another"])
 def test_a_task_replaced_on_its_own_key_runs_on_20_of_20(

@@ -291,6 +291,7 @@ def test_a_task_that_replaces_itself_keeps_its_claim(
     one.can_be_had(call)
 
 
+@pytest.mark.slow
 @both
 def test_a_task_that_another_replaces_leaves_its_claim_to_nobody(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str

@@ -123,6 +123,7 @@ def test_ls_says_that_nothing_is_held(cli: Cli) -> None:
     assert (answer.status, answer.json()) == (0, [])
 
 
+@pytest.mark.slow
 def test_ls_lists_who_holds_what(
     cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
@@ -153,6 +154,7 @@ def test_ls_lists_who_holds_what(
     result.get(timeout=20)
 
 
+@pytest.mark.slow
 def test_show_knows_the_three_spellings_of_a_key(cli: Cli, load_app: LoadApp) -> None:
     pools = load_app(POOLS)
     key = pools.brief.lock_key("a")
@@ -183,6 +185,7 @@ def test_a_short_name_of_two_keys_is_refused_with_both(cli: Cli, load_app: LoadA
         assert len(cli("ls", "--json").json()) == 2
 
 
+@pytest.mark.slow
 def test_the_key_of_a_task_with_a_limit_finds_a_slot_that_is_held(
     cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
@@ -203,6 +206,7 @@ def test_the_key_of_a_task_with_a_limit_finds_a_slot_that_is_held(
     pools.gate("a").touch()
 
 
+@pytest.mark.slow
 def test_a_reservation_and_a_cooling_key_are_told_apart_from_a_run(
     cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
@@ -227,6 +231,7 @@ def test_a_reservation_and_a_cooling_key_are_told_apart_from_a_run(
 # Releasing.
 
 
+@pytest.mark.slow
 def test_release_asks_and_no_is_the_default(cli: Cli, load_app: LoadApp) -> None:
     pools = load_app(POOLS)
     key = pools.brief.lock_key("a")
@@ -369,6 +374,7 @@ def test_ls_shows_what_a_claimed_message_does_and_who_published_it(
     assert keys[Phase.RUNNING] not in text
 
 
+@pytest.mark.slow
 def test_a_short_name_means_the_lease_and_a_claim_is_named_whole(
     cli: Cli, load_app: LoadApp
 ) -> None:
@@ -392,6 +398,7 @@ def test_a_short_name_means_the_lease_and_a_claim_is_named_whole(
     assert "fence" not in text
 
 
+@pytest.mark.slow
 def test_a_released_claim_lets_an_equal_call_be_published_and_leaves_the_lease(
     cli: Cli, load_app: LoadApp
 ) -> None:

@@ -165,6 +165,7 @@ def test_an_explicit_apply_honours_the_lock(stage: Stage, worker: CeleryWorker, 
 # A worker full of waiting calls.
 
 
+@pytest.mark.slow
 def test_five_hundred_waiting_calls_do_not_stall_an_unrelated_task(stage: Stage, name: str) -> None:
     crowd_worker = stage.worker(concurrency=2, queues=["crowd"])
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):

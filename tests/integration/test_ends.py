@@ -98,6 +98,7 @@ def overlaps_of(stage: Stage, name: str) -> list[Any]:
 # Ends that are told late.
 
 
+@pytest.mark.slow
 def test_nobody_starts_while_the_parent_tells_of_a_hard_time_limit_and_the_body_runs_on(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -119,6 +120,7 @@ def test_nobody_starts_while_the_parent_tells_of_a_hard_time_limit_and_the_body_
     wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
 
 
+@pytest.mark.slow
 def test_a_task_that_is_acknowledged_late_does_not_come_back_after_its_hard_time_limit(
     stage: Stage, name: str
 ) -> None:
@@ -200,8 +202,9 @@ def test_a_second_call_with_the_same_task_id_runs(
     assert first.get(timeout=SOON) == name
     wait_until(lambda: kind_of(stage, name) is None, f"{name} is free")
     first.forget()
-    second = called.apply_async((name,), task_id=task_id)
-    assert second.get(timeout=SOON) == name
+    called.apply_async((name,), task_id=task_id)
+    # Not by its result: the result backend may still have the first one's message for that id.
+    stage.journal.wait_for_ends(2, key=name)
     assert [run.task_id for run in stage.journal.runs(name)] == [task_id] * 2
 
 

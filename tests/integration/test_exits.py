@@ -144,6 +144,7 @@ def test_children_that_end_after_one_task_leave_nothing_behind(
 # Exits from outside.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["sleep", "stubborn"])
 def test_at_a_hard_time_limit_nobody_starts_before_the_child_is_dead(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal, way: str
@@ -186,6 +187,7 @@ def test_a_body_that_a_hard_time_limit_ends_is_not_put_back_for_its_lost_lease(
     assert not told([process], "put-back")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "seconds", "number"),
     [("sleep", 30, "SIGTERM"), ("stubborn", 2, "SIGTERM"), ("stubborn", 30, "SIGKILL")],

@@ -161,6 +161,7 @@ test_each_test_has_an_empty_database_again = test_each_test_has_an_empty_databas
 # Workers.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_worker_runs_tasks_in_every_pool(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal
@@ -239,6 +240,7 @@ def test_beat_sends_what_its_app_schedules(
 # RabbitMQ.
 
 
+@pytest.mark.slow
 def test_a_task_runs_over_rabbitmq(
     rabbit_url: str,
     environment: dict[str, str],
@@ -253,6 +255,7 @@ def test_a_task_runs_over_rabbitmq(
     assert len(journal.runs("k")) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_survives_a_cut_rabbitmq_connection(
     rabbit: RabbitServer,
     environment: dict[str, str],

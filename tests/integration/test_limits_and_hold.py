@@ -83,6 +83,7 @@ def test_hold_is_refused_while_a_task_has_its_key(
         lease.check()
 
 
+@pytest.mark.slow
 def test_hold_waits_for_a_task_to_end(stage: Stage, worker: CeleryWorker, name: str) -> None:
     running = stage.occupy(name)
     with pytest.raises(LockConflict), holding(stage, name, wait=0.3):

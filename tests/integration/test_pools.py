@@ -106,6 +106,7 @@ def test_without_renewal_the_same_duplicate_overlaps(
     assert len(journal.overlaps()) == 1
 
 
+@pytest.mark.slow
 @every_pool
 def test_a_key_is_released_with_its_body_and_not_by_its_ttl(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
@@ -150,6 +151,7 @@ def spin_beside_a_duplicate(
     return first, late, pools
 
 
+@pytest.mark.slow
 @green_pool
 def test_a_greenlet_that_never_yields_keeps_its_lease(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
@@ -163,6 +165,7 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
     assert notes(journal, "lost") == []
 
 
+@pytest.mark.slow
 @green_pool
 def test_a_keeper_that_is_a_greenlet_starves(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal

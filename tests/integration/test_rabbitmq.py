@@ -85,6 +85,7 @@ def wait_until_empty(rabbit: RabbitServer, vhost: str) -> None:
     wait_until(empty, f"the queues of {vhost} are empty")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_connection_cut_in_mid_body_makes_no_second_body(
     count: int,
@@ -122,6 +123,7 @@ def assert_one_run_each(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_without_the_lock_a_connection_cut_in_mid_body_makes_a_second_body(
     crash: ModuleType, rabbit: RabbitServer, vhost: str, worker: StartWorker, journal: Journal
 ) -> None:
@@ -185,6 +187,7 @@ def test_without_the_lock_an_overdue_acknowledgement_makes_a_second_body(
     assert journal.overlaps()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_job_whose_worker_was_killed_runs_again(
     count: int,
@@ -212,6 +215,7 @@ def test_a_job_whose_worker_was_killed_runs_again(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "route",
     [

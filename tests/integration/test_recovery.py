@@ -149,6 +149,7 @@ def test_a_killed_holders_redelivery_runs_after_the_duplicate_that_it_meets(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_with_the_usual_recipe_the_killed_holders_call_is_lost(
     crash: ModuleType,
     worker: StartWorker,
@@ -308,6 +309,7 @@ def test_a_job_whose_child_was_killed_runs_again(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", ["late", pytest.param("silent", marks=SLOW)])
 def test_a_job_whose_worker_was_killed_runs_again(

@@ -76,6 +76,7 @@ def assert_bounded(workers: list[CeleryWorker], results: list[Any], seconds: flo
     assert worst <= 1 + by_copy + by_sweep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=SLOW)])
 def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
@@ -111,6 +112,7 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_without_the_lock_a_task_that_is_delivered_again_has_several_bodies(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:
@@ -121,6 +123,7 @@ def test_without_the_lock_a_task_that_is_delivered_again_has_several_bodies(
     assert journal.overlaps()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["late", "silent", "linked"])
 def test_a_twin_that_arrives_after_the_success_is_dropped(
     name: str, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
@@ -156,6 +159,7 @@ def test_without_the_lock_a_twin_that_arrives_after_the_success_runs(
     journal.wait_for_ends(2, key="k")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [pytest.param(8, id="8"), pytest.param(20, id="20", marks=SLOW)])
 def test_messages_that_wait_in_a_worker_for_too_long_run_once_each(
     count: int, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
@@ -176,6 +180,7 @@ def test_messages_that_wait_in_a_worker_for_too_long_run_once_each(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_a_countdown_longer_than_the_visibility_timeout_ends_in_one_run(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:
@@ -194,6 +199,7 @@ def test_a_countdown_longer_than_the_visibility_timeout_ends_in_one_run(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_without_the_lock_messages_that_wait_for_too_long_run_several_times(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:

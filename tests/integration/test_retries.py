@@ -84,6 +84,7 @@ def test_autoretry_gives_up_after_the_users_max_retries(
     freed(stage, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "options"),
     [("flaky", {"attempts": 2, "countdown": 2}), ("slowly_stubborn", {})],

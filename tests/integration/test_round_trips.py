@@ -168,6 +168,7 @@ with ExitStack() as leases:
 """
 
 
+@pytest.mark.slow
 def test_a_thousand_leases_cost_one_thread_and_a_pipeline_every_third_of_the_ttl(
     counted: Counted,
 ) -> None:

@@ -289,6 +289,7 @@ class Listener:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_skip_is_a_worker_event_where_events_are_on(
     pool: str, environment: dict[str, str], worker: StartWorker, load_app: LoadApp

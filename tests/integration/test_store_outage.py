@@ -60,6 +60,7 @@ def said(journal: Journal, text: str) -> bool:
 # Down before the body.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outage", ["killed", "stopped"])
 def test_a_task_whose_store_is_down_is_neither_run_nor_lost(
     private_redis: PrivateServer,
@@ -81,6 +82,7 @@ def test_a_task_whose_store_is_down_is_neither_run_nor_lost(
     assert len(journal.runs()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_for_all")
 @pytest.mark.parametrize("with_data", [True, False], ids=["persistent", "empty"])
 def test_a_message_that_only_the_child_has_outlives_store_and_broker(
@@ -107,6 +109,7 @@ def test_a_message_that_only_the_child_has_outlives_store_and_broker(
 # Down at the release.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [False, True], ids=["alone", "with a link"])
 def test_a_result_stands_though_the_store_is_down_at_the_release(
     private_redis: PrivateServer,
@@ -165,6 +168,7 @@ def lose_all_under_running_bodies(
     assert process.log.count("reason=lease lost") == count
 
 
+@pytest.mark.slow
 def test_twenty_bodies_under_which_the_store_is_emptied_are_put_back_and_finish(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
@@ -172,6 +176,7 @@ def test_twenty_bodies_under_which_the_store_is_emptied_are_put_back_and_finish(
     lose_all_under_running_bodies(private_redis, process, load_app, journal, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_for_all")
 def test_twenty_bodies_under_which_store_and_broker_are_emptied_are_put_back_and_finish(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal

@@ -366,6 +366,7 @@ def test_a_retry_with_other_arguments_frees_the_claim_of_the_first(
     assert (ran(stage, name), ran(stage, other)) == ([first.id], [first.id])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"expires": 60}], ids=str)
 @pytest.mark.parametrize("task", ["once", "soon"])
 def test_a_call_for_later_keeps_its_claim_until_then(
@@ -515,15 +516,16 @@ def test_a_link_published_twice_leaves_no_claim(
     assert ran(stage, name) == [first.id]
 
 
+@pytest.mark.slow
 def test_a_late_copy_of_an_attempt_leaves_the_claim_to_the_retry(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     flaky = stage.app.flaky_late
-    first = flaky.apply_async((name,), {"countdown": 1.5}, queue=IDLE)
+    first = flaky.apply_async((name,), {"countdown": 5}, queue=IDLE)
     [headers] = [headers for headers in queued(stage) if headers["id"] == first.id]
     same = {HEADER: {"id": first.id, "call": headers[HEADER]["call"]}}
     for _ in range(2):
-        flaky.apply_async((name,), {"countdown": 1.5}, task_id=first.id, headers=same)
+        flaky.apply_async((name,), {"countdown": 5}, task_id=first.id, headers=same)
         wait_until(lambda: phase(stage, flaky, name) == "retrying", "it waits for its retry")
     worker.wait_for_log(rf"dropped: \S+\[{first.id}\]")
     assert phase(stage, flaky, name) == "retrying"

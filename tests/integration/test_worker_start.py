@@ -96,6 +96,7 @@ def server(*arguments: str) -> Iterator[PrivateServer]:
 # Settings.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
