@@ -129,7 +129,8 @@ class EtcdStore(RuledStore):
             found = self._gateway.call("kv/range", body, deadline, repeatable=True).get("kvs", [])
             for kv in found:
                 key = self._keys.key(kv["key"])
-                entry = self._entry(kv, deadline)
+                # Each has its own time: a page may ask for as many leases as there are workers.
+                entry = self._entry(kv, self._clock.now() + _OPERATOR_TIMEOUT)
                 record = entry.record(key) if entry else None
                 if record is not None and fnmatch.fnmatchcase(key, pattern):
                     yield record

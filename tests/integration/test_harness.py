@@ -289,9 +289,9 @@ def test_a_short_consumer_timeout_redelivers_what_nobody_acknowledged(
         processes = [worker(PLAIN), worker(PLAIN)]
         result = plain.occupy.delay("k", 6)
         [first, second] = journal.wait_for_starts(2)
-    # Celery takes the closed channel for unrecoverable: that worker ends, once its body is done.
-    [ending] = [process for process in processes if "PRECONDITION_FAILED" in process.log]
-    assert first.pid in ending.children()
+        # Celery takes the closed channel for unrecoverable: that worker ends once its body is done.
+        [ending] = [process for process in processes if first.pid in process.children()]
+        ending.wait_for_log("PRECONDITION_FAILED")
     assert (first.task_id, second.task_id) == (result.id, result.id)
     assert len(journal.overlaps()) == 1
 

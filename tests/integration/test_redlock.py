@@ -188,6 +188,7 @@ def test_a_body_goes_on_without_two_of_five(
     answer = result.get(timeout=30)
     assert answer["lost"] is False
     assert len(journal.runs("k")) == 1
+    Keys(loss.app).wait_until_free(loss.late.lock_key("k"))
     again = loss.early.delay("k", "sleep", 0).get(timeout=30)
     assert again["lost"] is False
 

@@ -54,8 +54,8 @@ __all__ = [
     "take",
 ]
 
-#: Seconds to wait for one reply.
-TIMEOUT = 5.0
+#: Seconds to wait for one reply, also of 600 renewals on a machine that is busy with other things.
+TIMEOUT = 20.0
 #: Seconds that no test lasts: a lease that stands.
 LONG = 600.0
 
