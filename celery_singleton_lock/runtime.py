@@ -108,14 +108,14 @@ class Runtime:
         return parts
 
     def _wire(self) -> _Parts:
-        store = self._given_store or self._open_store()
+        store = self._given_store or self._first_store()
         keeper = Keeper(store, self.clock, self.events)
         # Its thread ends with the app; but not with the interpreter, where a body may run still.
         weakref.finalize(self, keeper.close).atexit = False
         locker = Locker(store, self.clock, keeper, self.events, Runtime.shared_record)
         return _Parts(store, keeper, locker)
 
-    def _open_store(self) -> Store:
+    def _first_store(self) -> Store:
         settings = self.settings
         if not settings.url:
             raise SettingsError(
@@ -123,6 +123,11 @@ class Runtime:
                 'Redis. Set singleton_lock_url = "redis://host:6379/0".'
             )
         logger.info("singleton locks live in %s (%s)", settings.safe_url, settings.url_source)
+        return self.open_store()
+
+    def open_store(self) -> Store:
+        """Another store of the app's settings, with connections of its own."""
+        settings = self.settings
         return open_store(
             settings.url,
             clock=self.clock,

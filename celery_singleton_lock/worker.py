@@ -1,4 +1,5 @@
-"""The worker's bootstep: checks what only a starting worker can, and prepares memory for its pool.
+"""The worker's bootstep: checks what only a starting worker can, prepares memory for its pool, and
+starts the pulse over it.
 
 A bootstep that raises stops the worker; an exception in ``worker_init`` or ``worker_ready`` would
 only be logged.
@@ -17,6 +18,7 @@ from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.instrumentation.monitor import Monitor
+from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.shared_record import SharedRecord
@@ -27,10 +29,13 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class SingletonStep(bootsteps.StartStopStep):
-    """Made before any step starts, so before the pool forks."""
+    """Made before any step starts, so before the pool forks; started when it has forked."""
+
+    requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
+        self._pulse: Pulse | None = None
         app = worker.app
         Runtime.worker_name = worker.hostname
         Monitor.worker = worker.hostname if worker.task_events else ""
@@ -48,6 +53,23 @@ class SingletonStep(bootsteps.StartStopStep):
             # `celery worker`: one line where its log is (a daemon has no stderr), no traceback.
             logger.critical("singleton: %s", exc)
             raise SystemExit(1) from None
+
+    def start(self, worker: Any) -> None:
+        """Celery's: the main thread, after the pool's first fork."""
+        runtime, record = Runtime.of(worker.app), Runtime.shared_record
+        if record is None or not runtime.store.capabilities.renews_for_others:
+            return
+        self._pulse = Pulse(record, runtime.open_store(), runtime.clock)
+        self._pulse.start()
+
+    def stop(self, worker: Any) -> None:
+        """Celery's, and before the pool's own: bodies run on until they end (a warm shutdown)."""
+        if self._pulse is not None:
+            self._pulse.finish(lambda: not worker.pool.active)
+
+    def terminate(self, worker: Any) -> None:
+        """Celery's, in a cold shutdown: the bodies are ended."""
+        self.stop(worker)
 
 
 def check_tasks(app: Celery, store: Store) -> None:

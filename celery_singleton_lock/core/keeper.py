@@ -7,8 +7,9 @@ Promises
     can hold the key, unless this thread starves.
 
 Does not promise
-    To run while a C call in the body holds the GIL: then ``lease.check()`` after the call tells,
-    by the clock.
+    To run while a C call in the body holds the GIL. In a prefork worker the parent renews then (see
+    ``pulse``), and its renewals count here too: a lease is lost at the later one of both deadlines.
+    Elsewhere ``lease.check()`` after the call tells, by the clock.
 
 States of a lease here::
 
@@ -37,6 +38,13 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.lease import Lease, Loss, LossReason
+from celery_singleton_lock.core.pace import (
+    MAX_TIMEOUT,
+    interval_of,
+    patience,
+    retry_pause,
+    timeout_for,
+)
 from celery_singleton_lock.core.store import Renewal, Store
 from celery_singleton_lock.errors import StoreError
 
@@ -44,32 +52,11 @@ __all__ = ["MAX_TIMEOUT", "Keeper", "timeout_for"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Three renewals fit in a ttl: two may fail before the lease is at risk.
-_RENEWALS_PER_TTL: Final = 3
 # Renewals of many processes that started together shall not come together: the first of each lease
 # is up to a tenth early. Only the first: of a thousand leases the earliest would always win.
 _JITTER: Final = 0.1
-# A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
-# In steps, for a store keeps connections per timeout: a ttl of "the time that is left" would make
-# one connection each.
-_TIMEOUTS_PER_TTL: Final = 6
-_TIMEOUT_STEPS: Final = (2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-MAX_TIMEOUT: Final = _TIMEOUT_STEPS[0]
-_MIN_TIMEOUT: Final = 0.05
-# While the store is silent: often enough to use the first moment it is back, seldom enough not to
-# storm it.
-_RETRY_RATIO: Final = 0.05
-_MAX_RETRY_PAUSE: Final = 1.0
-_MIN_RETRY_PAUSE: Final = 0.01
-
-
-def timeout_for(ttl: float) -> float:
-    """Seconds to wait for one reply about a lease of ``ttl`` seconds."""
-    return max(_step(ttl / _TIMEOUTS_PER_TTL), _MIN_TIMEOUT)
-
-
-def _step(longest: float) -> float:
-    return next((step for step in _TIMEOUT_STEPS if step <= longest), _TIMEOUT_STEPS[-1])
+# Seconds; of a failure that is a defect of ours.
+_PAUSE_AFTER_FAILURE: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -82,22 +69,20 @@ class _Entry:
 
     @property
     def interval(self) -> float:
-        return self.lease.ttl * self.lease.trusted / _RENEWALS_PER_TTL
+        return interval_of(self.lease.ttl, self.lease.trusted)
 
     def renewable(self, now: float) -> bool:
         hold_until = self.lease.hold_until
         return hold_until is None or now < hold_until
 
     def retry_pause(self, now: float) -> float:
-        """Seconds until the silent store is asked again; the last moments are used as well."""
-        half = max((self.lease.valid_until - now) / 2, _MIN_RETRY_PAUSE)
-        return min(self.lease.ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE, half)
+        """Seconds until the silent store is asked again."""
+        return retry_pause(self.lease.ttl, self.lease.deadline - now)
 
     def next_time(self, now: float) -> float:
         """When this entry needs the keeper again."""
-        return (
-            min(self.due, self.lease.valid_until) if self.renewable(now) else self.lease.valid_until
-        )
+        deadline = self.lease.deadline
+        return min(self.due, deadline) if self.renewable(now) else deadline
 
 
 class Keeper:
@@ -138,6 +123,7 @@ class Keeper:
         # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
         self._entries.pop(id(lease), None)
+        lease.end()
 
     def ask(self, lease: Lease) -> None:
         """Renew ``lease`` now, on this thread, and declare it lost if it is."""
@@ -198,8 +184,8 @@ class Keeper:
             # Not of the batch alone: who isn't due yet waits for this reply too.
             leases = [*batch, *(entry.lease for entry in self._entries.values())]
         # At its deadline a body is told of its loss, so nobody waits for a reply beyond that.
-        left = min(lease.valid_until for lease in leases) - now
-        return min(timeout_for(min(lease.ttl for lease in leases)), _step(left))
+        left = min(lease.deadline for lease in leases) - now
+        return patience(min(lease.ttl for lease in leases), left)
 
     def _take(self, entry: _Entry, reply: Renewal, sent: float) -> None:
         lease = entry.lease
@@ -212,9 +198,9 @@ class Keeper:
         elif reply is not Renewal.RENEWED:
             reason = LossReason.REPLACED if reply is Renewal.REPLACED else LossReason.EXPIRED
             self._lose(entry, reason, "the store has it no more")
-        elif self._clock.now() < lease.valid_until:
+        elif self._clock.now() < lease.deadline:
             entry.failures = 0
-            lease.valid_until = sent + lease.trust
+            lease.renewed(sent)
             entry.due = sent + entry.interval
         # Else the reply came after the deadline: lost for good, declared by _declare_overdue.
 
@@ -227,7 +213,7 @@ class Keeper:
     def _declare_overdue(self) -> None:
         now = self._clock.now()
         with self._guard:
-            overdue = [e for e in self._entries.values() if now >= e.lease.valid_until]
+            overdue = [e for e in self._entries.values() if now >= e.lease.deadline]
         for entry in overdue:
             if entry.failures:
                 detail = f"{entry.failures} renewals failed: {entry.error}"
@@ -243,9 +229,8 @@ class Keeper:
         lease = entry.lease
         if self._entries.pop(id(lease), None) is None:
             return
-        lease.loss = Loss(
-            reason=reason, at=min(self._clock.now(), lease.valid_until), detail=detail
-        )
+        lease.loss = Loss(reason=reason, at=min(self._clock.now(), lease.deadline), detail=detail)
+        lease.end()
         # The body first: it may be writing. Telling of it can wait.
         try:
             entry.on_lost(lease)
@@ -279,5 +264,5 @@ class Keeper:
             except Exception:
                 # This thread is what keeps every lease of the process; it must not end.
                 logger.exception("the keeper failed; it goes on")
-                pause = _MAX_RETRY_PAUSE
+                pause = _PAUSE_AFTER_FAILURE
             self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))

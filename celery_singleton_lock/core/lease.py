@@ -2,6 +2,9 @@
 
 A lease is created by the locker, prolonged by the keeper's thread, and read by the body's thread.
 Each field is written by one thread with one assignment, so readers need no lock.
+
+In a prefork worker the parent prolongs it too, from another process, and both say so in a shared
+deadline.
 """
 
 from __future__ import annotations
@@ -10,13 +13,25 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import FenceUnavailable, LeaseLost
 
-__all__ = ["Holder", "Kind", "Lease", "Loss", "LossReason", "Phase", "Record", "Token", "drift"]
+__all__ = [
+    "Holder",
+    "Kind",
+    "Lease",
+    "Loss",
+    "LossReason",
+    "Phase",
+    "Record",
+    "SharedDeadline",
+    "Token",
+    "drift",
+    "trust_of",
+]
 
 # An allowance for clocks that run at different speeds, and for Redis rounding to milliseconds: 1 %
 # plus 2 ms, as the Redlock specification has it (redis.io, "Distributed Locks with Redis").
@@ -27,6 +42,16 @@ _DRIFT_CONSTANT: Final = 0.002
 def drift(ttl: float) -> float:
     """Seconds to subtract from a deadline ``ttl`` seconds away."""
     return ttl * _DRIFT_RATIO + _DRIFT_CONSTANT
+
+
+def trust_of(ttl: float, trusted: float) -> float:
+    """Seconds, from the sending of a request, for which the store's answer vouches.
+
+    Args:
+        ttl: Seconds, of the lease.
+        trusted: The share of it that the store's expiry counts from the request at the earliest.
+    """
+    return ttl * trusted - drift(ttl)
 
 
 class Kind(StrEnum):
@@ -181,12 +206,28 @@ class Loss:
     detail: str = ""
 
 
+class SharedDeadline(Protocol):
+    """Where a holder and its worker parent, which renews the lease too, tell each other of it."""
+
+    def tell(self, valid_until: float) -> None:
+        """Holder: its own renewals vouch for this long."""
+        ...
+
+    def heard(self) -> float:
+        """Until when the parent's renewals vouch; -inf if it has made none, or after the end."""
+        ...
+
+    def close(self) -> None:
+        """Holder: renew it no more, and what is under way doesn't count. Harmless twice."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
     """A time-limited right to run one body.
 
-    ``valid_until`` is this process's own deadline of trust, on ``clock``: earlier than the store's
-    expiry, so that whoever checks stops before anybody else may start.
+    ``valid_until`` is what this process's own renewals vouch for, on ``clock``: earlier than the
+    store's expiry, so that whoever checks stops before anybody else may start.
     """
 
     key: str
@@ -202,6 +243,7 @@ class Lease:
     trusted: float = 1.0  # share of the ttl that the store's answer vouches for
     loss: Loss | None = None
     released: bool = False
+    shared: SharedDeadline | None = field(default=None, repr=False)
     process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
 
     @property
@@ -223,19 +265,45 @@ class Lease:
     @property
     def trust(self) -> float:
         """Seconds, from the sending of a request, for which the store's answer vouches."""
-        return self.ttl * self.trusted - drift(self.ttl)
+        return trust_of(self.ttl, self.trusted)
+
+    @property
+    def deadline(self) -> float:
+        """Until when this process may trust the lease, whoever renewed it. No I/O."""
+        if self.shared is None:
+            return self.valid_until
+        return max(self.valid_until, self.shared.heard())
+
+    def renewed(self, sent: float) -> None:
+        """The store has it: a request that was sent at ``sent``, on ``clock``, says so."""
+        self.valid_until = sent + self.trust
+        if self.shared is not None:
+            self.shared.tell(self.valid_until)
+
+    def end(self) -> None:
+        """Nobody renews it any more."""
+        if self.shared is not None:
+            self.shared.close()
 
     @property
     def lost(self) -> bool:
         """Whether the right to run has ended. No I/O; reads the clock at each call."""
         # What outlives the body (a thread, an asyncio task) must not take a released lease for one.
-        return self.released or self.loss is not None or self.clock.now() >= self.valid_until
+        if self.released or self.loss is not None:
+            return True
+        now = self.clock.now()
+        if now < self.valid_until or now < self.deadline:
+            return False
+        # What was seen as lost stays so: a renewal of the parent's, stopped between its own look
+        # at the clock and its note, must not give back what the body was told it has not.
+        self.end()
+        return True
 
     def remaining(self) -> float:
         """Seconds this process may still trust the lease, 0.0 once it is lost. No I/O."""
         if self.released or self.loss is not None:
             return 0.0
-        return max(0.0, self.valid_until - self.clock.now())
+        return max(0.0, self.deadline - self.clock.now())
 
     def check(self) -> None:
         """Do nothing while the lease holds; call it before each write that matters. No I/O.
@@ -256,7 +324,7 @@ class Lease:
                 self.key,
                 "released",
             )
-        loss = self.loss or Loss(reason=LossReason.EXPIRED, at=min(now, self.valid_until))
+        loss = self.loss or Loss(reason=LossReason.EXPIRED, at=min(now, self.deadline))
         why = f" ({loss.detail})" if loss.detail else ""
         return LeaseLost(
             f"lease on {self.key!r} was lost {max(0.0, now - loss.at):.1f} s ago: "

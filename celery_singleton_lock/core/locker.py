@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper, timeout_for
-from celery_singleton_lock.core.lease import Lease, Token
+from celery_singleton_lock.core.lease import Lease, SharedDeadline, Token
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released, Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
@@ -39,6 +39,8 @@ class Ledger(Protocol):
     """Where a process writes down what it holds, for whoever survives it."""
 
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None: ...
+
+    def share(self, lease: Lease) -> SharedDeadline | None: ...
 
     def strike(self, token: str) -> None: ...
 
@@ -105,6 +107,8 @@ class Locker:
                 )
             if len(call.slots) > 1:
                 self._note((reply.key,), call)
+            if self._ledger is not None:
+                lease.shared = self._ledger.share(lease)
             self._keeper.add(lease, on_lost)
             self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=lease.ttl)
         except BaseException:
@@ -120,6 +124,7 @@ class Locker:
         """Give back ``lease`` as ``call`` says; None if the store didn't answer. Never raises."""
         if lease.process != os.getpid():
             return None  # a fork of the holder leaves the block: the lease is its parent's
+        # First of all: if the store never hears of the release, nobody may go on renewing.
         self._keeper.discard(lease)
         lease.released = True
         try:

@@ -224,6 +224,9 @@ class Capabilities:
             Below 1 where the store's expiry may count from an earlier heartbeat.
         min_ttl: Seconds; a shorter ttl is refused.
         max_limit: The most slots that one decision can look through; None: any number.
+        renews_for_others: Whether a process can renew what another one of its host was granted, by
+            key and token alone; not where a lease lives with its holder's connection. The worker
+            parent's pulse needs it.
     """
 
     fence: bool
@@ -231,6 +234,7 @@ class Capabilities:
     trusted: float = 1.0
     min_ttl: float = 0.0
     max_limit: int | None = None
+    renews_for_others: bool = False
 
 
 class Store(Protocol):

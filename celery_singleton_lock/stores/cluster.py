@@ -73,7 +73,7 @@ class ClusterStore(RedisStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(fence=True, name="redis cluster")
+        return Capabilities(fence=True, name="redis cluster", renews_for_others=True)
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         claim = _stray(call.slots[0], call.claim)

@@ -95,7 +95,12 @@ class EtcdStore(RuledStore):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            fence=True, name="etcd", trusted=TRUSTED, min_ttl=1.0, max_limit=_MAX_LIMIT
+            fence=True,
+            name="etcd",
+            trusted=TRUSTED,
+            min_ttl=1.0,
+            max_limit=_MAX_LIMIT,
+            renews_for_others=True,
         )
 
     def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:

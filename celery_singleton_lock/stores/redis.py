@@ -92,7 +92,7 @@ class RedisStore(RedisOperators):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(fence=True, name="redis")
+        return Capabilities(fence=True, name="redis", renews_for_others=True)
 
     def disagreement(self, key: str) -> str:
         """Why apps would not see each other's locks on ``key``'s prefix; empty if they do."""

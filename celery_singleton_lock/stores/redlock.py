@@ -84,7 +84,7 @@ class RedlockStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(fence=False, name="redlock")
+        return Capabilities(fence=False, name="redlock", renews_for_others=True)
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         """As of the contract; may take several attempts within ``timeout``.

@@ -66,6 +66,9 @@ class Ledger:
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None:
         self.held[token] = tuple(keys)
 
+    def share(self, lease: Lease) -> None:
+        return None
+
     def strike(self, token: str) -> None:
         self.held.pop(token, None)
 
