@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,43 +14,13 @@ from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, drift
-from celery_singleton_lock.core.store import Acquire, Granted, Release, Renewal
-from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.core.store import Acquire, Granted, Release
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
+from tests.unit.flaky_store import FlakyStore
 
 KEYSPACE = Keyspace("unit")
 HOLDER = Holder(task="app.sync", task_id="t")
-
-
-class FlakyStore(MemoryStore):
-    """The memory store, which doesn't answer while it is ``away`` and counts its renewals."""
-
-    away = False
-    #: Called between the renewal in the store and its reply.
-    before_reply: Callable[[], None] | None = None
-
-    def __init__(self, clock: Any) -> None:
-        super().__init__(clock)
-        self.batches: list[list[str]] = []
-        self.timeouts: list[float] = []
-
-    #: Keys whose part of the store doesn't answer.
-    silent: frozenset[str] = frozenset()
-
-    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
-        self.batches.append([lease.key for lease in leases])
-        self.timeouts.append(timeout)
-        if self.away:
-            raise StoreUnavailable("connection refused")
-        replies = super().renew(leases, timeout=timeout)
-        if self.before_reply is not None:
-            self.before_reply()
-        return [
-            Renewal.SILENT if lease.key in self.silent else reply
-            for lease, reply in zip(leases, replies, strict=True)
-        ]
 
 
 class Bench:

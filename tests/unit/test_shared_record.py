@@ -10,39 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from celery_singleton_lock.shared_record import Held, SharedRecord
+from tests.unit.pool_child import Child
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
     # The children touch nothing but the record.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-
-
-class Child:
-    """A forked pool child with an index, which obeys line by line and then waits to be killed."""
-
-    def __init__(self, index: int | None, life: Callable[[], None]) -> None:
-        done, tell = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                from billiard.process import current_process
-
-                if index is not None:
-                    current_process().index = index
-                life()
-                os.write(tell, b"x")
-                signal.pause()
-            finally:
-                os._exit(1)
-        os.close(tell)
-        assert os.read(done, 1) == b"x", "the child failed"
-        os.close(done)
-
-    def kill(self) -> int:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        return self.pid
 
 
 def held_by_a_killed_child(
