@@ -102,7 +102,7 @@ class Pulse:
         native.start_new_thread(self._run, "singleton-pulse")
 
     def finish(self, is_over: Callable[[], bool]) -> None:
-        """End the thread once ``is_over()``: in a warm shutdown, children run on for long."""
+        """End the thread once ``is_over()``; until then children may run."""
         self._is_over = is_over
 
     def sweep(self) -> float:

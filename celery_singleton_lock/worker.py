@@ -63,9 +63,9 @@ class SingletonStep(bootsteps.StartStopStep):
         self._pulse.start()
 
     def stop(self, worker: Any) -> None:
-        """Celery's, and before the pool's own: bodies run on until they end (a warm shutdown)."""
+        """Celery's, and before the pool's own: in a warm shutdown bodies still run."""
         if self._pulse is not None:
-            self._pulse.finish(lambda: not worker.pool.active)
+            self._pulse.finish(worker.blueprint.shutdown_complete.is_set)
 
     def terminate(self, worker: Any) -> None:
         """Celery's, in a cold shutdown: the bodies are ended."""

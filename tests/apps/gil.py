@@ -44,15 +44,15 @@ def keep_gil(seconds: float) -> None:
     _LIBC.usleep(ctypes.c_uint(round(seconds * 1e6)))
 
 
-def seize(task: Task, key: str, seconds: float) -> dict[str, Any]:
+def seize(task: Task, key: str, seconds: float, check: bool = True) -> dict[str, Any]:
     """Keep the GIL, between two lines in the journal, and look at the lease at once after it."""
     lease = current_lease()
     with Journal.from_env().run(key, task_id=task.request.id, fence=lease.fence_number):
         keep_gil(seconds)
-        lost, remaining = lease.lost, lease.remaining()
-        if not lost:
+        if check:
             lease.check()
-    return {"lost": lost, "remaining": remaining, "pid": os.getpid()}
+        lost = lease.lost
+    return {"lost": lost, "pid": os.getpid()}
 
 
 @singleton_task(**SHARED)
@@ -68,12 +68,12 @@ def late(self: Task, key: str, seconds: float) -> Any:
 @singleton_task(**SHARED, on_lost="continue")
 def deaf(self: Task, key: str, seconds: float) -> Any:
     """As `early`, but a loss is only told."""
-    return seize(self, key, seconds)
+    return seize(self, key, seconds, check=False)
 
 
 @singleton_task(**SHARED, max_hold=1.5 * TTL, on_lost="continue")
 def bounded(self: Task, key: str, seconds: float) -> Any:
-    return seize(self, key, seconds)
+    return seize(self, key, seconds, check=False)
 
 
 @singleton_task(**SHARED, unique="until_done", on_conflict=OnConflict.retry(delay=0.05))
