@@ -138,7 +138,7 @@ class Pulse:
         ]
         if not named:
             return
-        leases = [_lease(share, held, self._clock) for share, _, held in named]
+        leases = [_lease(one.pid, share, held, self._clock) for share, one, held in named]
         sent = self._clock.now()
         try:
             replies = self._ask(leases, sent)
@@ -205,7 +205,7 @@ def _end(share: Share) -> float:
     return min(share.deadline, share.hold_until)
 
 
-def _lease(share: Share, held: Held, clock: Clock) -> Lease:
+def _lease(pid: int, share: Share, held: Held, clock: Clock) -> Lease:
     """The child's lease as far as a store needs it."""
     return Lease(
         key=held.keys[0],
@@ -217,4 +217,5 @@ def _lease(share: Share, held: Held, clock: Clock) -> Lease:
         clock=clock,
         claim_key=held.claim if share.with_claim else "",
         trusted=share.trusted,
+        process=pid,
     )

@@ -26,6 +26,7 @@ Failure handling
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -111,8 +112,11 @@ class EtcdStore(RuledStore):
         for lease_id in {kept.lease_id for kept in known if kept}:
             self._is_alive(lease_id, alive, deadline)
         replies: list[Renewal] = []
-        for chunk in _chunks(leases, _MAX_OPS // 2):
-            replies += self._renew(chunk, alive, deadline)
+        try:
+            for chunk in _chunks(leases, _MAX_OPS // 2):
+                replies += self._renew(chunk, alive, deadline)
+        finally:
+            self._leave_to_others(leases)
         self._expire_overdue(deadline)
         return replies
 
@@ -312,6 +316,14 @@ class EtcdStore(RuledStore):
         if lease_id not in alive and self._leases.keep_alive(lease_id, deadline):
             alive.add(lease_id)
         return lease_id in alive
+
+    def _leave_to_others(self, leases: Sequence[Lease]) -> None:
+        """Not to delete what another process holds, for it may renew it by itself from now on."""
+        own = os.getpid()
+        for lease in leases:
+            if lease.process != own:
+                self._kept.pop(lease.key, None)
+                self._kept.pop(lease.claim_key, None)
 
     def _expire_overdue(self, deadline: float) -> None:
         """Delete what this process has bound to a living etcd lease, and renews no more."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from billiard.process import current_process
 
-from celery_singleton_lock import deadline_slots
+from celery_singleton_lock import deadline_slots, shared_record
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.birth import birth_of, lives
 from celery_singleton_lock.core.clock import SystemClock
@@ -479,6 +479,60 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
         os.kill(writer, signal.SIGKILL)
         child.kill()
     assert read > 100
+
+
+def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_slot_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = bench.hold()
+    write = deadline_slots.sealed
+
+    def release_meanwhile(content: bytes) -> bytes:
+        lease.end()  # the body's thread, while the keeper's is about to write
+        return write(content)
+
+    monkeypatch.setattr(deadline_slots, "sealed", release_meanwhile)
+    lease.renewed(bench.clock.now())
+    assert bench.record.of_living() == []
+
+
+def test_of_two_threads_that_write_at_once_the_slower_one_loses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = shared_record.sealed
+    meanwhile = [lambda: bench.record.note(("k2",), "t2|0.0|n", TTL)]
+
+    def slowly(content: bytes) -> bytes:
+        if meanwhile:
+            meanwhile.pop()()
+        return seal(content)
+
+    monkeypatch.setattr(shared_record, "sealed", slowly)
+    bench.record.note(("k1",), "t1|0.0|n", TTL)
+    assert [held.keys for held in bench.record.of_dead(os.getpid())] == [("k1",), ("k2",)]
+
+
+def test_a_fork_of_the_body_does_not_write_where_its_parent_does(bench: Bench) -> None:
+    first = bench.hold("a")
+    bench.release(first)
+    child = Child(0, lambda: bench.record.note(("forks",), "t|0.0|n", TTL))
+    lease = bench.hold("b")
+    assert [held.keys for held in bench.record.of_dead(child.pid)] == [("forks",)]
+    bench.beat(2 * TTL)
+    assert not lease.lost
+    child.kill()
+
+
+def test_a_fork_of_the_body_can_not_end_what_its_parent_holds(bench: Bench) -> None:
+    lease = bench.hold()
+    bench.clock.advance(TTL)
+
+    def life() -> None:
+        assert lease.lost  # as far as the fork can know: it declares nothing
+        lease.end()
+
+    Child(0, life).kill()
+    assert bench.seen().share.childs == lease.valid_until
 
 
 # --- an outage -----------------------------------------------------------------------------------
