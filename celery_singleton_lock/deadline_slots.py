@@ -108,7 +108,13 @@ class ChildsSlot:
     __slots__ = ("_free", "_holder", "_lease", "_memory", "_number", "_offset", "_stamp", "closed")
 
     def __init__(
-        self, memory: mmap.mmap, start: int, number: int, free: deque[int], lease: Lease
+        self,
+        memory: mmap.mmap,
+        start: int,
+        number: int,
+        free: deque[int],
+        lease: Lease,
+        stamp: int,
     ) -> None:
         self._memory = memory
         self._offset = start + number * _SLOT_BYTES
@@ -117,7 +123,7 @@ class ChildsSlot:
         self._holder = os.getpid()
         hold_until = _UNBOUNDED if lease.hold_until is None else lease.hold_until
         self._lease = (hold_until, lease.ttl, lease.trusted, bool(lease.claim_key))
-        self._stamp = stamp_of(lease.key, str(lease.token))
+        self._stamp = stamp
         #: Whether nobody renews it any more.
         self.closed = False
 

@@ -114,15 +114,22 @@ class SharedRecord:
         cell = self._cells.get(os.getpid())
         if cell is None or cell.offset is None:
             return None
-        for token, slot in list(cell.slots.items()):
-            if slot.closed:  # its release failed, so nobody has struck it
-                cell.slots.pop(token, None)
+        for known, old in list(cell.slots.items()):
+            if old.closed:  # its release failed, so nobody has struck it
+                cell.slots.pop(known, None)
         try:
             number = cell.free.popleft()
         except IndexError:
             return None
-        slot = ChildsSlot(self._memory, cell.offset + _TEXT_BYTES, number, cell.free, lease)
-        cell.slots[str(lease.token)] = slot
+        token = str(lease.token)
+        slot = cell.slots[token] = ChildsSlot(
+            self._memory,
+            cell.offset + _TEXT_BYTES,
+            number,
+            cell.free,
+            lease,
+            stamp_of(lease.key, token),
+        )
         slot.tell(lease.valid_until)
         return slot
 

@@ -6,6 +6,9 @@ import os
 import signal
 from collections.abc import Callable
 
+# Seconds; of one that a failed test has forgotten.
+_LIFETIME = 60
+
 
 class Child:
     """A forked pool child with an index, which obeys line by line and then waits to be killed."""
@@ -19,6 +22,7 @@ class Child:
 
                 if index is not None:
                     current_process().index = index
+                signal.alarm(_LIFETIME)
                 life()
                 os.write(tell, b"x")
                 signal.pause()

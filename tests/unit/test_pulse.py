@@ -267,6 +267,18 @@ def test_a_lease_that_its_child_has_declared_lost_is_renewed_no_more(bench: Benc
     assert lease.loss.reason is LossReason.UNREACHABLE
 
 
+def test_a_lease_that_its_child_heard_is_not_its_own_is_asked_for_no_more(bench: Bench) -> None:
+    lease = bench.hold()
+    bench.store.free(lease.key, None)
+    bench.clock.advance(TTL / 3)
+    bench.keeper.sweep()
+    assert bench.lost == [lease]
+    assert bench.clock.now() < lease.valid_until
+    asked = len(bench.store.batches)
+    bench.beat(TTL)
+    assert len(bench.store.batches) == asked
+
+
 def test_a_lease_whose_deadline_has_passed_is_renewed_no_more(bench: Bench) -> None:
     lease = bench.hold()
     bench.store.away = True
