@@ -117,6 +117,13 @@ class Pulse:
         self._again_at = {stamp: at for stamp, at in self._again_at.items() if stamp in stamps}
         late = [one for one in held if self._due(one.share) <= now]
         if late:
+            # With it what is starving too and would be late before the next turn: one pipeline.
+            horizon = now + min(interval_of(one.share.ttl, one.share.trusted) for one in late)
+            late += [
+                one
+                for one in held
+                if one.share.parents > one.share.childs and now < self._due(one.share) <= horizon
+            ]
             self._renew(late)
         now = self._clock.now()
         coming = [at - now for one in held if (at := self._due(one.share)) > now]

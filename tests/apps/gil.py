@@ -93,7 +93,7 @@ def asleep(self: Task, key: str, gate: str) -> Any:
     """Keeps no GIL: its own keeper renews it, until the gate opens."""
     lease = current_lease()
     with (
-        redis.Redis.from_url(os.environ["BROKER_URL"]) as client,
+        redis.Redis.from_url(os.environ["BROKER_URL"], socket_timeout=None) as client,
         Journal.from_env().run(key, task_id=self.request.id, fence=lease.fence_number),
     ):
         Gate(client, gate).wait()

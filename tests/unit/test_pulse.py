@@ -174,6 +174,20 @@ def test_leases_of_a_child_are_renewed_in_one_round_trip_and_the_ninth_by_nobody
     assert leases[SLOTS].lost
 
 
+def test_leases_that_starve_since_different_moments_come_to_share_one_round_trip(
+    bench: Bench,
+) -> None:
+    leases = []
+    for number in range(4):
+        leases.append(bench.hold(str(number)))
+        bench.beat(0.3)
+    bench.beat(TTL)
+    before = len(bench.store.batches)
+    bench.beat(10 * TTL)
+    assert len(bench.store.batches) - before <= 10 * 3 + 1
+    assert not any(lease.lost for lease in leases)
+
+
 def test_every_lease_gets_a_slot_however_many_came_before(bench: Bench) -> None:
     for number in range(5 * SLOTS):
         bench.release(bench.hold(str(number)))
@@ -679,11 +693,11 @@ def test_a_child_is_forked_when_the_pulse_is_out_of_the_stores_client(
 
 
 def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
-    bench: Bench, running: Callable[[Bench], Pulse]
+    bench: Bench, running: Callable[[Bench], Pulse], caplog: pytest.LogCaptureFixture
 ) -> None:
     live, lease = live_bench(ttl=0.6)
     live.store.before_renewal = stall = Stall()
-    running(live)
+    pulse = running(live)
     assert stall.entered.wait(30)
     pid = os.fork()
     if pid == 0:
@@ -698,3 +712,8 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
         if (pid := os.fork()) == 0:
             os._exit(0)
         os.waitpid(pid, 0)
+    pulse.finish(lambda: True)
+    for thread in threading.enumerate():
+        if thread.name == "singleton-pulse":
+            thread.join(30)
+    assert "failed" not in caplog.text
