@@ -87,7 +87,7 @@ class Pulse:
         self._record = record
         self._store = store
         self._clock = clock
-        #: When to ask again where the answer was none or "not yours", by stamp.
+        #: When it is this pulse's turn again, by stamp, whatever the store answered last.
         self._again_at: dict[int, float] = {}
         #: What this pulse has renewed, by stamp.
         self._kept: set[int] = set()
@@ -134,8 +134,7 @@ class Pulse:
         interval = interval_of(share.ttl, share.trusted)
         # A deadline lies that much behind the sending of the renewal that it comes from.
         childs_turn = share.childs - trust + interval * (1 + _GRACE)
-        own_turn = share.parents - trust + interval
-        return max(childs_turn, own_turn, self._again_at.get(share.stamp, 0.0))
+        return max(childs_turn, self._again_at.get(share.stamp, 0.0))
 
     def _renew(self, late: list[HeldByLiving]) -> None:
         named = [
