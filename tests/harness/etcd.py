@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,16 +31,19 @@ class EtcdCluster:
     Args:
         members: How many; three survive the loss of one.
         tls: Clients have to speak TLS, and to show a certificate.
+        options: More arguments of each.
     """
 
-    def __init__(self, members: int = 3, *, tls: Certificates | None = None) -> None:
+    def __init__(
+        self, members: int = 3, *, tls: Certificates | None = None, options: Sequence[str] = ()
+    ) -> None:
         binary = find_etcd()
         if binary is None:
             raise RuntimeError("etcd is not installed. Debian: apt-get install etcd-server")
         self._directory = Path(tempfile.mkdtemp(prefix="csl-etcd-"))
         self.ports = [free_port() for _ in range(members)]
         self._tls = tls
-        scheme, arguments = "http", []
+        scheme, arguments = "http", list(options)
         if tls is not None:
             scheme = "https"
             arguments += ["--cert-file", str(tls.cert), "--key-file", str(tls.key)]

@@ -46,6 +46,8 @@ class Sentinels:
         #: The servers, the first master first.
         self.servers: list[PrivateServer] = []
         self.sentinel_ports: list[int] = []
+        #: Their processes, in the same order.
+        self.sentinels: list[Process] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -132,6 +134,7 @@ class Sentinels:
         stack.callback(process.end)
         process.start()
         self.sentinel_ports.append(port)
+        self.sentinels.append(process)
         with redis.Redis(port=port) as client:
             wait_until(lambda: _answers(client), f"the sentinel on {port} answers")
 

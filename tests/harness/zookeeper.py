@@ -36,6 +36,7 @@ class ZooKeeperEnsemble:
         members: How many; three survive the loss of one.
         tick: Seconds; sessions last two ticks at least.
         max_session: Seconds; the server's default is 20 ticks.
+        words: The four-letter words that it answers.
         tls: A second port, on which clients speak TLS and show a certificate; `url` names it.
     """
 
@@ -45,6 +46,7 @@ class ZooKeeperEnsemble:
         *,
         tick: float = 0.5,
         max_session: float = 1e5,
+        words: str = "srvr,cons",
         tls: Certificates | None = None,
     ) -> None:
         java = find_zookeeper()
@@ -67,7 +69,7 @@ class ZooKeeperEnsemble:
                 f"tickTime={round(tick * 1000)}\ninitLimit=20\nsyncLimit=10\n"
                 f"maxSessionTimeout={round(max_session * 1000)}\n"
                 f"dataDir={home}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
-                "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,cons\n"
+                f"maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist={words}\n"
                 + servers
                 + (self._tls_config(tls, self._tls_ports[number - 1]) if tls else "")
             )
