@@ -1,7 +1,8 @@
 """A store that is a ZooKeeper ensemble: its members, what sessions it grants, who may write.
 
-Members are asked by a four-letter word. ``srvr`` is the one that is allowed unless its
-operator said otherwise; where it isn't, a session tells the rest.
+Members are asked by the four-letter word ``srvr``, which no ``4lw.commands.whitelist`` takes away:
+ZooKeeper's own scripts need it. What is in between may (a proxy); so whether there is a majority is
+told by a session, and nothing else.
 """
 
 from __future__ import annotations
@@ -40,14 +41,12 @@ class _Member:
 
     Attributes:
         error: Why nothing; empty: it answers.
-        denied: Whether the word isn't allowed there.
         mode: leader, follower, observer, standalone; empty where it serves nobody.
         version: Of the server.
     """
 
     name: str
     error: str = ""
-    denied: bool = False
     mode: str = ""
     version: str = ""
 
@@ -62,8 +61,7 @@ def examine_zookeeper(store: ZooKeeperStore, patient: Patient) -> Iterator[Findi
     yield from _reachable(members)
     told = [(member.name, member) for member in members if member.version]
     yield from by_name(told, _version)
-    if any(member.denied or member.mode in _SERVING for member in members):
-        yield from _sessions(store, url, patient)
+    yield from _sessions(store, url, patient)
 
 
 def _visit(url: ClusterUrl, host: tuple[str, int]) -> _Member:
@@ -72,8 +70,6 @@ def _visit(url: ClusterUrl, host: tuple[str, int]) -> _Member:
         answer = _ask(url, host)
     except OSError as exc:
         return _Member(name, error=str(exc) or repr(exc))
-    if "not in the whitelist" in answer:
-        return _Member(name, denied=True)
     mode = re.search(r"^Mode: (\w+)", answer, re.MULTILINE)
     version = re.search(r"^Zookeeper version: ([\d.]+)", answer, re.MULTILINE)
     if mode is None:
@@ -106,23 +102,8 @@ def _reachable(members: list[_Member]) -> Iterator[Finding]:
                 f"{member.name}: {member.error}",
                 "start it, and look at its log; or take it out of singleton_lock_url",
             )
-    denied = [member.name for member in members if member.denied]
-    if denied:
-        yield Finding(
-            Severity.NOTE,
-            "members",
-            f"{', '.join(denied)}: srvr is denied, so version and mode are unknown",
-            "4lw.commands.whitelist=srvr",
-        )
     serving = [member for member in members if member.mode in _SERVING]
-    if not serving and not denied:
-        yield Finding(
-            Severity.ERROR,
-            "quorum",
-            f"none of the {len(members)} members of the URL serves: no locks",
-            "start members until a majority is there",
-        )
-    elif serving:
+    if serving:
         parts = ", ".join(f"{member.name} {member.mode}" for member in serving)
         text = f"{len(serving)} of {len(members)} named ones serve: {parts}"
         yield Finding(Severity.OK, "members", text)
@@ -156,8 +137,12 @@ def _sessions(store: ZooKeeperStore, url: ClusterUrl, patient: Patient) -> Itera
             try:
                 session.start(patient.clock.now() + _PATIENCE)
             except StoreError as exc:
-                cure = "start members until a majority is there"
-                yield Finding(Severity.ERROR, "session", str(exc), cure)
+                yield Finding(
+                    Severity.ERROR,
+                    "quorum",
+                    f"none of the {len(url.hosts)} members of the URL grants a session: {exc}",
+                    "start members until a majority is there",
+                )
                 return
             findings += _granted(ttl, session.timeout)
             if ttl == patient.ttls[-1]:

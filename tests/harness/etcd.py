@@ -120,9 +120,17 @@ class EtcdCluster:
         """SIGKILL a member."""
         self._members[number].kill_group()
 
-    def revive(self, number: int) -> None:
-        """Start a killed member again, with its data."""
+    def alive(self, number: int) -> bool:
+        """Whether a member's process is there."""
+        return self._members[number].alive
+
+    def start_member(self, number: int) -> None:
+        """Start a killed member again, with its data; it may find nobody to follow yet."""
         self._members[number] = Process(self._commands[number], name=f"etcd{number}").start()
+
+    def revive(self, number: int) -> None:
+        """As `start_member`, and wait until there is a leader."""
+        self.start_member(number)
         self.leader()
 
     def post(self, path: str, body: dict[str, Any], number: int = 0) -> dict[str, Any]:

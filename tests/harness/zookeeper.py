@@ -36,7 +36,6 @@ class ZooKeeperEnsemble:
         members: How many; three survive the loss of one.
         tick: Seconds; sessions last two ticks at least.
         max_session: Seconds; the server's default is 20 ticks.
-        words: The four-letter words that it answers.
         tls: A second port, on which clients speak TLS and show a certificate; `url` names it.
     """
 
@@ -46,7 +45,6 @@ class ZooKeeperEnsemble:
         *,
         tick: float = 0.5,
         max_session: float = 1e5,
-        words: str = "srvr,cons",
         tls: Certificates | None = None,
     ) -> None:
         java = find_zookeeper()
@@ -69,7 +67,7 @@ class ZooKeeperEnsemble:
                 f"tickTime={round(tick * 1000)}\ninitLimit=20\nsyncLimit=10\n"
                 f"maxSessionTimeout={round(max_session * 1000)}\n"
                 f"dataDir={home}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
-                f"maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist={words}\n"
+                "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,cons\n"
                 + servers
                 + (self._tls_config(tls, self._tls_ports[number - 1]) if tls else "")
             )
@@ -137,10 +135,17 @@ class ZooKeeperEnsemble:
         """SIGKILL a member."""
         self._members[number].kill_group()
 
+    def alive(self, number: int) -> bool:
+        """Whether a member's process is there."""
+        return self._members[number].alive
+
+    def start_member(self, number: int) -> None:
+        """Start a killed member again, with its data; it may find nobody to follow yet."""
+        self._members[number] = Process(self._commands[number], name=f"zookeeper{number}").start()
+
     def revive(self, number: int) -> None:
-        """Start a killed member again, with its data."""
-        process = Process(self._commands[number], name=f"zookeeper{number}")
-        self._members[number] = process.start()
+        """As `start_member`, and wait until there is a leader."""
+        self.start_member(number)
         self.leader()
 
     def ask(self, number: int, word: str) -> str:

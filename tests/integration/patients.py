@@ -8,6 +8,7 @@ from celery import Celery
 
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.diagnosis import Finding, Severity, diagnose
+from celery_singleton_lock.runtime import Runtime
 
 
 def app_on(url: str, **task_options: Any) -> Celery:
@@ -24,17 +25,27 @@ def app_on(url: str, **task_options: Any) -> Celery:
     return app
 
 
+def findings(app: Celery) -> list[Finding]:
+    """All that the doctor says of it as it is now; nothing stays open."""
+    runtime = Runtime.of(app)
+    try:
+        return list(diagnose(app))
+    finally:
+        runtime.close()
+        Runtime.install(app, None)
+
+
 def found(app: Celery, subject: str) -> list[Finding]:
     """What the doctor says of ``subject``."""
-    return [finding for finding in diagnose(app) if finding.subject == subject]
+    return [finding for finding in findings(app) if finding.subject == subject]
 
 
 def severities(app: Celery) -> dict[str, Severity]:
     """The last of each subject."""
-    return {finding.subject: finding.severity for finding in diagnose(app)}
+    return {finding.subject: finding.severity for finding in findings(app)}
 
 
 def worst(app: Celery) -> Severity:
     """Of all that is found: what the exit status follows from."""
     order = list(Severity)
-    return max((finding.severity for finding in diagnose(app)), key=order.index)
+    return max((finding.severity for finding in findings(app)), key=order.index)

@@ -14,14 +14,14 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.diagnosis import Severity, diagnose
+from celery_singleton_lock.diagnosis import Severity
 from celery_singleton_lock.diagnosis.probe import probe
 from celery_singleton_lock.testing.server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.processes import ROOT
 
-from .patients import app_on, found, severities
+from .patients import app_on, findings, found, severities
 
 # What docs/options.md says that locking needs.
 LEAST_RIGHTS = (
@@ -42,10 +42,10 @@ def raw(server: PrivateServer) -> Iterator[Any]:
 
 
 def test_a_sound_app_has_no_errors_and_no_warnings(server: PrivateServer, raw: Any) -> None:
-    findings = list(diagnose(app_on(server.url())))
-    assert {finding.severity for finding in findings} == {Severity.OK}
+    all_of_them = findings(app_on(server.url()))
+    assert {finding.severity for finding in all_of_them} == {Severity.OK}
     assert not raw.keys("csl:*singleton-doctor*"), "it leaves nothing behind"
-    assert any("ms each" in finding.text for finding in findings)
+    assert any("ms each" in finding.text for finding in all_of_them)
 
 
 def test_a_server_that_may_evict_leases_is_an_error(server: PrivateServer, raw: Any) -> None:
@@ -66,7 +66,7 @@ def test_it_works_where_info_and_scan_are_denied(server: PrivateServer, raw: Any
     assert found_here["reachability"] is Severity.OK
     assert (found_here["server"], found_here["keys"]) == (Severity.NOTE, Severity.NOTE)
     assert Severity.ERROR not in found_here.values()
-    assert not [finding for finding in diagnose(app) if "pw" in finding.text]
+    assert not [finding for finding in findings(app) if "pw" in finding.text]
 
 
 def test_missing_rights_are_an_error_that_says_where_they_are_listed(
@@ -139,7 +139,7 @@ def test_another_number_of_shards_is_told_before_anything_is_tried(
 
 def test_an_app_without_a_store_is_told_to_name_one() -> None:
     app = Celery("homeless", broker="memory://", set_as_current=False)
-    (finding,) = diagnose(app)
+    (finding,) = findings(app)
     assert finding.severity is Severity.ERROR
     assert "singleton_lock_url" in finding.text
 
