@@ -70,6 +70,14 @@ def test_a_member_that_is_away_is_a_warning_and_no_majority_an_error(sick: Clust
     assert len([f for f in found(app, "members") if f.severity is Severity.WARNING]) == 3
 
 
+def test_a_leaders_ttl_that_the_store_cannot_keep_is_an_error(consensus: Cluster) -> None:
+    app = app_on(consensus.url("short"))
+    app.conf.singleton_lock_beat_ttl = 0.5
+    (finding,) = found(app, "beat")
+    assert finding.severity is Severity.ERROR
+    assert "singleton_lock_beat_ttl=0.5 s" in finding.text
+
+
 # --- etcd ----------------------------------------------------------------------------------------
 
 
