@@ -1,9 +1,9 @@
 """Singleton tasks that say what happens to them, for every pool, for Beat and for the CLI.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
-object of further settings; EARLY=1; TICK, seconds, for Beat; WITHOUT, the protection that a
-must-fail twin goes without: ``renewal``, ``native`` (the keeper becomes a thread like any other),
-``lock`` (of `tick`).
+object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; WITHOUT, the protection
+that a must-fail twin goes without: ``renewal``, ``native`` (the keeper becomes a thread like any
+other), ``lock`` (of `tick`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from celery_singleton_lock.core.keeper import Keeper
 from tests.harness.journal import Journal
 
 #: Seconds; a body that outlives it needs the keeper.
-TTL = 1.0
+TTL = float(os.environ.get("TTL", "1"))
 
 #: A body that outlived its ttl this often is not there by luck.
 OUTLIVED = 2.5

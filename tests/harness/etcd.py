@@ -120,6 +120,14 @@ class EtcdCluster:
         """SIGKILL a member."""
         self._members[number].kill_group()
 
+    def pause(self, number: int) -> None:
+        """SIGSTOP a member: its connections stay open, and nothing answers, as in a partition."""
+        self._members[number].stop()
+
+    def resume(self, number: int) -> None:
+        """SIGCONT: undo `pause`; what was sent meanwhile is read now."""
+        self._members[number].cont()
+
     def alive(self, number: int) -> bool:
         """Whether a member's process is there."""
         return self._members[number].alive

@@ -201,6 +201,26 @@ def cut_replication(master: PrivateServer, replicas: Sequence[PrivateServer]) ->
         wait_until(partial(_link_is, "down", replica), "the stream is cut")
 
 
+def add_worker_login(servers: Sequence[PrivateServer]) -> str:
+    """Have workers log in, as sentinels and replicas don't; the login, as a URL has it."""
+    for server in servers:
+        with client_of(server) as client:
+            client.execute_command("ACL", "SETUSER", "worker", "on", ">pw", "~*", "&*", "+@all")
+    return "worker:pw"
+
+
+def partition(master: PrivateServer) -> None:
+    """From now on nobody reaches ``master`` but who has logged in: no sentinel, no replica.
+
+    It lives, and believes that it is a master: nobody can tell it otherwise. What an ACL does here
+    as to whom it answers is what a network does that was cut between the two groups.
+    """
+    with client_of(master) as client:
+        client.execute_command("ACL", "SETUSER", "default", "off")
+        client.client_kill_filter(_type="replica")
+        client.client_kill_filter(user="default", skipme=True)
+
+
 def _answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
