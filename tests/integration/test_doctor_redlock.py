@@ -162,6 +162,23 @@ def test_clocks_that_are_apart_by_more_than_the_allowance_are_a_warning(
     assert stood.severity is Severity.OK
 
 
+def test_the_keys_of_old_recipes_are_told_once_and_left_alone(nodes: RedlockNodes) -> None:
+    forever, a_list = "csl:{celery:0}:patient.work:a", "csl:{celery:0}:patient.work:b"
+    for server in nodes:
+        with client_of(server) as client:
+            client.set(forever, "1763714400.5")  # SETNX without EXPIRE
+    with client_of(nodes[1]) as client:
+        client.lpush(a_list, "token")
+    nodes[2].kill()
+    texts = sorted(finding.text for finding in found(app_on(nodes.url()), "keys"))
+    assert len(texts) == 2
+    assert forever in texts[0]
+    assert "no expiry" in texts[0]
+    assert a_list in texts[1]
+    with client_of(nodes[1]) as client:
+        assert client.exists(forever, a_list) == 2
+
+
 def test_slow_nodes_are_a_warning(nodes: RedlockNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     examination: Callable[..., object] = examine_redlock
     monkeypatch.setattr(sys.modules[examination.__module__], "_COMFORTABLE", 1e-9)
