@@ -14,24 +14,20 @@ One tick of the leader, and what each step of it is for::
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import click
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate
 
+from celery_singleton_lock.beat.candidacy import candidacy
 from celery_singleton_lock.beat.shield import Shield
 from celery_singleton_lock.beat.slots import interval_of, like, now_of, period_of, slot_of, utc
 from celery_singleton_lock.by_name import claim_and_send
-from celery_singleton_lock.core.election import Election
-from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.core.phase import believable, latest_slot
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker import check_eviction
 
 __all__ = ["TICK_HEADER", "LeaderMixin", "LeaderScheduler"]
 
@@ -56,7 +52,7 @@ class LeaderMixin(Scheduler):
         # `celery beat` makes a lazy one for its banner, before it has a log to write to.
         runtime = Runtime.of(app)
         if not lazy:
-            self._election = _election(runtime)
+            self._election = candidacy(runtime)
             self._shield = Shield()
             self._tenure = 0
             self._slot: datetime | None = None
@@ -247,41 +243,6 @@ class LeaderScheduler(LeaderMixin, PersistentScheduler):
             return
         if not self._election.permit(_name(entry), utc(entry.last_run_at).timestamp()):
             raise _NotPermitted
-
-
-def _election(runtime: Runtime) -> Election:
-    """The election that the app's settings describe; a wrong setting ends ``celery beat`` here.
-
-    Raises:
-        SettingsError: A setting is wrong, and this isn't the program ``celery``.
-    """
-    try:
-        settings = runtime.settings
-        try:
-            check_eviction(runtime.store, settings)
-        except StoreError:
-            pass  # the first campaign tells of it
-        # Its own address in words, for `celery singleton ls`.
-        holder = Holder(
-            task="celery.beat",
-            task_id=settings.beat_name,
-            worker=runtime.worker,
-            pid=os.getpid(),
-        )
-        return Election(
-            runtime.locker,
-            runtime.events,
-            key=runtime.keyspace.leader(settings.beat_name),
-            ttl=settings.beat_ttl,
-            poll=settings.beat_poll,
-            holder=holder,
-        )
-    except SettingsError as exc:
-        if click.get_current_context(silent=True) is None:
-            raise  # an embedded beat: its caller may catch it
-        # One line where beat's log is, no traceback.
-        logger.critical("singleton: %s", exc)
-        raise SystemExit(1) from None
 
 
 def _name(entry: ScheduleEntry) -> str:

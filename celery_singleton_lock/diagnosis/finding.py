@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
-__all__ = ["Finding", "Severity"]
+__all__ = ["Finding", "Severity", "by_name"]
+
+T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -30,3 +34,15 @@ class Finding:
     subject: str
     text: str
     cure: str = ""
+
+
+def by_name(
+    patients: Iterable[tuple[str, T]], examine: Callable[[T], Iterable[Finding]]
+) -> Iterator[Finding]:
+    """What ``examine`` finds at each; of findings that are alike, one that names all of them."""
+    names: dict[Finding, list[str]] = {}
+    for name, patient in patients:
+        for finding in examine(patient):
+            names.setdefault(finding, []).append(name)
+    for finding, where in names.items():
+        yield replace(finding, text=f"{', '.join(where)}: {finding.text}")

@@ -20,6 +20,15 @@ __all__ = ["probe"]
 # Enough for a median that one slow reply doesn't move; a second on a link of 25 ms.
 _ROUNDS: Final = 20
 _TTL: Final = 10.0
+_RIGHTS_IN_REDIS: Final = (
+    "grant what docs/options.md lists for an ACL user, or make the store writable"
+)
+_RIGHTS: Final = {
+    "etcd": "etcdctl role grant-permission ROLE readwrite --prefix PATH, with the path of "
+    "singleton_lock_url; or clear the alarm that makes it read-only",
+    "zookeeper": "the login under which the nodes were made; or setAcl, or another path in "
+    "singleton_lock_url",
+}
 # A reply may take ttl/6; more than a tenth of that leaves little for a bad day.
 _COMFORTABLE: Final = 0.1
 
@@ -41,7 +50,7 @@ def probe(runtime: Runtime) -> Iterator[Finding]:
             Severity.ERROR,
             "rights",
             str(exc),
-            "grant what docs/options.md lists for an ACL user, or make the store writable",
+            _RIGHTS.get(runtime.store.capabilities.name, _RIGHTS_IN_REDIS),
         )
         return
     median = statistics.median(seconds)

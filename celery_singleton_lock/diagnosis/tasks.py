@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_singleton_lock.beat.candidacy import check_leader_ttl
 from celery_singleton_lock.diagnosis.finding import Finding, Severity
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
@@ -16,7 +17,11 @@ __all__ = ["examine_tasks"]
 
 
 def examine_tasks(app: Celery, runtime: Runtime) -> Iterator[Finding]:
-    """What a worker would refuse to start with, and what it would live with badly."""
+    """What a worker or beat would refuse to start with, and what they would live with badly."""
+    try:
+        check_leader_ttl(runtime.store, runtime.settings)
+    except SettingsError as exc:
+        yield Finding(Severity.ERROR, "beat", str(exc), "no beat that elects a leader starts")
     tasks = singleton_tasks(app)
     if not tasks:
         yield Finding(

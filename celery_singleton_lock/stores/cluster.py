@@ -35,13 +35,12 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.connections import checked
+from celery_singleton_lock.stores.connections import Connections, checked
 from celery_singleton_lock.stores.nodes import NodeConnections
 from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, record_of
 from celery_singleton_lock.stores.redis import RENEW, SETTLE_CLAIM, RedisStore
 from celery_singleton_lock.stores.renewal import renewal_call, renewals_of
 from celery_singleton_lock.stores.script import Call, Script, milliseconds
-from celery_singleton_lock.stores.transport import Transport
 
 __all__ = ["ClusterStore"]
 
@@ -176,7 +175,7 @@ class ClusterStore(RedisStore):
                 replies[index] = reply
         return replies
 
-    def _servers(self) -> Sequence[Transport]:
+    def servers(self) -> Sequence[Connections]:
         return self._nodes.masters(OPERATOR_TIMEOUT)
 
     def _holds(self, call: Acquire, timeout: float) -> bool:

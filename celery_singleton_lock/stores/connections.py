@@ -69,6 +69,12 @@ class Connections:
         # Connections of redis-py, whose methods are only partly typed.
         self._idle: dict[tuple[int, float], deque[Any]] = {}
 
+    @property
+    def address(self) -> str:
+        """Of the server, for people: host and port, or the path of its socket."""
+        options = self._options
+        return str(options.get("path") or f"{options.get('host')}:{options.get('port')}")
+
     def at(self, host: str, port: int) -> Connections:
         """To another server, with the same login and options."""
         other = copy.copy(self)

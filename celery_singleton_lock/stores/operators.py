@@ -12,7 +12,7 @@ from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.transport import Command, Transport
 
-__all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "record_of"]
+__all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
 
 #: Seconds; nobody holds a lease meanwhile.
 OPERATOR_TIMEOUT: Final = 2.0
@@ -50,7 +50,7 @@ class RedisOperators:
 
     def command(self, *words: Any) -> Any:
         """The reply to one command, for operators."""
-        return self._servers()[0].run([words], OPERATOR_TIMEOUT)[0]
+        return self.servers()[0].run([words], OPERATOR_TIMEOUT)[0]
 
     def info(self, section: str) -> dict[str, str]:
         """One section of INFO, of a server that may evict leases if there is one.
@@ -58,20 +58,20 @@ class RedisOperators:
         Empty where the servers deny it.
         """
         found: dict[str, str] = {}
-        for server in self._servers():
-            found = _info(server, section)
+        for server in self.servers():
+            found = info_of(server, section)
             if found.get("maxmemory_policy", "noeviction") != "noeviction":
                 break
         return found
 
-    def _servers(self) -> Sequence[Transport]:
+    def servers(self) -> Sequence[Transport]:
         """Those that have keys of ours."""
         return [self._connections]
 
     def _scan(self, pattern: str, read: str, *options: str) -> Iterator[tuple[bytes, Any, int]]:
         """Each key that matches, what the command ``read`` says of it, and its ttl in ms."""
         seen: set[bytes] = set()  # SCAN may tell of a key twice, and of one that moved meanwhile
-        for server in self._servers():
+        for server in self.servers():
             for keys in _pages(server, pattern, options):
                 new = [key for key in keys if key not in seen]
                 seen.update(new)
@@ -92,7 +92,13 @@ def _pages(server: Transport, pattern: str, options: Sequence[str]) -> Iterator[
             return
 
 
-def _info(server: Transport, section: str) -> dict[str, str]:
+def info_of(server: Transport, section: str) -> dict[str, str]:
+    """One section of a server's INFO; empty where it denies it.
+
+    Raises:
+        StoreUnavailable: It doesn't answer.
+        StoreError: It refuses the login.
+    """
     try:
         (text,) = server.run([("INFO", section)], OPERATOR_TIMEOUT)
     except StoreUnavailable:

@@ -57,7 +57,7 @@ from celery_singleton_lock.core.store import (
     Released,
     Renewal,
 )
-from celery_singleton_lock.errors import SettingsError, StoreError
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import votes
 from celery_singleton_lock.stores.candidate import Candidate
 from celery_singleton_lock.stores.quorum import Poll, Quorum
@@ -221,6 +221,17 @@ class RedlockStore:
             record = votes.standing(Poll(answers, (), majority))
             if record is not None:
                 yield record
+
+    def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
+        """As of a RedisStore, on any node that answers; one is enough to take away its vote."""
+        seen: set[tuple[str, str]] = set()
+        for store in self._quorum.stores:
+            try:
+                found = list(store.strays(pattern))
+            except StoreUnavailable:
+                continue  # a minority may be away
+            yield from (stray for stray in found if stray not in seen)
+            seen.update(found)
 
     def free(self, key: str, token: str | None) -> bool:
         """Whether any node had it; a majority must have answered, so that no majority has it."""

@@ -68,9 +68,25 @@ class SentinelConnections(Connections):
             sentinel = Connections("rediss://localhost", {**tls, **kwargs})
         else:
             sentinel = Connections("redis://localhost", kwargs)
-        super().__init__(hosts.redis_url(tls=all_tls or bool(tls), query=query), options)
+        servers = hosts.redis_url(tls=all_tls or bool(tls), query=query)
+        super().__init__(servers, options)
+        self._servers = Connections(servers, options)
         self._sentinels = deque(sentinel.at(*address) for address in hosts.addresses)
         self._master: tuple[str, int] | None = None
+
+    @property
+    def master_name(self) -> str:
+        """As the sentinels know it."""
+        return self._name
+
+    @property
+    def sentinels(self) -> list[Connections]:
+        """To each of those that the URL names."""
+        return list(self._sentinels)
+
+    def at(self, host: str, port: int) -> Connections:
+        """To one server, whether or not it is the master."""
+        return self._servers.at(host, port)
 
     def new(self, timeout: float) -> Any:
         host, port = self._master = self._master or self._discovered(timeout)

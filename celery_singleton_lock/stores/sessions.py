@@ -3,15 +3,17 @@
 Promises
     Requests end within their time. What kazoo still has in its queue then is sent later, in order:
     an acquire that timed out is followed by its release. A member that has gone silent is hung up
-    on, so that kazoo goes to the next one instead of waiting for two thirds of the session.
+    on, so that kazoo goes to the next one instead of waiting for two thirds of the session. One
+    that is silent when a session comes to it is left as soon: kazoo would wait for the session's
+    third (for all of it, where no packet arrives), and by then its leases are lost.
 
 States of a session here::
 
     connecting -> ready <-> reconnecting --server expired it--> connecting (kazoo makes a new one;
                                                                 its nodes are gone)
 
-kazoo tells neither what timeout the server has granted, nor has it a way to hang up; both are taken
-from its connection object (2.10, 2.11).
+kazoo tells neither what timeout the server has granted, nor has it a way to hang up or to hurry;
+all of these are taken from its connection object (2.10, 2.11).
 """
 
 from __future__ import annotations
@@ -49,6 +51,11 @@ _TLS_SCHEME: Final = "zks"
 _COMMON_TTL: Final = 10.0
 # Each is a connection and three threads. Policies rarely have more ttls than this; calls may.
 _MAX_SESSIONS: Final = 8
+# The share of a session that a member has to accept it. A lease trusts half of its session, and is
+# renewed after a third: what is left suffices for two members that are silent.
+_ACCEPT_RATIO: Final = 1 / 12
+# Seconds. A member that is only slow gets twice the time when a session comes to it again.
+_MIN_ACCEPT, _MAX_ACCEPT = 0.25, 2.0
 # kazoo's own waits up to a minute between two tries.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
 _UNKNOWN_OUTCOME: Final = (
@@ -76,11 +83,22 @@ class Session:
         self._guard = threading.Lock()
         self._is_started = False
         self.client = self._new_client(url, ttl)
-        connection = self.client._connection
-        connect = connection._connect
+        shortest = min(max(ttl * _ACCEPT_RATIO, _MIN_ACCEPT), _MAX_ACCEPT)
+        self._accept = shortest
+        connection, handler = self.client._connection, self.client.handler
+        connect, invoke, dial = connection._connect, connection._invoke, handler.create_connection
 
         def note_timeout(*args: Any) -> Any:
+            # Before it is known whether this one accepts: the next one has twice the time.
+            accept, self._accept = self._accept, self._accept * 2
+            connection._invoke = lambda timeout, *rest, **options: invoke(
+                min(timeout, accept), *rest, **options
+            )
+            handler.create_connection = lambda timeout, **options: dial(
+                timeout=min(timeout, accept), **options
+            )
             read_timeout, connect_timeout = connect(*args)
+            self._accept = shortest
             self.timeout = read_timeout * 1.5 / 1000  # kazoo waits for two thirds of it
             self._ready.set()
             return read_timeout, connect_timeout

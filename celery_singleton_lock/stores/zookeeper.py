@@ -111,6 +111,11 @@ class ZooKeeperStore(RuledStore):
             fence=True, name="zookeeper", trusted=_TRUSTED, min_ttl=1.0, max_limit=_MAX_LIMIT
         )
 
+    @property
+    def buckets(self) -> list[str]:
+        """The paths below which all keys are, for operators."""
+        return [self._ensemble.layout.bucket_path(number) for number in range(BUCKETS)]
+
     def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
         reply = super().acquire(call, timeout=timeout)
         kept = self._janitor.kept.get(reply.key) if isinstance(reply, Granted) else None
@@ -137,10 +142,9 @@ class ZooKeeperStore(RuledStore):
     def scan(self, pattern: str) -> Iterator[Record]:
         deadline = self._clock.now() + _OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
-        paths = [self._ensemble.layout.bucket_path(number) for number in range(BUCKETS)]
         # Written, not only synced: the time is needed too.
         self._ensemble.prove_alive({session}, deadline)
-        lists = [session.client.get_children_async(path) for path in paths]
+        lists = [session.client.get_children_async(path) for path in self.buckets]
         for names in session.collect(lists, deadline):
             keys = [self._ensemble.layout.key(name) for name in names or ()]
             keys = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]

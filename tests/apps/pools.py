@@ -1,9 +1,9 @@
 """Singleton tasks that say what happens to them, for every pool, for Beat and for the CLI.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
-object of further settings; EARLY=1; TICK, seconds, for Beat; WITHOUT, the protection that a
-must-fail twin goes without: ``renewal``, ``native`` (the keeper becomes a thread like any other),
-``lock`` (of `tick`).
+object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; WITHOUT, the protection
+that a must-fail twin goes without: ``renewal``, ``native`` (the keeper becomes a thread like any
+other), ``lock`` (of `tick`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from celery_singleton_lock.core.keeper import Keeper
 from tests.harness.journal import Journal
 
 #: Seconds; a body that outlives it needs the keeper.
-TTL = 1.0
+TTL = float(os.environ.get("TTL", "1"))
 
 #: A body that outlived its ttl this often is not there by luck.
 OUTLIVED = 2.5
@@ -89,7 +89,7 @@ def spin(self: Any, key: str) -> int:
 @singleton_task(app=app, bind=True, key="{key}", ttl=60)
 def brief(self: Any, key: str, until_open: bool = False) -> int:
     """A body whose key would stand for a minute if the release forgot it."""
-    with Journal.from_env().run(key, task_id=self.request.id, fence=current_lease().fence):
+    with Journal.from_env().run(key, task_id=self.request.id, fence=current_lease().fence_number):
         while until_open and not gate(key).exists():
             time.sleep(0.02)
     return os.getpid()
@@ -126,13 +126,13 @@ def cooling(key: str) -> None:
 @singleton_task(app=app, bind=True, key="{key}", ttl=TTL)
 def interruptible(self: Any, key: str) -> None:
     """Sleeps for a minute, in one call, unless it is interrupted."""
-    with Journal.from_env().run(key, task_id=self.request.id, fence=current_lease().fence):
+    with Journal.from_env().run(key, task_id=self.request.id, fence=current_lease().fence_number):
         time.sleep(0 if gate(key).exists() else 60)
 
 
 def _occupy(task_id: str, key: str, pause: Callable[[], None]) -> None:
     journal, begin, noted = Journal.from_env(), time.monotonic(), False
-    with journal.run(key, task_id=task_id, fence=current_lease().fence):
+    with journal.run(key, task_id=task_id, fence=current_lease().fence_number):
         while not gate(key).exists():
             if not noted and time.monotonic() - begin > OUTLIVED * TTL:
                 journal.note("outlived", key=key, task_id=task_id, lost=current_lease().lost)

@@ -269,6 +269,33 @@ def test_a_member_that_is_away_is_passed_over(consensus: Cluster) -> None:
             assert isinstance(ask(store, new_key(), new_token()), Granted)
 
 
+def test_a_member_that_says_nothing_is_passed_over_however_long_the_ttl(
+    consensus: Cluster,
+) -> None:
+    leader = consensus.leader()
+    silent, other = [number for number in range(3) if number != leader]
+    consensus.pause(silent)
+    try:
+        # ZooKeeper's client goes to them in any order: of so many, some meet the silent one first.
+        for _ in range(8):
+            with closing(open_store(consensus.url("special", members=(silent, other)))) as store:
+
+                def granted(store: Store = store) -> bool:
+                    key, token = new_key(), new_token()
+                    call = Acquire(
+                        slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=60.0
+                    )
+                    try:
+                        return isinstance(store.acquire(call, timeout=TIMEOUT), Granted)
+                    except StoreUnavailable:
+                        return False
+
+                # Waiting for a share of the session takes 30 s.
+                assert seconds_until(granted, timeout=20) < 20
+    finally:
+        consensus.resume(silent)
+
+
 def test_without_members_nothing_is_granted_and_the_time_is_kept(consensus: Cluster) -> None:
     scheme, key, token = consensus.url().partition("://")[0], new_key(), new_token()
     call = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=6)

@@ -13,6 +13,7 @@ from celery_singleton_lock.stores.topology import slot_of
 from celery_singleton_lock.testing.server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import client_of, link_of
+from tests.harness.tls import Certificates
 
 #: Seconds after which a silent node is thought to be down; its replica is elected 1 to 3 later.
 NODE_TIMEOUT = 1.0
@@ -26,11 +27,15 @@ class Cluster:
 
     Args:
         arguments: More arguments of all nodes.
+        tls: They speak TLS, among themselves too, on ports of their own; `url` names those. The
+            plain ports are for the test.
     """
 
-    def __init__(self, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, arguments: Sequence[str] = (), *, tls: Certificates | None = None) -> None:
         self._stack = ExitStack()
         self._arguments = list(arguments)
+        self._tls = tls
+        self._tls_ports: list[int] = []
         #: Masters at the start, then their replicas in the same order.
         self.nodes: list[PrivateServer] = []
         #: Node ids, in the same order.
@@ -41,7 +46,11 @@ class Cluster:
             bus_ports = []
             for _ in range(2 * _MASTERS):
                 bus_ports.append(free_port())
-                node = PrivateServer(arguments=self._options(bus_ports[-1]))
+                self._tls_ports.append(free_port())
+                options = self._options(bus_ports[-1])
+                if self._tls:
+                    options += [*self._tls.arguments(self._tls_ports[-1]), "--tls-cluster", "yes"]
+                node = PrivateServer(arguments=options)
                 self.nodes.append(stack.enter_context(node))
             self._form(bus_ports)
             self._stack = stack.pop_all()
@@ -58,8 +67,10 @@ class Cluster:
     @property
     def url(self) -> str:
         """With all nodes, so that any of them may be away."""
-        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-        return f"redis+cluster://{hosts}"
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports())
+        if self._tls is None:
+            return f"redis+cluster://{hosts}"
+        return f"rediss+cluster://{hosts}?ssl_ca_certs={self._tls.authority}"
 
     def master_of(self, key: str) -> PrivateServer:
         """The node that has the slot of ``key`` now, by those that live."""
@@ -147,8 +158,8 @@ class Cluster:
                     end = (number + 1) * _SLOTS // _MASTERS - 1
                     client.execute_command("CLUSTER ADDSLOTSRANGE", begin, end)
         with client_of(self.nodes[0]) as client:
-            for node, bus_port in zip(self.nodes[1:], bus_ports[1:], strict=True):
-                client.execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus_port)
+            for port, bus_port in zip(self._ports()[1:], bus_ports[1:], strict=True):
+                client.execute_command("CLUSTER MEET", "127.0.0.1", port, bus_port)
         wait_until(
             lambda: self._known() == {str(len(self.nodes))}, "all nodes have met", timeout=60
         )
@@ -156,6 +167,10 @@ class Cluster:
             with client_of(node) as client:
                 client.execute_command("CLUSTER REPLICATE", self.ids[number])
         wait_until(self._is_whole, "the cluster is whole", timeout=60)
+
+    def _ports(self) -> list[int]:
+        """Those by which clients and the other nodes know them."""
+        return self._tls_ports if self._tls else [node.port for node in self.nodes]
 
     def _known(self) -> set[str]:
         return {self._info(node).get("cluster_known_nodes", "") for node in self.nodes}

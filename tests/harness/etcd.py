@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,16 +31,19 @@ class EtcdCluster:
     Args:
         members: How many; three survive the loss of one.
         tls: Clients have to speak TLS, and to show a certificate.
+        options: More arguments of each.
     """
 
-    def __init__(self, members: int = 3, *, tls: Certificates | None = None) -> None:
+    def __init__(
+        self, members: int = 3, *, tls: Certificates | None = None, options: Sequence[str] = ()
+    ) -> None:
         binary = find_etcd()
         if binary is None:
             raise RuntimeError("etcd is not installed. Debian: apt-get install etcd-server")
         self._directory = Path(tempfile.mkdtemp(prefix="csl-etcd-"))
         self.ports = [free_port() for _ in range(members)]
         self._tls = tls
-        scheme, arguments = "http", []
+        scheme, arguments = "http", list(options)
         if tls is not None:
             scheme = "https"
             arguments += ["--cert-file", str(tls.cert), "--key-file", str(tls.key)]
@@ -116,9 +120,25 @@ class EtcdCluster:
         """SIGKILL a member."""
         self._members[number].kill_group()
 
-    def revive(self, number: int) -> None:
-        """Start a killed member again, with its data."""
+    def pause(self, number: int) -> None:
+        """SIGSTOP a member: its connections stay open, and nothing answers, as in a partition."""
+        self._members[number].stop()
+
+    def resume(self, number: int) -> None:
+        """SIGCONT: undo `pause`; what was sent meanwhile is read now."""
+        self._members[number].cont()
+
+    def alive(self, number: int) -> bool:
+        """Whether a member's process is there."""
+        return self._members[number].alive
+
+    def start_member(self, number: int) -> None:
+        """Start a killed member again, with its data; it may find nobody to follow yet."""
         self._members[number] = Process(self._commands[number], name=f"etcd{number}").start()
+
+    def revive(self, number: int) -> None:
+        """As `start_member`, and wait until there is a leader."""
+        self.start_member(number)
         self.leader()
 
     def post(self, path: str, body: dict[str, Any], number: int = 0) -> dict[str, Any]:

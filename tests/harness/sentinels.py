@@ -15,6 +15,7 @@ import redis
 from celery_singleton_lock.testing.server import PrivateServer, find_binary, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import Process
+from tests.harness.tls import Certificates
 
 MASTER = "mymaster"
 
@@ -38,25 +39,29 @@ class Sentinels:
 
     Args:
         arguments: More arguments of the three servers.
+        tls: All six speak TLS, among themselves too, on ports of their own; `url` names those. The
+            plain ports are for the test.
     """
 
-    def __init__(self, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, arguments: Sequence[str] = (), *, tls: Certificates | None = None) -> None:
         self._stack = ExitStack()
         self._arguments = [*_SYNC_AT_ONCE, *arguments]
+        self._tls = tls
+        # By which the servers know each other: of each plain port, the one with TLS, if there is.
+        self._names: dict[int, int] = {}
         #: The servers, the first master first.
         self.servers: list[PrivateServer] = []
         self.sentinel_ports: list[int] = []
+        #: Their processes, in the same order.
+        self.sentinels: list[Process] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            master = stack.enter_context(PrivateServer(arguments=self._arguments))
-            self.servers.append(master)
-            replication = ["--replicaof", "127.0.0.1", str(master.port)]
+            master = self._start_server(stack)
             for _ in range(2):
-                replica = PrivateServer(arguments=[*self._arguments, *replication])
-                self.servers.append(stack.enter_context(replica))
+                self._start_server(stack, "--replicaof", "127.0.0.1", str(self.name_of(master)))
             for _ in range(3):
-                self._start_sentinel(stack, master.port)
+                self._start_sentinel(stack, self.name_of(master))
             self.wait_until_whole()
             self._stack = stack.pop_all()
         return self
@@ -77,14 +82,19 @@ class Sentinels:
     @property
     def url(self) -> str:
         """In our own form."""
-        hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinel_ports)
-        return f"sentinel://{hosts}/0?master_name={MASTER}"
+        hosts = ",".join(f"127.0.0.1:{self._names[port]}" for port in self.sentinel_ports)
+        url = f"{'sentinels' if self._tls else 'sentinel'}://{hosts}/0?master_name={MASTER}"
+        return f"{url}&ssl_ca_certs={self._tls.authority}" if self._tls else url
+
+    def name_of(self, server: PrivateServer) -> int:
+        """The port by which the sentinels know a server."""
+        return self._names[server.port]
 
     def master(self) -> PrivateServer:
         """The one that the sentinels name."""
         with redis.Redis(port=self.sentinel_ports[0]) as sentinel:
             port = int(sentinel.sentinel_get_master_addr_by_name(MASTER)[1])
-        return next(server for server in self.servers if server.port == port)
+        return next(server for server in self.servers if self.name_of(server) == port)
 
     def replicas(self) -> list[PrivateServer]:
         """The other two, alive or not."""
@@ -101,7 +111,7 @@ class Sentinels:
                     ports.add(int(sentinel.sentinel_get_master_addr_by_name(MASTER)[1]))
             return ports
 
-        wait_until(lambda: old.port not in named(), "a replica is promoted", timeout=60)
+        wait_until(lambda: self.name_of(old) not in named(), "a replica is promoted", timeout=60)
         new = self.master()
         wait_until(lambda: role_of(new) == "master", "the promoted replica is a master")
         return new
@@ -115,10 +125,20 @@ class Sentinels:
         for replica in self.replicas():
             wait_until(partial(_link_is, "up", replica), "the replicas are in step")
 
+    def _start_server(self, stack: ExitStack, *arguments: str) -> PrivateServer:
+        port = free_port()
+        tls = self._tls.arguments(port) if self._tls else []
+        server = PrivateServer(arguments=[*self._arguments, *tls, *arguments])
+        self.servers.append(stack.enter_context(server))
+        self._names[server.port] = port if self._tls else server.port
+        return server
+
     def _start_sentinel(self, stack: ExitStack, master: int) -> None:
         directory = stack.enter_context(TemporaryDirectory(prefix="csl-sentinel-"))
-        port = free_port()
+        port, tls_port = free_port(), free_port()
+        self._names[port] = tls_port if self._tls else port
         path = Path(directory) / "sentinel.conf"
+        tls = self._tls.arguments(tls_port) if self._tls else []
         path.write_text(
             _CONFIG.format(
                 port=port,
@@ -127,11 +147,17 @@ class Sentinels:
                 master=master,
                 down_after_ms=int(DOWN_AFTER * 1000),
             )
+            # A sentinel's options stand in its file; as arguments they have dashes.
+            + "".join(
+                f"{name.removeprefix('--')} {value}\n"
+                for name, value in zip(tls[::2], tls[1::2], strict=True)
+            )
         )
         process = Process([find_binary(), str(path), "--sentinel"], name=f"sentinel-{port}")
         stack.callback(process.end)
         process.start()
         self.sentinel_ports.append(port)
+        self.sentinels.append(process)
         with redis.Redis(port=port) as client:
             wait_until(lambda: _answers(client), f"the sentinel on {port} answers")
 
@@ -173,6 +199,26 @@ def cut_replication(master: PrivateServer, replicas: Sequence[PrivateServer]) ->
         client.client_kill_filter(_type="replica")
     for replica in replicas:
         wait_until(partial(_link_is, "down", replica), "the stream is cut")
+
+
+def add_worker_login(servers: Sequence[PrivateServer]) -> str:
+    """Have workers log in, as sentinels and replicas don't; the login, as a URL has it."""
+    for server in servers:
+        with client_of(server) as client:
+            client.execute_command("ACL", "SETUSER", "worker", "on", ">pw", "~*", "&*", "+@all")
+    return "worker:pw"
+
+
+def partition(master: PrivateServer) -> None:
+    """From now on nobody reaches ``master`` but who has logged in: no sentinel, no replica.
+
+    It lives, and believes that it is a master: nobody can tell it otherwise. What an ACL does here
+    as to whom it answers is what a network does that was cut between the two groups.
+    """
+    with client_of(master) as client:
+        client.execute_command("ACL", "SETUSER", "default", "off")
+        client.client_kill_filter(_type="replica")
+        client.client_kill_filter(user="default", skipme=True)
 
 
 def _answers(client: redis.Redis) -> bool:

@@ -48,6 +48,10 @@ class Certificates:
         """What a client has to know."""
         return self.directory / "ca.crt"
 
+    def arguments(self, port: int) -> list[str]:
+        """Of a Redis server that speaks TLS on ``port``, to clients and to its replicas."""
+        return [*self.server_arguments, "--tls-port", str(port), "--tls-replication", "yes"]
+
     @property
     def server_arguments(self) -> list[str]:
         """Of a Redis server, but for its ``--tls-port``."""

@@ -135,10 +135,25 @@ class ZooKeeperEnsemble:
         """SIGKILL a member."""
         self._members[number].kill_group()
 
+    def pause(self, number: int) -> None:
+        """SIGSTOP a member: its connections stay open, and nothing answers, as in a partition."""
+        self._members[number].stop()
+
+    def resume(self, number: int) -> None:
+        """SIGCONT: undo `pause`; what was sent meanwhile is read now."""
+        self._members[number].cont()
+
+    def alive(self, number: int) -> bool:
+        """Whether a member's process is there."""
+        return self._members[number].alive
+
+    def start_member(self, number: int) -> None:
+        """Start a killed member again, with its data; it may find nobody to follow yet."""
+        self._members[number] = Process(self._commands[number], name=f"zookeeper{number}").start()
+
     def revive(self, number: int) -> None:
-        """Start a killed member again, with its data."""
-        process = Process(self._commands[number], name=f"zookeeper{number}")
-        self._members[number] = process.start()
+        """As `start_member`, and wait until there is a leader."""
+        self.start_member(number)
         self.leader()
 
     def ask(self, number: int, word: str) -> str:

@@ -14,10 +14,14 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.diagnosis import Finding, Severity, diagnose
+from celery_singleton_lock.diagnosis import Severity
 from celery_singleton_lock.diagnosis.probe import probe
 from celery_singleton_lock.testing.server import PrivateServer, free_port
+from tests.harness.deliveries import wait_until
+from tests.harness.faketime import server_with_clock
 from tests.harness.processes import ROOT
+
+from .patients import app_on, findings, found, severities
 
 # What docs/options.md says that locking needs.
 LEAST_RIGHTS = (
@@ -37,28 +41,11 @@ def raw(server: PrivateServer) -> Iterator[Any]:
         yield client
 
 
-def app_on(url: str, **task_options: Any) -> Celery:
-    app = Celery("patient", broker=url, backend=url, set_as_current=False)
-
-    @singleton_task(app=app, name="patient.work", shared=False, **task_options)
-    def work(number: int) -> None: ...
-
-    return app
-
-
-def found(app: Celery, subject: str) -> list[Finding]:
-    return [finding for finding in diagnose(app) if finding.subject == subject]
-
-
-def severities(app: Celery) -> dict[str, Severity]:
-    return {finding.subject: finding.severity for finding in diagnose(app)}
-
-
 def test_a_sound_app_has_no_errors_and_no_warnings(server: PrivateServer, raw: Any) -> None:
-    findings = list(diagnose(app_on(server.url())))
-    assert {finding.severity for finding in findings} == {Severity.OK}
+    all_of_them = findings(app_on(server.url()))
+    assert {finding.severity for finding in all_of_them} == {Severity.OK}
     assert not raw.keys("csl:*singleton-doctor*"), "it leaves nothing behind"
-    assert any("ms each" in finding.text for finding in findings)
+    assert any("ms each" in finding.text for finding in all_of_them)
 
 
 def test_a_server_that_may_evict_leases_is_an_error(server: PrivateServer, raw: Any) -> None:
@@ -79,7 +66,7 @@ def test_it_works_where_info_and_scan_are_denied(server: PrivateServer, raw: Any
     assert found_here["reachability"] is Severity.OK
     assert (found_here["server"], found_here["keys"]) == (Severity.NOTE, Severity.NOTE)
     assert Severity.ERROR not in found_here.values()
-    assert not [finding for finding in diagnose(app) if "pw" in finding.text]
+    assert not [finding for finding in findings(app) if "pw" in finding.text]
 
 
 def test_missing_rights_are_an_error_that_says_where_they_are_listed(
@@ -101,9 +88,58 @@ def test_a_store_that_is_away_is_an_error() -> None:
     assert finding.severity is Severity.ERROR
 
 
+@pytest.mark.slow
+def test_more_replicas_wanted_than_there_are_is_an_error(server: PrivateServer) -> None:
+    app = app_on(server.url())
+    app.conf.singleton_lock_wait_replicas = 1
+    (finding,) = found(app, "wait_replicas")
+    assert finding.severity is Severity.ERROR
+    assert "0 replicas are connected" in finding.text
+
+
+@pytest.mark.slow
+def test_one_replica_less_would_stop_all_grants_is_a_note(server: PrivateServer, raw: Any) -> None:
+    app = app_on(server.url())
+    app.conf.singleton_lock_wait_replicas = 1
+    replication = ["--replicaof", "127.0.0.1", str(server.port), "--repl-diskless-sync-delay", "0"]
+    with PrivateServer(arguments=replication):
+        wait_until(lambda: raw.wait(1, 100) == 1, "the replica is in step")
+        (finding,) = found(app, "wait_replicas")
+        (note,) = found(app, "replication")
+    assert (finding.severity, note.severity) == (Severity.NOTE, Severity.NOTE)
+    assert "1 replicas" in note.text
+
+
+def test_a_server_without_a_file_forgets_at_a_restart() -> None:
+    with PrivateServer() as server:
+        (finding,) = found(app_on(server.url()), "persistence")
+    assert finding.severity is Severity.NOTE
+    assert "appendonly yes" in finding.cure
+
+
+@pytest.mark.slow
+def test_a_servers_clock_that_is_off_is_told() -> None:
+    with server_with_clock("+30s") as server:
+        (finding,) = found(app_on(server.url()), "clock")
+    assert finding.severity is Severity.WARNING
+    assert "+30." in finding.text or "+29." in finding.text
+
+
+def test_another_number_of_shards_is_told_before_anything_is_tried(
+    server: PrivateServer, raw: Any
+) -> None:
+    """As an app that names a cluster's node as a plain server would find it."""
+    raw.set("csl:{celery:0}:shards", "256")
+    app = app_on(server.url())
+    (finding,) = found(app, "shards")
+    assert finding.severity is Severity.ERROR
+    assert "256 shard(s)" in finding.text
+    assert not found(app, "rights"), "it is no matter of rights"
+
+
 def test_an_app_without_a_store_is_told_to_name_one() -> None:
     app = Celery("homeless", broker="memory://", set_as_current=False)
-    (finding,) = diagnose(app)
+    (finding,) = findings(app)
     assert finding.severity is Severity.ERROR
     assert "singleton_lock_url" in finding.text
 

@@ -149,6 +149,13 @@ class Coarse(MemoryStore):
         return Capabilities(fence=True, name="coarse", min_ttl=1.0, max_limit=10)
 
 
+def test_a_fence_that_redlock_has_not_is_refused_at_the_workers_start() -> None:
+    app = Celery("t", set_as_current=False, broker="memory://")
+    singleton_task(app=app, name="t", shared=False, needs_fence=True)(nothing)
+    with pytest.raises(SettingsError, match=r"needs_fence=True, but the store \(redlock\) has no"):
+        check_tasks(app, open_store("redlock://h1,h2,h3/0"))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -1,0 +1,188 @@
+"""`celery -A app singleton doctor` on etcd and ZooKeeper: each finding where the fault is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock.diagnosis import Severity
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.testing.contract import ask, new_key, new_token
+from tests.conftest import missing
+from tests.harness.certificates import Certificates
+from tests.harness.deliveries import wait_until
+from tests.harness.etcd import EtcdCluster, find_etcd
+from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
+
+from .patients import app_on, findings, found, severities, worst
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+Cluster = EtcdCluster | ZooKeeperEnsemble
+
+
+@pytest.fixture
+def need_etcd() -> None:
+    if find_etcd() is None:
+        missing("etcd is not installed. Debian: apt-get install etcd-server")
+
+
+@pytest.fixture
+def need_zookeeper() -> None:
+    if find_zookeeper() is None:
+        missing("ZooKeeper is not installed. Debian: apt-get install zookeeper")
+
+
+@pytest.fixture
+def sick(consensus: Cluster) -> Iterator[Cluster]:
+    """Each of the two, to kill members of; they live again afterwards."""
+    yield consensus
+    for number in range(3):
+        if not consensus.alive(number):
+            consensus.start_member(number)
+    consensus.leader()
+
+
+def test_a_sound_one_is_told_to_guard_its_locks_and_nothing_else(consensus: Cluster) -> None:
+    app = app_on(consensus.url("sound"))
+    notes = [f for f in findings(app) if f.severity is not Severity.OK]
+    assert [(f.subject, f.severity) for f in notes] == [("login", Severity.NOTE)]
+    (members,) = found(app, "members")
+    assert "3 of 3" in members.text
+    assert "server" in severities(app)
+
+
+def test_a_member_that_is_away_is_a_warning_and_no_majority_an_error(sick: Cluster) -> None:
+    app = app_on(sick.url("sick"))
+    sick.kill(0)
+    sick.leader()
+    wait_until(lambda: worst(app) is Severity.WARNING, "the others have a leader", timeout=60)
+    away = found(app, "members")[0]
+    assert away.severity is Severity.WARNING
+    assert str(sick.ports[0]) in away.text
+    sick.kill(1)
+    wait_until(
+        lambda: severities(app).get("quorum") is Severity.ERROR, "the last notices", timeout=60
+    )
+    assert len([f for f in found(app, "members") if f.severity is Severity.WARNING]) == 3
+
+
+def test_a_leaders_ttl_that_the_store_cannot_keep_is_an_error(consensus: Cluster) -> None:
+    app = app_on(consensus.url("short"))
+    app.conf.singleton_lock_beat_ttl = 0.5
+    (finding,) = found(app, "beat")
+    assert finding.severity is Severity.ERROR
+    assert "singleton_lock_beat_ttl=0.5 s" in finding.text
+
+
+# --- etcd ----------------------------------------------------------------------------------------
+
+
+def test_a_url_that_names_some_of_etcds_members_is_noted(etcd: EtcdCluster) -> None:
+    (finding,) = found(app_on(etcd.url("some", members=(0,))), "cluster")
+    assert "3 members, and the URL names 1" in finding.text
+
+
+def test_a_ttl_between_whole_seconds_is_noted(etcd: EtcdCluster) -> None:
+    (finding,) = found(app_on(etcd.url("ttl"), ttl=2.5), "ttl")
+    assert finding.severity is Severity.NOTE
+    assert "ttl=2.5" in finding.text
+
+
+@pytest.mark.usefixtures("need_etcd")
+def test_an_election_timeout_that_lengthens_leases_is_a_warning() -> None:
+    options = ["--election-timeout", "6000", "--heartbeat-interval", "600"]
+    with EtcdCluster(1, options=options) as cluster:
+        app = app_on(cluster.url("long"), ttl=5)
+        (finding,) = found(app, "ttl")
+        (alone,) = found(app, "cluster")
+        assert not cluster.post("lease/leases", {}).get("leases") or worst(app) is Severity.WARNING
+    assert finding.severity is Severity.WARNING
+    assert "no lease of less than 9 s" in finding.text
+    assert "1 members vote" in alone.text
+
+
+@pytest.mark.usefixtures("need_etcd")
+@pytest.mark.parametrize("alarm", ["NOSPACE", "CORRUPT"])
+def test_an_alarm_is_an_error(alarm: str) -> None:
+    with EtcdCluster(1) as cluster:
+        member = cluster.post("maintenance/status", {})["header"]["member_id"]
+        raised = {"action": "ACTIVATE", "memberID": member, "alarm": alarm}
+        assert cluster.post("maintenance/alarm", raised)["alarms"]
+        (finding,) = found(app_on(cluster.url("full")), "alarms")
+    assert finding.severity is Severity.ERROR
+    assert finding.text.startswith(f"{alarm} is raised")
+
+
+@pytest.mark.usefixtures("need_etcd")
+def test_an_even_number_of_voters_is_noted() -> None:
+    with EtcdCluster(4) as cluster:
+        (finding,) = found(app_on(cluster.url("even")), "cluster")
+    assert finding.severity is Severity.NOTE
+    assert "4 members vote: no more of them may fail than of 3" in finding.text
+
+
+@pytest.mark.usefixtures("need_etcd")
+def test_a_login_with_no_more_rights_than_locking_needs_is_enough() -> None:
+    with EtcdCluster(1) as cluster:
+        cluster.post("auth/user/add", {"name": "root", "password": "top"})
+        cluster.post("auth/role/add", {"name": "root"})
+        cluster.post("auth/user/grant", {"user": "root", "role": "root"})
+        cluster.post("auth/user/add", {"name": "worker", "password": "pw"})
+        cluster.post("auth/role/add", {"name": "locks"})
+        permission = {"permType": "READWRITE", "key": "bG9ja3Mv", "range_end": "bG9ja3Mw"}
+        cluster.post("auth/role/grant", {"name": "locks", "perm": permission})
+        cluster.post("auth/user/grant", {"user": "worker", "role": "locks"})
+        cluster.post("auth/enable", {})
+        app = app_on(cluster.url("locks").replace("://", "://worker:pw@"))
+        here = severities(app)
+        elsewhere = app_on(cluster.url("others").replace("://", "://worker:pw@"))
+        (refused,) = found(elsewhere, "rights")
+        assert worst(app) is Severity.NOTE
+    assert here["reachability"] is here["login"] is Severity.OK
+    assert refused.severity is Severity.ERROR
+    assert "grant-permission" in refused.cure
+
+
+# --- ZooKeeper -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("need_zookeeper")
+def test_sessions_that_are_longer_or_shorter_than_a_ttl_are_told() -> None:
+    with ZooKeeperEnsemble(1, tick=2.0, max_session=20.0) as ensemble:
+        app = app_on(ensemble.url("sessions"), ttl=1.5)
+        app.conf.singleton_lock_beat_ttl = 30
+        longer, shorter = found(app, "session")
+    assert longer.severity is shorter.severity is Severity.WARNING
+    assert "grants 4 s where ttl=1.5 s" in longer.text
+    assert "grants 20 s where ttl=30 s" in shorter.text
+
+
+@pytest.mark.usefixtures("need_zookeeper")
+def test_a_member_alone_is_noted_and_is_asked_over_tls(tmp_path: Path) -> None:
+    with ZooKeeperEnsemble(1, tls=Certificates(tmp_path)) as ensemble:
+        told, alone = found(app_on(ensemble.url("tls")), "members")
+    assert told.severity is Severity.OK
+    assert "standalone" in told.text
+    assert alone.severity is Severity.NOTE
+
+
+def test_nodes_that_belong_to_others_or_to_everybody_are_told(zookeeper: ZooKeeperEnsemble) -> None:
+    def url(path: str, login: str = "") -> str:
+        return zookeeper.url(path).replace("://", f"://{login}{'@' * bool(login)}")
+
+    with closing(open_store(url("unguarded"))) as store:
+        ask(store, new_key(), new_token())
+    (unguarded,) = found(app_on(url("unguarded", "a:pw")), "rights")
+    assert unguarded.severity is Severity.WARNING
+    assert "made without a login" in unguarded.text
+    with closing(open_store(url("owned", "a:pw"))) as store:
+        ask(store, new_key(), new_token())
+    own = app_on(url("owned", "a:pw"))
+    assert severities(own)["login"] is Severity.OK
+    assert not found(own, "rights")
+    closed = [f for f in found(app_on(url("owned", "b:pw")), "rights") if "another login" in f.text]
+    assert closed[0].severity is Severity.ERROR
