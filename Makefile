@@ -31,6 +31,10 @@ test: $(DEV_READY)  ## the tests that take less than 5 minutes together; options
 test-all: $(DEV_READY)  ## the slow rest
 	$(BIN)/python -m pytest -m slow -n $(JOBS) $(ARGS)
 
+.PHONY: chaos
+chaos: $(DEV_READY)  ## the fault campaign: ARGS="--minutes 30 --seed 7", or ARGS="--twins"
+	$(BIN)/python -m tests.chaos $(ARGS)
+
 .PHONY: check
 check: $(DEV_READY)  ## lint, format, types, imports
 	$(BIN)/ruff check .
