@@ -86,6 +86,11 @@ def _write(event: str, **fields: Any) -> None:
         History.from_env().write(event, **fields)
 
 
+@signals.before_task_publish.connect(weak=False)
+def _publishing(headers: Any = None, **_: Any) -> None:
+    _write("publishing", task_id=headers["id"])
+
+
 @signals.after_task_publish.connect(weak=False)
 def _published(headers: Any = None, sender: Any = None, **_: Any) -> None:
     _write("published", task_id=headers["id"], task=str(sender))

@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 
+import celery_singleton_lock
 from tests.chaos import process_faults, store_faults
 from tests.chaos.bodies import bodies
 from tests.chaos.checker import Kind, Verdict, judge
@@ -26,6 +27,8 @@ from tests.harness.app_module import fresh_module
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import Record
 from tests.harness.processes import TIMEOUT
+
+_PACKAGE = Path(celery_singleton_lock.__file__).parent
 
 #: Seconds between two looks of the publisher, and between two at the workers.
 _TICK = 0.02
@@ -293,14 +296,22 @@ def _look_after(site: Site, post: Post) -> None:
         worker = post.worker
         if worker is None or worker.alive:
             return
-        status = worker.exit_status
-        site.history.write(
-            "broken", text=f"{worker.name} ended by itself with status {status}:\n{worker.tail()}"
-        )
-        at = now()
-        pids = worker.group()
+        at, pids = now(), worker.group()
         worker.kill_group()
         site.write_deaths(worker, pids, at)
+        status = worker.exit_status
+        site.history.write(
+            "crashed" if _died_of_celery(worker.log) else "broken",
+            worker=worker.hostname,
+            until=at,
+            text=f"{worker.name} ended by itself with status {status}:\n{worker.tail()}",
+        )
         site.start_worker(post)
     finally:
         post.busy.release()
+
+
+def _died_of_celery(log: str) -> bool:
+    """Whether a worker ended by an error of Celery or kombu, in whose traceback nothing is ours."""
+    _, found, traceback_text = log.partition("Unrecoverable error: ")
+    return bool(found) and str(_PACKAGE) not in traceback_text

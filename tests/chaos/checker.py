@@ -92,6 +92,8 @@ def judge(records: Sequence[Record], writes: Mapping[str, Sequence[Write]], ttl:
         *run_again(records, found, losses, excused),
         *told(records),
     ]
+    if crashed := events(records, "crashed"):
+        excused["workers that ended by an error of Celery's own"] += len(crashed)
     return Verdict(
         violations=tuple(sorted(violations, key=lambda violation: violation.at)),
         counts=_counts(records, found, writes),

@@ -1,6 +1,7 @@
 """What a campaign leaves behind: a journal per process, merged by the one clock of the host.
 
-    published   a message was sent (again: it was put back); ``task``
+    publishing  a message is about to be sent
+    published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
                 ``task``, ``late`` (acknowledged late)
@@ -17,7 +18,9 @@
     fault       something was broken from ``at`` to ``end``: ``name``, ``target``
     loss        the store lost what it had acknowledged, or its leases: fences up to ``fence_to``
                 were granted before, from ``fence_from`` on afterwards
-    down        a worker was ended on purpose: ``worker``, ``how``
+    down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
+                ``worker``, ``how``
+    crashed     a worker ended by an error of Celery's own: ``worker``, ``until``, ``text``
     broken      something ended that nobody had ended: ``text``
 
 Times are CLOCK_MONOTONIC, seconds.

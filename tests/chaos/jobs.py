@@ -27,8 +27,9 @@ EARLY = frozenset({"early", "plain"})
 #: How many bodies of a job lose their lease before it is given up, by task; else four.
 _LOSSES = {"plain": 1}
 _MOST_LOSSES = 4
-#: Seconds by which a message may reach a worker before its publisher has written that down.
-_SLACK = 0.5
+#: Seconds in which a killed process on a busy machine still has its connections, and the broker
+#: hands it a message that nobody will note.
+_SLOW_DEATH = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +130,9 @@ def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str
             return "jobs given up after their leases were lost to faults (LeaseLost)"
     if job.task in EARLY and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
-    published, received = job.last("published"), job.last("received")
-    if published > received + _SLACK and ends.after(published):
+    # Written before the sending: whatever receives this message does so later.
+    sent = job.last("publishing")
+    if sent > job.last("received") and ends.reach_beyond(sent):
         return "messages that vanished between broker and worker when one was killed"
     return ""
 
@@ -143,24 +145,25 @@ def _met_a_fault(body: Body, faults: Iterable[Record], ttl: float) -> bool:
 
 
 class _Ends:
-    """Who was killed or shut down, and when."""
+    """Who was killed or shut down, and when: between two times each."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._of_worker: dict[str, list[float]] = defaultdict(list)
         self._all: list[float] = []
         for record in records:
-            if record.event in ("death", "down"):
-                self._of_worker[record.data.get("worker", "")].append(record.at)
-                self._all.append(record.at)
+            if record.event in ("death", "down", "crashed"):
+                until = max(record.at, record.data.get("until", record.at))
+                self._of_worker[record.data.get("worker", "")].append(until)
+                self._all.append(until)
 
     def took_with_it(self, job: _Job) -> bool:
         """Whether a worker that had the job was hurt after the job's last sign of life."""
         last = max(job.records, key=lambda record: record.at)
-        if last.event == "left":
+        if last.event == "left" and last.data.get("state") is not None:
             return False  # the task had ended, so the message was no more in anybody's hands
         workers = {record.data.get("worker") for record in job.records} - {None}
-        return any(at >= last.at for worker in workers for at in self._of_worker[str(worker)])
+        return any(end >= last.at for worker in workers for end in self._of_worker[str(worker)])
 
-    def after(self, at: float) -> bool:
-        """Whether anything was killed later."""
-        return any(end >= at - _SLACK for end in self._all)
+    def reach_beyond(self, at: float) -> bool:
+        """Whether anything was killed later; the kernel may take a while to end a process."""
+        return any(end + _SLOW_DEATH >= at for end in self._all)

@@ -45,7 +45,7 @@ def kill_parent(site: Site, post: Post, fault: Fault) -> None:
     at = worker.kill()
     site.write_deaths(worker, [worker.pid, *children], at)
     # The children may be gone any time from now on, with what the parent had given them.
-    site.history.write("down", worker=worker.hostname, how="parent killed", at=at)
+    site.history.write("down", worker=worker.hostname, how="parent killed", at=at, until=now())
     site.start_worker(post)
 
 
@@ -129,8 +129,6 @@ def _shut_down(
         # Before that, Celery has no handlers, and the signal kills: another fault, done elsewhere.
         return
     pids, at = worker.group(), now()
-    if how != "warm":
-        site.history.write("down", worker=worker.hostname, how=how, at=at)
     worker.send_signal(number)
     patience = "in time"
     try:
@@ -141,6 +139,8 @@ def _shut_down(
     pids = sorted({*pids, *worker.group()})
     worker.kill_group()
     site.write_deaths(worker, pids, at, until=now())
+    if how != "warm":
+        site.history.write("down", worker=worker.hostname, how=how, at=at, until=now())
     site.history.mine().note(f"{how} shutdown of {worker.name} ended {patience}")
     site.start_worker(post, soft=next_soft)
 

@@ -58,7 +58,7 @@ def strike_broker(site: Site, fault: Fault) -> str:
     """Kill the broker, and start it again after a while with what it had acknowledged."""
     at = now()
     site.in_starter(site.broker.kill)
-    site.history.write("down", worker="broker", how="killed", at=at)
+    site.history.write("down", worker="broker", how="killed", at=at, until=now())
     time.sleep(fault.seconds)
     site.in_starter(site.broker.start)
     return "broker"
