@@ -4,6 +4,7 @@
     make chaos ARGS="--minutes 5 --seed 7,8,9"
     make chaos ARGS="--minutes 2 --faults stop-child,restart-kept"
     make chaos ARGS="--twins"
+    make chaos ARGS="--controls"
 
 Ends with 0 if the lock kept its promises (and every twin was caught), else with 1.
 """
@@ -21,7 +22,7 @@ from tests.chaos.pictures import draw_all
 from tests.chaos.report import report
 from tests.chaos.schedule import SORTS
 from tests.chaos.site import Plan
-from tests.chaos.twins import TWINS, run_twin
+from tests.chaos.twins import TWINS, Twin
 
 
 def main() -> int:
@@ -30,8 +31,11 @@ def main() -> int:
     out = options.out or Path(tempfile.mkdtemp(prefix="chaos-"))
     out.mkdir(parents=True, exist_ok=True)
     print(f"history, logs and pictures: {out}", flush=True)
+    twins = [twin for twin in TWINS if not options.only or twin.name in options.only]
     if options.twins:
-        return _twins(out, options.only)
+        return _twins(out, twins)
+    if options.controls:
+        return _controls(out, twins)
     return max(_campaign(options, seed, out / f"seed-{seed}") for seed in options.seed)
 
 
@@ -60,13 +64,11 @@ def _campaign(options: argparse.Namespace, seed: int, directory: Path) -> int:
     return 1 if outcome.verdict.violations else 0
 
 
-def _twins(out: Path, only: list[str]) -> int:
+def _twins(out: Path, twins: list[Twin]) -> int:
     status = 0
-    for twin in TWINS:
-        if only and twin.name not in only:
-            continue
+    for twin in twins:
         began = time.monotonic()
-        outcome = run_twin(twin, out / twin.name)
+        outcome = run(twin.campaign, out / twin.name)
         (out / twin.name / "report.txt").write_text(report(outcome))
         draw_all(outcome)
         caught = outcome.verdict.of(twin.caught_by)
@@ -76,6 +78,19 @@ def _twins(out: Path, only: list[str]) -> int:
         if caught:
             print(f"    {caught[0].text}", flush=True)
         else:
+            status = 1
+            print(report(outcome), flush=True)
+    return status
+
+
+def _controls(out: Path, twins: list[Twin]) -> int:
+    status = 0
+    for twin in twins:
+        outcome = run(twin.control(), out / f"{twin.name}-whole")
+        found = len(outcome.verdict.violations)
+        sections = outcome.verdict.counts["critical sections"]
+        print(f"{found} violations in {sections} sections: {twin.name}, whole", flush=True)
+        if found:
             status = 1
             print(report(outcome), flush=True)
     return status
@@ -96,6 +111,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, default=5)
     parser.add_argument("--out", type=Path, default=None, help="a directory to keep")
     parser.add_argument("--twins", action="store_true", help="the locks broken on purpose")
+    parser.add_argument(
+        "--controls", action="store_true", help="the twins' campaigns with the lock whole"
+    )
     parser.add_argument("--only", type=_names, default=(), help="names of twins")
     options = parser.parse_args()
     if options.seed is None:

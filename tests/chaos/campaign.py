@@ -18,7 +18,7 @@ import celery_singleton_lock
 from tests.chaos import process_faults, store_faults
 from tests.chaos.bodies import bodies
 from tests.chaos.checker import Kind, Verdict, judge
-from tests.chaos.jobs import settled
+from tests.chaos.jobs import under_way
 from tests.chaos.publisher import LENGTHS, MIX, Length, Publisher
 from tests.chaos.resource import resources
 from tests.chaos.schedule import Fault, Lane, sorts_for, timetable
@@ -54,6 +54,7 @@ class Campaign:
         mix: See the publisher.
         lengths: See the publisher.
         until: Ends early when this was seen.
+        haste: How much sooner than usual one fault follows the other.
         drains: Whether all jobs are waited for at the end.
     """
 
@@ -67,6 +68,7 @@ class Campaign:
     mix: dict[str, int] = field(default_factory=lambda: dict(MIX))
     lengths: Sequence[Length] = LENGTHS
     until: Kind | None = None
+    haste: float = 1.0
     drains: bool = True
 
 
@@ -104,7 +106,7 @@ def run(campaign: Campaign, directory: Path) -> Outcome:
         ended = now()
         records = site.history.records()
     writes = resources(site.history.directory)
-    verdict = judge(records, writes, campaign.plan.ttl)
+    verdict = judge(records, writes, campaign.plan.ttl, drained=campaign.drains)
     return Outcome(
         campaign=campaign,
         directory=directory,
@@ -148,7 +150,11 @@ class _Run:
             return []
         sorts = sorts_for(campaign.faults, clock=campaign.plan.clock)
         lanes = timetable(
-            sorts, seconds=campaign.seconds, seed=campaign.seed, ttl=campaign.plan.ttl
+            sorts,
+            seconds=campaign.seconds,
+            seed=campaign.seed,
+            ttl=campaign.plan.ttl,
+            haste=campaign.haste,
         )
         began = now()
         threads = [
@@ -206,7 +212,12 @@ class _Run:
             return False
         self._looked = now()
         history = self._site.history
-        verdict = judge(history.records(), resources(history.directory), self._campaign.plan.ttl)
+        verdict = judge(
+            history.records(),
+            resources(history.directory),
+            self._campaign.plan.ttl,
+            drained=False,
+        )
         return bool(verdict.of(wanted))
 
 
@@ -228,8 +239,7 @@ class _Drain:
 
     def _all_settled(self) -> bool:
         records = self._site.history.records()
-        published = {r.task_id for r in records if r.event == "published"}
-        return published <= settled(records, bodies(records), self._ttl)
+        return not under_way(records, bodies(records), self._ttl)
 
     def _empty_broker(self) -> None:
         url = self._site.broker.url(0)

@@ -70,13 +70,20 @@ class Verdict:
         return [violation for violation in self.violations if violation.kind is kind]
 
 
-def judge(records: Sequence[Record], writes: Mapping[str, Sequence[Write]], ttl: float) -> Verdict:
-    """Everything that can be said of a campaign that has drained.
+def judge(
+    records: Sequence[Record],
+    writes: Mapping[str, Sequence[Write]],
+    ttl: float,
+    *,
+    drained: bool = True,
+) -> Verdict:
+    """Everything that can be said of a campaign.
 
     Args:
         records: Its history.
         writes: The decisions of each key's resource, in their order.
         ttl: Of the leases, seconds.
+        drained: Whether every job had its time to end.
     """
     found = bodies(records)
     losses = events(records, "loss")
@@ -87,7 +94,7 @@ def judge(records: Sequence[Record], writes: Mapping[str, Sequence[Write]], ttl:
         *stale_writes(writes),
         *(
             Violation(kind=Kind.JOB_LOST, key=lost.key, at=lost.at, runs=lost.runs, text=lost.text)
-            for lost in jobs_lost(records, found, ttl, excused)
+            for lost in jobs_lost(records, found, ttl, excused, drained=drained)
         ),
         *run_again(records, found, losses, excused),
         *told(records),

@@ -51,6 +51,11 @@ class _Job:
     def last(self, event: str) -> float:
         return max((record.at for record in events(self.records, event)), default=0.0)
 
+    def failed_for_good(self) -> bool:
+        """Whether its last sign of life is that it ended as FAILURE."""
+        last = max(self.records, key=lambda record: record.at)
+        return last.event == "left" and last.data.get("state") == "FAILURE"
+
     def failed_with(self, error: str) -> bool:
         return any(
             record.data.get("state") == "FAILURE" and record.data.get("error") == error
@@ -58,24 +63,35 @@ class _Job:
         )
 
 
-def settled(records: Sequence[Record], found: Iterable[Body], ttl: float) -> set[str]:
-    """Jobs that need not be waited for any more."""
-    return set(_jobs(records, found)) - {job for job, _ in _open(records, found, ttl, Counter())}
+def under_way(records: Sequence[Record], found: Iterable[Body], ttl: float) -> set[str]:
+    """Jobs that may still come to an end."""
+    return {
+        name for name, job in _open(records, found, ttl, Counter()) if not job.failed_for_good()
+    }
 
 
 def jobs_lost(
-    records: Sequence[Record], found: Iterable[Body], ttl: float, excused: Counter[str]
+    records: Sequence[Record],
+    found: Iterable[Body],
+    ttl: float,
+    excused: Counter[str],
+    *,
+    drained: bool = True,
 ) -> list[LostJob]:
     """The jobs that were lost, by the time of their last sign of life.
 
     Args:
-        records: The history, of a campaign that has drained.
+        records: The history.
         found: The bodies in it.
         ttl: Of the leases, seconds.
         excused: Counts what is excused.
+        drained: Whether every job had its time to end. If not, only those are lost that have failed
+            for good.
     """
     lost = []
     for name, job in _open(records, found, ttl, excused):
+        if not (drained or job.failed_for_good()):
+            continue
         last = max(record.at for record in job.records)
         did = Counter(record.event for record in job.records)
         lost.append(

@@ -117,9 +117,9 @@ def sorts_for(names: Collection[str], *, clock: bool) -> list[Sort]:
 
 
 def timetable(
-    sorts: Collection[Sort], *, seconds: float, seed: int, ttl: float
+    sorts: Collection[Sort], *, seconds: float, seed: int, ttl: float, haste: float = 1.0
 ) -> dict[Lane, list[Fault]]:
-    """What happens in a campaign of ``seconds``, each lane by time.
+    """What happens in a campaign of ``seconds``, each lane by time; the gaps are over ``haste``.
 
     The first faults of a lane are all of its sorts in turn, in a random order; then any.
     """
@@ -128,7 +128,7 @@ def timetable(
         of_lane = [sort for sort in sorts if sort.lane is lane]
         # A generator per lane: a sort more in one lane changes nothing in another.
         chances = random.Random(f"{seed} {lane}")
-        lanes[lane] = list(_faults(of_lane, GAPS[lane], seconds, ttl, chances))
+        lanes[lane] = list(_faults(of_lane, GAPS[lane] / haste, seconds, ttl, chances))
     return lanes
 
 
