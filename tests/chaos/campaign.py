@@ -14,7 +14,6 @@ from typing import Any
 
 import redis
 
-import celery_singleton_lock
 from tests.chaos import process_faults, store_faults
 from tests.chaos.bodies import bodies
 from tests.chaos.checker import Kind, Verdict, judge
@@ -28,7 +27,9 @@ from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import Record
 from tests.harness.processes import TIMEOUT
 
-_PACKAGE = Path(celery_singleton_lock.__file__).parent
+#: Kombu acknowledges a message on a channel that the loss of the broker has closed, and the worker
+#: ends with it (kombu 5.7; the traceback is that of kombu's issue 582). Plain tasks do the same.
+_KNOWN_CRASHES = ("AttributeError: 'NoneType' object has no attribute 'hostname'",)
 
 #: Seconds between two looks of the publisher, and between two at the workers.
 _TICK = 0.02
@@ -63,8 +64,8 @@ class Campaign:
     plan: Plan = field(default_factory=Plan)
     faults: tuple[str, ...] = ()
     calm: bool = False
-    keys: int = 5
-    waiting: int = 14
+    keys: int = 8
+    waiting: int = 24
     mix: dict[str, int] = field(default_factory=lambda: dict(MIX))
     lengths: Sequence[Length] = LENGTHS
     until: Kind | None = None
@@ -322,6 +323,5 @@ def _look_after(site: Site, post: Post) -> None:
 
 
 def _died_of_celery(log: str) -> bool:
-    """Whether a worker ended by an error of Celery or kombu, in whose traceback nothing is ours."""
-    _, found, traceback_text = log.partition("Unrecoverable error: ")
-    return bool(found) and str(_PACKAGE) not in traceback_text
+    """Whether a worker ended by an error that its own Celery is known to end by."""
+    return "Unrecoverable error: " in log and any(error in log for error in _KNOWN_CRASHES)

@@ -34,7 +34,7 @@ class Length:
 #: Most are short; some need renewals (ttl 2 s); a few outlast the visibility timeout, and are
 #: delivered twice.
 LENGTHS = (
-    Length(weight=14, steps=2, shortest=0.01, longest=0.08),
+    Length(weight=24, steps=2, shortest=0.01, longest=0.08),
     Length(weight=4, steps=2, shortest=0.1, longest=0.4),
     Length(weight=2, steps=3, shortest=0.3, longest=0.9),
     Length(weight=1, steps=4, shortest=0.9, longest=1.4),

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_one_seed_gives_one_timetable() -> None:
 def test_the_faults_of_a_lane_never_meet_and_all_of_them_come() -> None:
     lanes = timetable(sorts_for((), clock=False), seconds=600, seed=1, ttl=2.0)
     for faults in lanes.values():
-        for fault, following in zip(faults, faults[1:], strict=False):
+        for fault, following in pairwise(faults):
             assert fault.at + fault.seconds <= following.at
     struck = {fault.name for faults in lanes.values() for fault in faults}
     assert struck == {sort.name for sort in SORTS} - {"clock-step"}
