@@ -33,6 +33,9 @@ app.conf.update(
         # The sweep for messages that got too old, every second.
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
+        # Who sweeps has a lock of kombu's; killed in the midst, it would hold up all redeliveries
+        # for 5 minutes.
+        "unacked_mutex_expire": 5,
     },
     singleton_lock_url=os.environ["LOCK_URL"],
     task_reject_on_worker_lost=True,
@@ -66,6 +69,13 @@ def heedless(self: Any, key: str, steps: int, seconds: float) -> str:
 def waiting(self: Any, key: str, steps: int, seconds: float) -> str:
     """Waits in the worker, and fails if it has not begun by then."""
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+@singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, max_retries=None)
+def again(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Retries itself once; its key stays reserved meanwhile."""
+    retries = not self.request.retries
+    return run_body(self, LeaseGuard.current(), key, steps, seconds, retries=retries)
 
 
 @singleton_task(**SHARED, on_conflict=RETRY, on_lost="retry")

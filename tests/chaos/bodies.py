@@ -40,6 +40,7 @@ class Body:
     Attributes:
         run: Its name.
         job: Celery's task id.
+        attempt: 0, or how often the task has retried itself.
         asked: When its lock was asked for, at the latest.
         begin, end: Infinite while nothing says that it ended.
         finished: Whether it wrote its end itself.
@@ -54,6 +55,7 @@ class Body:
     worker: str
     task: str
     late: bool
+    attempt: int
     fence: int | None
     asked: float
     begin: float
@@ -98,6 +100,7 @@ def _body(
         worker=start.data.get("worker", ""),
         task=start.data.get("task", ""),
         late=bool(start.data.get("late")),
+        attempt=int(start.data.get("attempt", 0)),
         fence=start.fence,
         asked=start.data.get("asked", start.at),
         begin=start.at,

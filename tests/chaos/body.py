@@ -68,8 +68,14 @@ class LeaseGuard:
         return now - (self._lease.clock.now() - self._lease.acquired_at)
 
 
-def run_body(task: Any, guard: Guard, key: str, steps: int, seconds: float) -> str:
-    """All of one body: ``steps`` guarded steps of ``seconds`` each; returns the name of the run."""
+def run_body(
+    task: Any, guard: Guard, key: str, steps: int, seconds: float, *, retries: bool = False
+) -> str:
+    """All of one body: ``steps`` guarded steps of ``seconds`` each; returns the name of the run.
+
+    Raises:
+        Retry: At the end, if it ``retries``.
+    """
     history = History.from_env()
     journal = history.mine()
     compares = os.environ.get("CHAOS_RESOURCE_COMPARES", "1") == "1"
@@ -79,10 +85,13 @@ def run_body(task: Any, guard: Guard, key: str, steps: int, seconds: float) -> s
         "worker": task.request.hostname,
         "task": task.name,
         "late": bool(task.acks_late),
+        "attempt": task.request.retries,
     }
     with journal.run(key, task_id=task.request.id, fence=guard.fence, **facts) as run:
         for _ in range(steps):
             _guarded_step(journal, guard, resource, key, run, seconds)
+        if retries:
+            raise task.retry(countdown=0.2)
     return run
 
 

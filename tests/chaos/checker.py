@@ -210,7 +210,8 @@ def run_again(
     violations = []
     for job, (at, first) in recorded.items():
         for body in of_job[job]:
-            if body.asked <= at or body.run == first.run:
+            # An earlier attempt has a marker of its own, and may not have written it.
+            if body.asked <= at or body.run == first.run or body.attempt != first.attempt:
                 continue
             if _straddle(first, body, losses):
                 excused["run again after a loss of the store"] += 1

@@ -177,9 +177,9 @@ class Site:
             post.proxy.lead_to(server.port)
         self.store = server
 
-    def new_server(self, *arguments: str) -> PrivateServer:
+    def new_server(self) -> PrivateServer:
         """Another store server; it ends with the site."""
-        return self._server(self._stack, *self._store_options(), *arguments)
+        return self._server(self._stack, *self._store_options())
 
     def _server(self, stack: ExitStack, *arguments: str) -> PrivateServer:
         binary = str(self.clock.program) if self.clock and arguments else None

@@ -133,7 +133,10 @@ def no_rights(site: Site, seconds: float, chance: float) -> None:
 def failover(site: Site, seconds: float, chance: float) -> None:
     """A replica that has missed the last writes becomes the store; the old one is gone."""
     old = site.store
-    new = site.new_server("--replicaof", "127.0.0.1", str(old.port))
+    new = site.new_server()
+    with site.admin(new) as admin:
+        # Not by an argument: a later restart would make it a replica again.
+        admin.execute_command("REPLICAOF", "127.0.0.1", str(old.port))
     wait_until(partial(_in_step, site, new), "the replica is in step", timeout=60)
     cut_replication(old, [new])
     time.sleep(seconds)  # what is acknowledged meanwhile will be lost

@@ -47,6 +47,7 @@ class Story:
         error: str | None = None,
         late: bool = True,
         asked: float | None = None,
+        attempt: int = 0,
     ) -> Story:
         """A body of one step, which takes all of it; ``end`` None: it doesn't end."""
         job = job or f"job-{run}"
@@ -55,6 +56,7 @@ class Story:
             "worker": "w",
             "task": f"{APP}.late",
             "late": late,
+            "attempt": attempt,
         }
         self.add("start", begin, run=run, task_id=job, key="k", fence=fence, pid=pid, **facts)
         self.add("check", begin, run=run, key="k", until=until, pid=pid)
@@ -335,6 +337,13 @@ def test_a_job_that_is_asked_for_after_its_success_was_recorded_ran_again() -> N
 def test_a_twin_that_had_been_granted_the_key_before_did_not_run_again() -> None:
     story = done(Story().published("j"), "a", "j", 1).body("b", 5, 6, job="j", asked=2.05)
     assert story.judge().of(Kind.RUN_AGAIN) == []
+
+
+def test_an_earlier_attempt_may_run_again() -> None:
+    story = Story().published("j").add("taken", 1, task_id="j").body("a", 1, 2, job="j", attempt=1)
+    left(story.add("released", 2.1, task_id="j"), "j", 2.2, "SUCCESS")
+    assert story.body("b", 5, 6, job="j", attempt=0).kinds() == []
+    assert story.body("c", 7, 8, job="j", attempt=1).kinds() == [Kind.RUN_AGAIN]
 
 
 def test_a_job_whose_release_nobody_acknowledged_may_run_again() -> None:
