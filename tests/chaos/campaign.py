@@ -12,18 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import redis
-
 from tests.chaos import process_faults, store_faults
-from tests.chaos.bodies import bodies
 from tests.chaos.checker import Kind, Verdict, judge
-from tests.chaos.jobs import under_way
+from tests.chaos.drain import Drain
 from tests.chaos.publisher import LENGTHS, MIX, Length, Publisher
 from tests.chaos.resource import resources
 from tests.chaos.schedule import Fault, Lane, sorts_for, timetable
 from tests.chaos.site import Plan, Post, Site, now
 from tests.harness.app_module import fresh_module
-from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import Record
 from tests.harness.processes import TIMEOUT
 
@@ -36,8 +32,6 @@ _TICK = 0.02
 _ROUND = 0.5
 #: Seconds after which a job is no longer counted as waiting: its early message may be lost.
 _FORGOTTEN = 20.0
-#: Seconds that a drain may take: redeliveries, put-backs up to a third of the visibility timeout.
-_DRAIN = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +135,7 @@ class _Run:
         for lane in lanes:
             lane.join()
         if self._campaign.drains:
-            _Drain(self._campaign, self._site, self._look_after_workers).run()
+            Drain(self._site, self._look_after_workers).run()
 
     # --- breaking --------------------------------------------------------------------------------
 
@@ -220,74 +214,6 @@ class _Run:
             drained=False,
         )
         return bool(verdict.of(wanted))
-
-
-class _Drain:
-    """Everything is whole again: all jobs come to their ends, nothing is left."""
-
-    def __init__(self, campaign: Campaign, site: Site, look_after_workers: Any) -> None:
-        self._ttl, self._site = campaign.plan.ttl, site
-        self._look_after_workers = look_after_workers
-
-    def run(self) -> None:
-        deadline = now() + _DRAIN
-        while now() < deadline and not self._all_settled():
-            self._look_after_workers()
-            time.sleep(_ROUND)  # the pause between two looks at the history
-        self._empty_broker()
-        self._free_keys()
-        self._ended_bodies()
-
-    def _all_settled(self) -> bool:
-        records = self._site.history.records()
-        return not under_way(records, bodies(records), self._ttl)
-
-    def _empty_broker(self) -> None:
-        url = self._site.broker.url(0)
-        with redis.Redis.from_url(url, decode_responses=True) as client:
-            broker = RedisBroker(client)
-            try:
-                broker.wait_until_empty(timeout=_DRAIN)
-            except AssertionError:
-                left = dict(broker.messages())
-                self._tell("never-ends", f"messages are still in the broker: {left}")
-
-    def _free_keys(self) -> None:
-        """Leases of the dead end with their ttl; what is there after it was left."""
-        deadline = now() + 2 * self._ttl + TIMEOUT
-        while (left := self._left()) and now() < deadline:
-            time.sleep(_TICK)
-        for key, what in left.items():
-            self._site.history.write("key-left", key=key, text=f"{key}: {what}")
-
-    def _left(self) -> dict[str, str]:
-        left = {}
-        with self._site.admin() as admin:
-            for key in admin.scan_iter("*", count=1000):
-                value: Any = admin.get(key)
-                if value is None or key.endswith((":fence", ":shards")):
-                    continue  # one of each, and known
-                is_marker = ":done|" in key  # stays for an hour, for copies that come late
-                if not is_marker:
-                    left[key] = f"held: {value}"
-                elif admin.pttl(key) == -1:
-                    left[key] = f"has no ttl: {value}"
-        return left
-
-    def _ended_bodies(self) -> None:
-        living = {pid for worker in self._site.workers() for pid in worker.group()}
-        inside: dict[tuple[int, str], Record] = {}
-        for record in self._site.history.records():
-            if record.event == "taken":
-                inside[record.pid, record.task_id] = record
-            elif record.event == "left":
-                inside.pop((record.pid, record.task_id), None)
-        for (pid, job), _ in inside.items():
-            if pid in living:
-                self._tell("never-ends", f"process {pid} is still at {job}")
-
-    def _tell(self, event: str, text: str) -> None:
-        self._site.history.write(event, text=text)
 
 
 def _is_over(record: Record) -> bool:

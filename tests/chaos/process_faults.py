@@ -14,15 +14,17 @@ from tests.harness.worker import CeleryWorker
 
 #: Seconds a warm shutdown may take: the longest body, a redelivery, a slow machine.
 _WARM = 60.0
+#: Seconds to wait for a body to strike, and between two looks for one.
+_PATIENCE = 2.0
+_POLL = 0.01
 
 
 def kill_child(site: Site, post: Post, fault: Fault) -> None:
     """SIGKILL one pool process; the parent is told, and goes on."""
     worker = _working(post)
-    children = worker.children()
-    if not children:
+    pid = _working_child(site, worker, fault)
+    if pid is None:
         return
-    pid = _chosen(children, fault)
     at = now()
     signal_all([pid], signal.SIGKILL)
     _gone([pid])
@@ -51,9 +53,9 @@ def kill_parent(site: Site, post: Post, fault: Fault) -> None:
 
 def stop_child(site: Site, post: Post, fault: Fault) -> None:
     """SIGSTOP one pool process for a while."""
-    children = _working(post).children()
-    if children:
-        _stop([_chosen(children, fault)], fault.seconds)
+    pid = _working_child(site, _working(post), fault)
+    if pid is not None:
+        _stop([pid], fault.seconds)
 
 
 def stop_parent(site: Site, post: Post, fault: Fault) -> None:
@@ -109,9 +111,14 @@ def _working(post: Post) -> CeleryWorker:
     return post.worker
 
 
-def _chosen(children: list[int], fault: Fault) -> int:
+def _working_child(site: Site, worker: CeleryWorker, fault: Fault) -> int | None:
+    """A child that is in a body, if there is one soon; else any, if there is any."""
+    deadline = now() + _PATIENCE
+    while not (inside := site.bodies.inside(worker.children())) and now() < deadline:
+        time.sleep(_POLL)  # the pause between two looks at the history
+    candidates = inside or worker.children()
     # Another part of the same chance than the one that chose the worker.
-    return children[int(fault.chance * 1009) % len(children)]
+    return candidates[int(fault.chance * 1009) % len(candidates)] if candidates else None
 
 
 def _stop(pids: list[int], seconds: float) -> None:
@@ -135,7 +142,8 @@ def _shut_down(
         worker.wait(_WARM)
     except AssertionError:
         patience = f"not within {_WARM:g} s"
-        site.history.write("never-ends", text=f"the {how} shutdown of {worker.name}")
+        text = f"the {how} shutdown of {worker.name}; it is at:\n{_stack(worker)}"
+        site.history.write("never-ends", text=text)
     pids = sorted({*pids, *worker.group()})
     worker.kill_group()
     site.write_deaths(worker, pids, at, until=now())
@@ -143,6 +151,16 @@ def _shut_down(
         site.history.write("down", worker=worker.hostname, how=how, at=at, until=now())
     site.history.mine().note(f"{how} shutdown of {worker.name} ended {patience}")
     site.start_worker(post, soft=next_soft)
+
+
+def _stack(worker: CeleryWorker) -> str:
+    """Where the parent is: Celery prints that when it gets SIGUSR1."""
+    worker.send_signal(signal.SIGUSR1)
+    try:
+        worker.wait_for_log("MainThread", timeout=5)
+    except AssertionError:
+        pass  # then the end of its log has to do
+    return worker.tail(120)
 
 
 def _gone(pids: list[int]) -> None:

@@ -59,6 +59,23 @@ class Plan:
     clock: bool = False
 
 
+class RunningBodies:
+    """Which processes are in a body now, by a history in ``directory``; for one thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._history = History(directory)
+        self._inside: set[int] = set()
+
+    def inside(self, pids: list[int]) -> list[int]:
+        """Those of ``pids`` that are in a body."""
+        for record in self._history.news():
+            if record.event == "start":
+                self._inside.add(record.pid)
+            elif record.event == "end":
+                self._inside.discard(record.pid)
+        return [pid for pid in pids if pid in self._inside]
+
+
 class Post:
     """The place of one worker: its proxy, who is at work there now, and who was before.
 
@@ -87,6 +104,8 @@ class Site:
         self.plan = plan
         self.directory = directory
         self.history = History(directory / "history")
+        #: Of the lane that strikes processes, alone.
+        self.bodies = RunningBodies(self.history.directory)
         self._seed = seed
         self._stack = ExitStack()
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
