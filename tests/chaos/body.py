@@ -86,6 +86,7 @@ def run_body(
         "task": task.name,
         "late": bool(task.acks_late),
         "attempt": task.request.retries,
+        "planned": steps * seconds,
     }
     with journal.run(key, task_id=task.request.id, fence=guard.fence, **facts) as run:
         for _ in range(steps):

@@ -4,7 +4,8 @@
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
-                ``task``, ``late`` (acknowledged late), ``attempt``
+                ``task``, ``late`` (acknowledged late), ``attempt``,
+                ``planned`` (seconds)
     check       the body asked whether it may go on, and heard yes: it trusts the lock from here to
                 ``until``
     step        the guarded step that the check covers is over: ``sure_until`` (the body asked again

@@ -116,7 +116,7 @@ def _working_child(site: Site, worker: CeleryWorker, fault: Fault) -> int | None
     deadline = now() + _PATIENCE
     while not (inside := site.bodies.inside(worker.children())) and now() < deadline:
         time.sleep(_POLL)  # the pause between two looks at the history
-    candidates = inside or worker.children()
+    candidates = inside[:1] or worker.children()
     # Another part of the same chance than the one that chose the worker.
     return candidates[int(fault.chance * 1009) % len(candidates)] if candidates else None
 

@@ -64,16 +64,18 @@ class RunningBodies:
 
     def __init__(self, directory: Path) -> None:
         self._history = History(directory)
-        self._inside: set[int] = set()
+        self._until: dict[int, float] = {}
 
     def inside(self, pids: list[int]) -> list[int]:
-        """Those of ``pids`` that are in a body."""
+        """Those of ``pids`` that are in a body, the one that should take longest first."""
         for record in self._history.news():
             if record.event == "start":
-                self._inside.add(record.pid)
+                self._until[record.pid] = record.at + record.data["planned"]
             elif record.event == "end":
-                self._inside.discard(record.pid)
-        return [pid for pid in pids if pid in self._inside]
+                self._until.pop(record.pid, None)
+        return sorted((pid for pid in pids if pid in self._until), key=self._until.__getitem__)[
+            ::-1
+        ]
 
 
 class Post:
