@@ -99,6 +99,8 @@ def judge(
         *run_again(records, found, losses, excused),
         *told(records),
     ]
+    if hung := events(records, "hung"):
+        excused["shutdowns that hung in Celery's own pool"] += len(hung)
     if crashed := events(records, "crashed"):
         excused["workers that ended by an error of Celery's own"] += len(crashed)
     return Verdict(

@@ -22,6 +22,7 @@
     down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
                 ``worker``, ``how``
     crashed     a worker ended by an error of Celery's own: ``worker``, ``until``, ``text``
+    hung        a shutdown came to no end in Celery's own pool: ``text``
     broken      something ended that nobody had ended: ``text``
 
 Times are CLOCK_MONOTONIC, seconds.

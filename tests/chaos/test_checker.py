@@ -380,7 +380,14 @@ def test_what_the_campaign_wrote_down_is_a_violation(event: str, kind: Kind) -> 
     assert Story().add(event, 1, text="it was so").kinds() == [kind]
 
 
-def test_a_worker_that_celery_ended_is_told_and_no_violation() -> None:
-    verdict = Story().add("crashed", 1, text="Unrecoverable error").judge()
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ("crashed", "workers that ended by an error of Celery's own"),
+        ("hung", "shutdowns that hung in Celery's own pool"),
+    ],
+)
+def test_what_celery_did_by_itself_is_told_and_no_violation(event: str, reason: str) -> None:
+    verdict = Story().add(event, 1, text="a stack without a frame of ours").judge()
     assert verdict.violations == ()
-    assert verdict.excused == {"workers that ended by an error of Celery's own": 1}
+    assert verdict.excused == {reason: 1}
