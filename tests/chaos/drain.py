@@ -66,18 +66,8 @@ class Drain:
             self._site.history.write("key-left", key=key, text=f"{key}: {what}")
 
     def _left(self) -> dict[str, str]:
-        left = {}
         with self._site.admin() as admin:
-            for key in admin.scan_iter("*", count=1000):
-                value: Any = admin.get(key)
-                if value is None or key.endswith((":fence", ":shards")):
-                    continue  # one of each, and known
-                is_marker = ":done|" in key  # stays for an hour, for copies that come late
-                if not is_marker:
-                    left[key] = f"held: {value}"
-                elif admin.pttl(key) == -1:
-                    left[key] = f"has no ttl: {value}"
-        return left
+            return keys_left(admin)
 
     def _ended_bodies(self) -> None:
         living = {pid for worker in self._site.workers() for pid in worker.group()}
@@ -93,3 +83,21 @@ class Drain:
 
     def _tell(self, event: str, text: str) -> None:
         self._site.history.write(event, text=text)
+
+
+def keys_left(client: redis.Redis) -> dict[str, str]:
+    """What should not be in a store that nobody uses any more, and why; by key.
+
+    Args:
+        client: Of the store, decoding responses.
+    """
+    left = {}
+    for key in client.scan_iter("*", count=1000):
+        value: Any = client.get(key)
+        if value is None or key.endswith((":fence", ":shards")):
+            continue  # one of each, and known
+        if ":done|" not in key:
+            left[key] = f"held: {value}"
+        elif client.pttl(key) == -1:  # a marker stays for an hour, for copies that come late
+            left[key] = f"has no ttl: {value}"
+    return left

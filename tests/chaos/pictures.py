@@ -15,6 +15,8 @@ from tests.harness.journal import Record, events
 WIDTH, LEFT, RIGHT, TOP, ROW = 1200, 330, 20, 56, 26
 #: Seconds shown before and after.
 AROUND = 5.0
+#: Characters that fit.
+_MOST_TEXT = 165
 #: Of one campaign; a broken lock has thousands of violations.
 MOST = 10
 INK, MUTED, ALARM, BODY, SECTION, FAULT = (
@@ -60,7 +62,7 @@ def draw(violation: Violation, found: Sequence[Body], records: Sequence[Record])
     faults = [
         fault for fault in events(records, "fault") if fault.at < end and fault.data["end"] > begin
     ]
-    height = TOP + ROW * (len(shown) + len(faults) + 2)
+    height = TOP + ROW * (len(shown) + len(faults) + 3)
     scale = _Scale(begin, end)
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
     parts = [
@@ -68,10 +70,11 @@ def draw(violation: Violation, found: Sequence[Body], records: Sequence[Record])
         f"<style>{STYLE}</style>",
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         svg.text(12, 20, f"{violation.kind}: {violation.key}", kind="alarm"),
-        svg.text(12, 40, violation.text[:190]),
-        svg.line(scale.x(at), TOP - 6, scale.x(at), height - ROW, stroke=ALARM, dashes="4 4"),
+        svg.text(12, 40, violation.text[:_MOST_TEXT]),
+        svg.line(scale.x(at), TOP - 6, scale.x(at), height - 2 * ROW, stroke=ALARM, dashes="4 4"),
         *_rows(shown, faults, violation, scale),
-        *_seconds(scale, height),
+        *_seconds(scale, height - ROW),
+        *_legend(height - ROW),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -121,3 +124,15 @@ def _seconds(scale: _Scale, height: float) -> Iterator[str]:
     for second in range(int(scale.end - scale.begin) + 1):
         x = scale.x(scale.begin + second)
         yield svg.text(x, height - 8, f"{second} s", kind="muted", anchor="middle")
+
+
+def _legend(y: float) -> Iterator[str]:
+    signs = (
+        (svg.rect(LEFT, y + 4, 24, 12, fill=FAULT, opacity=0.7), "a fault"),
+        (svg.rect(LEFT + 140, y + 2, 24, 16, fill=BODY, radius=3), "a body"),
+        (svg.rect(LEFT + 280, y + 6, 24, 8, fill=SECTION), "it has the word of the lock"),
+        (svg.cross(LEFT + 532, y + 10, stroke=ALARM), "it was killed"),
+    )
+    for (sign, words), x in zip(signs, (0, 140, 280, 520), strict=True):
+        yield sign
+        yield svg.text(LEFT + x + 32, y + 14, words)

@@ -158,7 +158,7 @@ def _shut_down(
 
 
 def _stack(worker: CeleryWorker) -> str:
-    """Where the parent's threads are: Celery prints that when it gets SIGUSR1; empty if it can't."""
+    """Where the parent's threads are, as Celery prints it on SIGUSR1; empty if it can't."""
     before = len(worker.lines)
     worker.send_signal(signal.SIGUSR1)
     try:

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from tests.chaos.bodies import bodies
+from tests.chaos.checker import Kind as What
+from tests.chaos.checker import Violation
+from tests.chaos.pictures import draw
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.chaos.resource import Resource
 from tests.chaos.schedule import SORTS, Lane, sorts_for, timetable
+from tests.harness.journal import Record
 
 
 def test_the_resource_refuses_what_is_older_than_the_newest_it_has_seen(tmp_path: Path) -> None:
@@ -191,3 +197,27 @@ def test_a_change_of_the_server_cuts_the_connections_to_the_old_one() -> None:
             client.sendall(b"two\n")
             assert answer(client) == b"two\n"
         assert other.heard == [b"two\n"]
+
+
+# The pictures.
+
+
+def test_the_picture_of_a_violation_shows_its_bodies_and_what_was_broken() -> None:
+    both = {"asked": 1.0, "worker": "w", "task": "late"}
+    records = [
+        Record(event="start", at=1, pid=1, run="a", task_id="job-of-a", key="k", data=both),
+        Record(event="check", at=1, pid=1, run="a", key="k", data={"until": 9.0}),
+        Record(event="fault", at=1, pid=9, data={"end": 2.0, "name": "cut", "target": "w"}),
+        Record(event="fault", at=500, pid=9, data={"end": 501.0, "name": "stall", "target": "w"}),
+        Record(event="start", at=2, pid=2, run="b", task_id="job-of-b", key="k", data=both),
+        Record(event="start", at=2, pid=3, run="c", task_id="job-of-c", key="other", data=both),
+    ]
+    violation = Violation(kind=What.OVERLAP, key="k", at=2, runs=("a", "b"), text="so <it> was")
+    picture = draw(violation, bodies(records), records)
+    ElementTree.fromstring(picture)
+    assert "job-of-a" in picture
+    assert "job-of-b" in picture
+    assert "cut (w)" in picture
+    assert "so &lt;it&gt; was" in picture
+    assert "job-of-c" not in picture
+    assert "stall" not in picture
