@@ -258,6 +258,12 @@ def test_a_job_may_be_given_up_when_four_of_its_leases_were_lost_to_faults() -> 
     assert story.kinds() == []
 
 
+@pytest.mark.parametrize("task", ["plain", "heedless"])
+def test_a_job_whose_policy_is_not_to_retry_may_be_given_up_at_the_first_loss(task: str) -> None:
+    story = lose_lease(Story().published("j", task).add("fault", 0, end=9, name="cut"), 1)
+    assert story.kinds() == []
+
+
 def test_a_job_may_not_be_given_up_when_three_leases_were_lost() -> None:
     story = lose_lease(Story().published("j").add("fault", 0, end=9, name="cut"), 3)
     assert story.kinds() == [Kind.JOB_LOST]
