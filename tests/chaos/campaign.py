@@ -23,10 +23,6 @@ from tests.harness.app_module import fresh_module
 from tests.harness.journal import Record
 from tests.harness.processes import TIMEOUT
 
-#: Kombu acknowledges a message on a channel that the loss of the broker has closed, and the worker
-#: ends with it (kombu 5.7; the traceback is that of kombu's issue 582). Plain tasks do the same.
-_KNOWN_CRASHES = ("AttributeError: 'NoneType' object has no attribute 'hostname'",)
-
 #: Seconds between two looks of the publisher, and between two at the workers.
 _TICK = 0.02
 _ROUND = 0.5
@@ -238,16 +234,11 @@ def _look_after(site: Site, post: Post) -> None:
         site.write_deaths(worker, pids, at)
         status = worker.exit_status
         site.history.write(
-            "crashed" if _died_of_celery(worker.log) else "broken",
+            "broken",
             worker=worker.hostname,
             until=at,
-            text=f"{worker.name} ended by itself with status {status}:\n{worker.tail()}",
+            text=f"{worker.name} ended by itself with status {status}:\n{worker.tail(200)}",
         )
         site.start_worker(post)
     finally:
         post.busy.release()
-
-
-def _died_of_celery(log: str) -> bool:
-    """Whether a worker ended by an error that its own Celery is known to end by."""
-    return "Unrecoverable error: " in log and any(error in log for error in _KNOWN_CRASHES)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tests.chaos.bodies import Body, bodies, by_key
+from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
 from tests.chaos.jobs import jobs_lost
 from tests.chaos.resource import Write
 from tests.harness.journal import Record, events
@@ -30,6 +31,10 @@ class Kind(StrEnum):
     KEY_LEFT = "a key was left in the store"
     NEVER_ENDS = "something never ended"
     BROKEN = "a process ended by itself"
+
+
+_TOLD = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
+_CELERYS_OWN = {Kind.NEVER_ENDS: reason_for_hang, Kind.BROKEN: reason_for_crash}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +102,8 @@ def judge(
             for lost in jobs_lost(records, found, ttl, excused, drained=drained)
         ),
         *run_again(records, found, losses, excused),
-        *told(records),
+        *told(records, excused),
     ]
-    if hung := events(records, "hung"):
-        excused["shutdowns that hung in Celery's own pool"] += len(hung)
-    if crashed := events(records, "crashed"):
-        excused["workers that ended by an error of Celery's own"] += len(crashed)
     return Verdict(
         violations=tuple(sorted(violations, key=lambda violation: violation.at)),
         counts=_counts(records, found, writes),
@@ -250,19 +251,19 @@ def _successes(
     return recorded
 
 
-def told(records: Iterable[Record]) -> list[Violation]:
+def told(records: Iterable[Record], excused: Counter[str]) -> list[Violation]:
     """What the campaign itself wrote down: what was left after the drain, what had ended."""
-    kinds = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
-    return [
-        Violation(
-            kind=kinds[record.event],
-            key=record.key,
-            at=record.at,
-            text=str(record.data.get("text", "")),
-        )
-        for record in records
-        if record.event in kinds
-    ]
+    violations = []
+    for record in records:
+        if record.event not in _TOLD:
+            continue
+        kind, text = _TOLD[record.event], str(record.data.get("text", ""))
+        reason = _CELERYS_OWN[kind](text) if kind in _CELERYS_OWN else ""
+        if reason:
+            excused[reason] += 1
+        else:
+            violations.append(Violation(kind=kind, key=record.key, at=record.at, text=text))
+    return violations
 
 
 def _straddle(first: Body, second: Body, losses: Iterable[Record]) -> bool:

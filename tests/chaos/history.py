@@ -21,9 +21,10 @@
                 were granted before, from ``fence_from`` on afterwards
     down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
                 ``worker``, ``how``
-    crashed     a worker ended by an error of Celery's own: ``worker``, ``until``, ``text``
-    hung        a shutdown came to no end in Celery's own pool: ``text``
-    broken      something ended that nobody had ended: ``text``
+    broken      a worker ended that nobody had ended: ``worker``, ``until``, ``text``; or a fault
+                could not be done
+    never-ends  what came to no end: ``text``
+    key-left    what was left in the store after the drain: ``key``, ``text``
 
 Times are CLOCK_MONOTONIC, seconds.
 """

@@ -4,8 +4,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
 
 * skipped, and no body of it ever began;
 * FAILURE with LockConflict, and no body of it ever began;
-* FAILURE with LeaseLost, and its bodies met a fault: one body for ``on_lost="fail"``, and for
-  ``"continue"`` where the body's own check raised it; four for ``"retry"``. A lock that loses leases
+* FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
+  ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
 * acknowledged early, and in the hands of a worker when that worker or its child was killed;
 * the message never reached a worker after it was published, and broker or worker were killed then:
@@ -168,7 +168,7 @@ class _Ends:
         self._of_worker: dict[str, list[float]] = defaultdict(list)
         self._all: list[float] = []
         for record in records:
-            if record.event in ("death", "down", "crashed"):
+            if record.event in ("death", "down", "broken"):
                 until = max(record.at, record.data.get("until", record.at))
                 self._of_worker[record.data.get("worker", "")].append(until)
                 self._all.append(until)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import celery_singleton_lock
 from tests.chaos.schedule import Fault
 from tests.chaos.site import Post, Site, now, signal_all, stopped
 from tests.harness.deliveries import wait_until
@@ -16,7 +14,6 @@ from tests.harness.worker import CeleryWorker
 
 #: Seconds a shutdown may take: the longest body, a redelivery, a slow machine.
 _LONGEST_SHUTDOWN = 40.0
-_PACKAGE = Path(celery_singleton_lock.__file__).parent
 #: Seconds to wait for a body to strike, and between two looks for one.
 _PATIENCE = 2.0
 _POLL = 0.01
@@ -145,9 +142,8 @@ def _shut_down(
         worker.wait(_LONGEST_SHUTDOWN)
     except AssertionError:
         patience = f"not within {_LONGEST_SHUTDOWN:g} s"
-        stack = _stack(worker)
-        text = f"the {how} shutdown of {worker.name}; it is at:\n{stack}"
-        site.history.write("hung" if _is_celerys(stack) else "never-ends", text=text)
+        text = f"the {how} shutdown of {worker.name}; it is at:\n{_stack(worker)}"
+        site.history.write("never-ends", text=text)
     pids = sorted({*pids, *worker.group()})
     worker.kill_group()
     site.write_deaths(worker, pids, at, until=now())
@@ -166,15 +162,6 @@ def _stack(worker: CeleryWorker) -> str:
     except AssertionError:
         return ""
     return "\n".join(worker.lines[before:])
-
-
-def _is_celerys(stack: str) -> bool:
-    """Whether a shutdown hangs in Celery's own pool, with nothing of ours in any stack.
-
-    A cold shutdown runs in the signal's handler. Where that interrupts the writing of a job to a
-    child, it waits for the child's answers, which nobody reads any more (Celery 5.7).
-    """
-    return "_flush_outqueue" in stack and str(_PACKAGE) not in stack
 
 
 def _gone(pids: list[int]) -> None:
