@@ -2,20 +2,25 @@
 
 A job is lost if it was published and neither succeeded nor ended in a way that its task promises:
 
-* skipped, and no body of it ever began;
+* skipped, and no body of it had begun by then: that is its result, and the message is acknowledged.
+  (A second delivery of it may begin later, and dies with its process: to kombu's Redis transport it
+  is the message that the first one has acknowledged);
 * FAILURE with LockConflict, and no body of it ever began;
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
   ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
 * acknowledged early, and in the hands of a worker when that worker or its child was killed;
 * the message never reached a worker after it was published, and broker or worker were killed then:
-  kombu's Redis transport pops a message and notes it in two steps.
+  kombu's Redis transport pops a message and notes it in two steps. Or it had reached a worker that
+  was killed before it took the message up, and vanished so when it was delivered again. Nothing of
+  the lock runs between the publishing, the arrival at the worker and its taking up.
 
 Each of these but success and skip is counted, so that a report shows how often it was needed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -51,6 +56,12 @@ class _Job:
 
     def last(self, event: str) -> float:
         return max((record.at for record in events(self.records, event)), default=0.0)
+
+    def was_skipped_first(self) -> bool:
+        """Whether it was skipped, and no body of it had begun by then."""
+        skips = [record.at for record in events(self.records, "skip")]
+        begins = [body.begin for body in self.bodies]
+        return bool(skips) and min(skips) < min(begins, default=math.inf)
 
     def failed_for_good(self) -> bool:
         """Whether its last sign of life is that it ended as FAILURE."""
@@ -129,7 +140,9 @@ def _open(
     for name, job in _jobs(records, found).items():
         if any(body.succeeded for body in job.bodies):
             continue
-        if not job.bodies and events(job.records, "skip"):
+        if job.was_skipped_first():
+            if job.bodies:
+                excused["jobs skipped, whose second delivery began later and was killed"] += 1
             continue
         reason = _excuse(job, ends, faults, ttl)
         if reason:
@@ -149,7 +162,8 @@ def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str
         return "jobs acknowledged early that died with their process"
     # Written before the sending: whatever receives this message does so later.
     sent = job.last("publishing")
-    if sent > job.last("received") and ends.reach_beyond(sent):
+    never_arrived = sent > job.last("received") and ends.reach_beyond(sent)
+    if never_arrived or ends.took_untouched(job):
         return "messages that vanished between broker and worker when one was killed"
     return ""
 
@@ -180,6 +194,12 @@ class _Ends:
             return False  # the task had ended, so the message was no more in anybody's hands
         workers = {record.data.get("worker") for record in job.records} - {None}
         return any(end >= last.at for worker in workers for end in self._of_worker[str(worker)])
+
+    def took_untouched(self, job: _Job) -> bool:
+        """Whether the job's last sign of life is its arrival at a worker that was hurt then."""
+        last = max(job.records, key=lambda record: record.at)
+        ends = self._of_worker[last.data.get("worker", "")]
+        return last.event == "received" and any(end >= last.at for end in ends)
 
     def reach_beyond(self, at: float) -> bool:
         """Whether anything was killed later; the kernel may take a while to end a process."""

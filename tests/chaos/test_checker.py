@@ -249,6 +249,11 @@ def test_a_job_that_was_skipped_after_it_had_begun_is_lost() -> None:
     assert story.kinds() == [Kind.JOB_LOST]
 
 
+def test_a_job_whose_skip_was_its_result_is_not_lost_when_a_second_delivery_of_it_dies() -> None:
+    story = Story().published("j", "late_skip").add("skip", 1, task_id="j")
+    assert story.body("a", 2, None, job="j").add("death", 3, pid=1).kinds() == []
+
+
 def lose_lease(story: Story, times: int) -> Story:
     for number in range(times):
         story.body(f"a{number}", 1 + number, 1.5 + number, job="j", error="LeaseInterrupt")
@@ -315,9 +320,23 @@ def test_a_message_may_vanish_when_something_was_killed_before_it_was_received()
     assert story.kinds() == []
 
 
-def test_a_message_that_was_received_has_not_vanished() -> None:
+def test_a_message_that_another_worker_has_received_has_not_vanished() -> None:
     story = Story().published("j", at=2).add("received", 2.05, task_id="j", worker="w")
     assert story.add("death", 2.1, pid=7, worker="other").kinds() == [Kind.JOB_LOST]
+
+
+def received_and_killed() -> Story:
+    story = Story().published("j", at=2).add("received", 2.05, task_id="j", worker="w")
+    return story.add("death", 3, pid=7, worker="w")
+
+
+def test_a_message_may_vanish_on_its_way_from_a_killed_worker_that_had_not_taken_it_up() -> None:
+    assert received_and_killed().kinds() == []
+
+
+def test_a_message_that_was_taken_up_has_not_vanished() -> None:
+    story = received_and_killed().add("taken", 2.5, task_id="j", worker="w")
+    assert story.kinds() == [Kind.JOB_LOST]
 
 
 def test_a_message_does_not_vanish_while_nothing_is_killed() -> None:
