@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import process_faults, store_faults
-from tests.chaos.checker import Kind, Verdict, judge
+from tests.chaos.checker import judge
 from tests.chaos.drain import Drain
 from tests.chaos.publisher import LENGTHS, MIX, Length, Publisher
 from tests.chaos.resource import resources
 from tests.chaos.schedule import Fault, Lane, sorts_for, timetable
 from tests.chaos.site import Plan, Post, Site, now
+from tests.chaos.verdict import Kind, Verdict
 from tests.harness.app_module import fresh_module
 from tests.harness.journal import Record
 from tests.harness.processes import TIMEOUT

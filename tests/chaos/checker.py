@@ -12,67 +12,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from tests.chaos.bodies import Body, bodies, by_key
 from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
 from tests.chaos.jobs import jobs_lost
 from tests.chaos.resource import Write
+from tests.chaos.verdict import Kind, Verdict, Violation
 from tests.harness.journal import Record, events
-
-
-class Kind(StrEnum):
-    OVERLAP = "two bodies of one key at once"
-    FENCE = "a fence that did not rise"
-    STALE_WRITE = "a stale write was accepted"
-    JOB_LOST = "a job was lost"
-    RUN_AGAIN = "a job ran again after its success was recorded"
-    KEY_LEFT = "a key was left in the store"
-    NEVER_ENDS = "something never ended"
-    BROKEN = "a process ended by itself"
-
 
 _TOLD = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
 _CELERYS_OWN = {Kind.NEVER_ENDS: reason_for_hang, Kind.BROKEN: reason_for_crash}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """One broken promise.
-
-    Attributes:
-        kind: Which.
-        key: The lock's, where it is known.
-        at: When it became visible, CLOCK_MONOTONIC.
-        runs: The bodies concerned.
-        text: What happened, for people.
-    """
-
-    kind: Kind
-    key: str = ""
-    at: float = 0.0
-    runs: tuple[str, ...] = ()
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What one campaign showed.
-
-    Attributes:
-        violations: By time.
-        counts: What there was of everything.
-        excused: What the lock does not promise, by reason.
-    """
-
-    violations: tuple[Violation, ...]
-    counts: Mapping[str, int] = field(default_factory=dict)
-    excused: Mapping[str, int] = field(default_factory=dict)
-
-    def of(self, kind: Kind) -> list[Violation]:
-        """The violations of one kind."""
-        return [violation for violation in self.violations if violation.kind is kind]
 
 
 def judge(

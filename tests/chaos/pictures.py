@@ -9,7 +9,7 @@ from pathlib import Path
 from example_project import svg
 from tests.chaos.bodies import Body, bodies
 from tests.chaos.campaign import Outcome
-from tests.chaos.checker import Violation
+from tests.chaos.verdict import Violation
 from tests.harness.journal import Record, events
 
 WIDTH, LEFT, RIGHT, TOP, ROW = 1200, 330, 20, 56, 26

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.chaos.campaign import Outcome
-from tests.chaos.checker import Kind
+from tests.chaos.verdict import Kind
 from tests.harness.journal import events
 
 #: Violations that are told in full; a broken lock has thousands.

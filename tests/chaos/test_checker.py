@@ -10,8 +10,9 @@ import pytest
 
 import celery_singleton_lock
 from tests.chaos.bodies import Section, bodies
-from tests.chaos.checker import Kind, Verdict, judge
+from tests.chaos.checker import judge
 from tests.chaos.resource import Write
+from tests.chaos.verdict import Kind, Verdict
 from tests.harness.journal import Record
 
 TTL = 2.0

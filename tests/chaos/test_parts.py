@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.chaos.bodies import bodies
-from tests.chaos.checker import Kind as What
-from tests.chaos.checker import Violation
 from tests.chaos.pictures import draw
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.chaos.resource import Resource
 from tests.chaos.schedule import SORTS, Lane, sorts_for, timetable
+from tests.chaos.verdict import Kind as What
+from tests.chaos.verdict import Violation
 from tests.harness.journal import Record
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tests.chaos.campaign import Campaign
-from tests.chaos.checker import Kind
 from tests.chaos.publisher import Length
 from tests.chaos.site import Plan
+from tests.chaos.verdict import Kind
 
 _LONG = (Length(weight=1, steps=4, shortest=0.6, longest=0.9),)
 _MIDDLE = (Length(weight=1, steps=4, shortest=0.2, longest=0.5),)
