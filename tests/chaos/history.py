@@ -32,6 +32,7 @@ Times are CLOCK_MONOTONIC, seconds.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,15 @@ class History:
         return sorted(new, key=_time)
 
     def records(self) -> list[Record]:
-        """All records so far, by time."""
+        """All records until now, by time: with each record everything that led to it.
+
+        The files are read one after the other while processes write to them. Without the cut, the
+        second of two bodies could be there, and not the end of the first, which was written before.
+        """
+        moment = time.monotonic()
         self.news()
         self._known.sort(key=_time)
-        return list(self._known)
+        return [record for record in self._known if record.at <= moment]
 
 
 def _time(record: Record) -> float:

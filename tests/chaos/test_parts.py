@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.chaos.bodies import bodies
+from tests.chaos.history import History
 from tests.chaos.pictures import draw
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.chaos.resource import Resource
@@ -32,6 +34,15 @@ def test_the_resource_refuses_what_is_older_than_the_newest_it_has_seen(tmp_path
 def test_a_resource_that_does_not_compare_takes_everything(tmp_path: Path) -> None:
     resource = Resource(tmp_path, "k", compares=False)
     assert [resource.write("a", 5), resource.write("b", 7), resource.write("a", 5)] == [True] * 3
+
+
+def test_a_history_that_is_read_while_it_is_written_ends_where_the_reading_began(
+    tmp_path: Path,
+) -> None:
+    history = History(tmp_path)
+    history.write("start", run="a", at=time.monotonic())
+    history.write("start", run="b", at=time.monotonic() + 3600)
+    assert [record.run for record in history.records()] == ["a"]
 
 
 def test_one_seed_gives_one_timetable() -> None:
