@@ -18,7 +18,7 @@ _MIDDLE = (Length(weight=1, steps=4, shortest=0.2, longest=0.5),)
 _FOREIGN = "tests.chaos.foreign"
 #: Seconds until a twin counts as not caught, and that a control has to last.
 _PATIENCE = 120.0
-_CONTROL = 30.0
+_CONTROL = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
