@@ -7,7 +7,6 @@ PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
 DEMO_ARGS ?=
-LOAD_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,8 +32,12 @@ test-all: $(DEV_READY)  ## the slow rest
 	$(BIN)/python -m pytest -m slow -n $(JOBS) $(ARGS)
 
 .PHONY: load
-load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with LOAD_ARGS=--full
-	$(BIN)/python -m tests.load $(LOAD_ARGS)
+load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with ARGS=--full
+	$(BIN)/python -m tests.load $(ARGS)
+
+.PHONY: chaos
+chaos: $(DEV_READY)  ## the fault campaign: ARGS="--minutes 30 --seed 7", or ARGS="--twins"
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 .PHONY: check
 check: $(DEV_READY)  ## lint, format, types, imports

@@ -125,13 +125,13 @@ class Journal:
     @contextmanager
     def run(
         self, key: str = "", *, task_id: str = "", fence: int | None = None, **data: Any
-    ) -> Iterator[None]:
-        """Write start and end around a body; what is raised inside passes through."""
+    ) -> Iterator[str]:
+        """Write start and end around a body, whose name is given; what it raises passes through."""
         run = uuid4().hex
         error: str | None = None
         self.write("start", run=run, key=key, task_id=task_id, fence=fence, **data)
         try:
-            yield
+            yield run
         except BaseException as raised:
             error = type(raised).__name__
             raise
@@ -148,14 +148,18 @@ class Journal:
 
     def records(self) -> list[Record]:
         """All lines so far, in the order in which they were written."""
+        return self.records_from(0)[1]
+
+    def records_from(self, offset: int) -> tuple[int, list[Record]]:
+        """The lines from byte ``offset`` on, and the offset from which to read the next."""
         if not self.path.exists():
-            return []
+            return offset, []
+        with self.path.open("rb") as stream:
+            stream.seek(offset)
+            data = stream.read()
         # A line without its newline is being written at this moment.
-        return [
-            Record(**json.loads(line))
-            for line in self.path.read_bytes().splitlines(keepends=True)
-            if line.endswith(b"\n")
-        ]
+        whole = data[: data.rfind(b"\n") + 1]
+        return offset + len(whole), [Record(**json.loads(line)) for line in whole.splitlines()]
 
     def runs(self, key: str | None = None) -> list[Run]:
         """`runs` of the lines so far."""

@@ -1,4 +1,4 @@
-"""``make load``: both loads, scaled down by default; ``LOAD_ARGS=--full`` for the real ones."""
+"""``make load``: both loads, scaled down by default; ``ARGS=--full`` for the real ones."""
 
 from __future__ import annotations
 

@@ -1,0 +1,133 @@
+"""``python -m tests.chaos``: campaigns by seed, or the locks that are broken on purpose.
+
+    make chaos ARGS="--minutes 30 --seed 7"
+    make chaos ARGS="--minutes 5 --seed 7,8,9"
+    make chaos ARGS="--minutes 2 --faults stop-child,restart-kept"
+    make chaos ARGS="--twins"
+    make chaos ARGS="--controls"
+
+Ends with 0 if the lock kept its promises (and every twin was caught), else with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos.campaign import Campaign, run
+from tests.chaos.pictures import draw_all
+from tests.chaos.report import report
+from tests.chaos.schedule import SORTS
+from tests.chaos.site import Plan
+from tests.chaos.twins import TWINS, Twin
+
+
+def main() -> int:
+    """The exit status."""
+    options = _options()
+    out = options.out or Path(tempfile.mkdtemp(prefix="chaos-"))
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"history, logs and pictures: {out}", flush=True)
+    twins = [twin for twin in TWINS if not options.only or twin.name in options.only]
+    if options.twins:
+        return _twins(out, twins)
+    if options.controls:
+        return _controls(out, twins)
+    return max(_campaign(options, seed, out / f"seed-{seed}") for seed in options.seed)
+
+
+def _campaign(options: argparse.Namespace, seed: int, directory: Path) -> int:
+    plan = Plan(
+        ttl=options.ttl,
+        workers=options.workers,
+        concurrency=options.concurrency,
+        clock=options.clock,
+    )
+    campaign = Campaign(
+        seconds=60 * options.minutes,
+        seed=seed,
+        plan=plan,
+        faults=options.faults,
+        calm=options.calm,
+        keys=options.keys,
+    )
+    print(f"seed {seed}: {options.minutes:g} minutes of faults", flush=True)
+    outcome = run(campaign, directory)
+    text = report(outcome)
+    (directory / "report.txt").write_text(text)
+    print(text, flush=True)
+    for picture in draw_all(outcome):
+        print(f"  {picture}", flush=True)
+    return 1 if outcome.verdict.violations else 0
+
+
+def _twins(out: Path, twins: list[Twin]) -> int:
+    status = 0
+    for twin in twins:
+        began = time.monotonic()
+        outcome = run(twin.campaign, out / twin.name)
+        (out / twin.name / "report.txt").write_text(report(outcome))
+        draw_all(outcome)
+        caught = outcome.verdict.of(twin.caught_by)
+        took = time.monotonic() - began
+        word = "caught" if caught else "NOT CAUGHT"
+        print(f"{word} in {took:3.0f} s: {twin.name}: {len(caught)} x {twin.caught_by}", flush=True)
+        if caught:
+            print(f"    {caught[0].text}", flush=True)
+        else:
+            status = 1
+            print(report(outcome), flush=True)
+    return status
+
+
+def _controls(out: Path, twins: list[Twin]) -> int:
+    status = 0
+    for twin in twins:
+        outcome = run(twin.control(), out / f"{twin.name}-whole")
+        found = len(outcome.verdict.violations)
+        sections = outcome.verdict.counts["critical sections"]
+        print(f"{found} violations in {sections} sections: {twin.name}, whole", flush=True)
+        if found:
+            status = 1
+            print(report(outcome), flush=True)
+    return status
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0, help="of faults, per seed")
+    parser.add_argument(
+        "--seed", type=_seeds, default=None, help="or several: 7,8,9; a new one by default"
+    )
+    parser.add_argument("--faults", type=_names, default=(), help=", ".join(s.name for s in SORTS))
+    parser.add_argument("--calm", action="store_true", help="break nothing")
+    parser.add_argument("--clock", action="store_true", help="step the store's wall clock too")
+    parser.add_argument("--ttl", type=float, default=2.0, help="of the leases, seconds")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--keys", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=None, help="a directory to keep")
+    parser.add_argument("--twins", action="store_true", help="the locks broken on purpose")
+    parser.add_argument(
+        "--controls", action="store_true", help="the twins' campaigns with the lock whole"
+    )
+    parser.add_argument("--only", type=_names, default=(), help="names of twins")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = [int(time.time()) % 100_000]
+    return options
+
+
+def _seeds(text: str) -> list[int]:
+    return [int(seed) for seed in text.split(",")]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

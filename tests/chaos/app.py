@@ -1,0 +1,140 @@
+"""The app of a campaign: one sort of task for each way in which a job may end.
+
+Its environment: BROKER_URL, RESULT_URL, LOCK_URL; TTL, VISIBILITY_TIMEOUT and SOFT_SHUTDOWN,
+seconds; CHAOS_HISTORY, the directory of the history; CHAOS_RESOURCE_COMPARES, 0 for a resource that
+takes all writes; CHAOS_BROKEN, the part of the lock that is broken on purpose (tests.chaos.broken).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery, signals
+
+from celery_singleton_lock import (
+    OnConflict,
+    is_skipped,
+    lease_lost,
+    lease_released,
+    singleton_task,
+)
+from tests.chaos import broken
+from tests.chaos.body import LeaseGuard, run_body
+from tests.chaos.history import VARIABLE, History
+
+TTL = float(os.environ["TTL"])
+
+app = Celery("chaos", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={
+        "visibility_timeout": float(os.environ["VISIBILITY_TIMEOUT"]),
+        # The sweep for messages that got too old, every second.
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        # Who sweeps has a lock of kombu's; killed in the midst, it would hold up all redeliveries
+        # for 5 minutes.
+        "unacked_mutex_expire": 5,
+    },
+    singleton_lock_url=os.environ["LOCK_URL"],
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=4,
+    worker_soft_shutdown_timeout=float(os.environ.get("SOFT_SHUTDOWN", "0")),
+)
+
+SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "chaos", "ttl": TTL}
+RETRY = OnConflict.retry(delay=0.1, max_delay=1, max_wait=None)
+
+
+@singleton_task(**SHARED, acks_late=True, on_conflict=RETRY)
+def late(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Acknowledged after the body: has to succeed, whatever happens."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+@singleton_task(**SHARED, acks_late=True, on_conflict="skip")
+def late_skip(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Skipped if it has not begun; else it has to succeed."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+@singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, on_lost="continue")
+def heedless(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Nobody interrupts it: its last write before a check may come late, and meets the fence."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+@singleton_task(**SHARED, acks_late=True, on_conflict=OnConflict.wait(timeout=3))
+def waiting(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Waits in the worker, and fails if it has not begun by then."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+@singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, max_retries=None)
+def again(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Retries itself once; its key stays reserved meanwhile."""
+    retries = not self.request.retries
+    return run_body(self, LeaseGuard.current(), key, steps, seconds, retries=retries)
+
+
+@singleton_task(**SHARED, on_conflict=RETRY, on_lost="retry")
+def early(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Acknowledged before the body: may be lost with its process, and in no other way."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+@singleton_task(**SHARED)
+def plain(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Everything as it is by default: skipped, or failed when its lease is lost."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+def _write(event: str, **fields: Any) -> None:
+    # Only in processes of a campaign that has begun: the signals are heard by publishers too.
+    if VARIABLE in os.environ:
+        History.from_env().write(event, **fields)
+
+
+@signals.before_task_publish.connect(weak=False)
+def _publishing(headers: Any = None, **_: Any) -> None:
+    _write("publishing", task_id=headers["id"])
+
+
+@signals.after_task_publish.connect(weak=False)
+def _published(headers: Any = None, sender: Any = None, **_: Any) -> None:
+    _write("published", task_id=headers["id"], task=str(sender))
+
+
+@signals.task_received.connect(weak=False)
+def _received(request: Any = None, **_: Any) -> None:
+    _write("received", task_id=request.id, worker=request.hostname)
+
+
+@signals.task_prerun.connect(weak=False)
+def _taken(task_id: str = "", task: Any = None, **_: Any) -> None:
+    _write("taken", task_id=task_id, worker=task.request.hostname)
+
+
+@signals.task_postrun.connect(weak=False)
+def _left(task_id: str = "", state: Any = None, retval: Any = None, **_: Any) -> None:
+    if is_skipped(retval):
+        _write("skip", task_id=task_id)
+    error = type(retval).__name__ if isinstance(retval, BaseException) else None
+    _write("left", task_id=task_id, state=state and str(state), error=error)
+
+
+@lease_lost.connect(weak=False)
+def _lost(event: Any = None, **_: Any) -> None:
+    _write("lost", task_id=event.task_id, reason=event.data.get("reason"))
+
+
+@lease_released.connect(weak=False)
+def _released(event: Any = None, **_: Any) -> None:
+    _write("released", task_id=event.task_id)
+
+
+@signals.worker_init.connect(weak=False)
+def _break(**_: Any) -> None:
+    # In workers, before they fork; never in the process of a campaign or a test.
+    broken.break_on_purpose(os.environ.get("CHAOS_BROKEN", ""))

@@ -1,0 +1,65 @@
+"""Locks broken on purpose: what the checker has to catch. The product has no switch for any of it.
+
+Each breakage replaces one part in the worker that starts with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from celery_singleton_lock import request as request_module
+from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.stores import redis as redis_store
+
+#: As the release script, but it doesn't look whose the key is.
+_DELETE = b"""
+for i = 2, #KEYS do redis.call('DEL', KEYS[i]) end
+return 'released'
+"""
+
+
+def break_on_purpose(part: str) -> None:
+    """Break ``part``; nothing if it is empty.
+
+    Raises:
+        KeyError: There is no such breakage.
+    """
+    if part:
+        BREAKAGES[part]()
+
+
+def _without_owner_check() -> None:
+    """A release frees the key, whoever has it by now."""
+    script = redis_store._RELEASE
+    script.source = _DELETE
+    script.sha = hashlib.sha1(_DELETE, usedforsecurity=False).hexdigest()
+
+
+def _without_renewal() -> None:
+    """A lease lasts for its ttl, and that is that."""
+    Keeper._due = lambda self: []  # type: ignore[method-assign]
+
+
+def _without_local_deadline() -> None:
+    """What was granted is trusted until the store says otherwise: silence changes nothing."""
+    lease: Any = Lease
+    lease.lost = property(lambda self: self.released or self.loss is not None)
+    lease.remaining = lambda self: 0.0 if self.lost else float("inf")
+    Keeper._declare_overdue = lambda self: None  # type: ignore[method-assign]
+
+
+def _without_nonce() -> None:
+    """All deliveries of a message look the same, so a twin is granted its sibling's lease."""
+    module: Any = request_module
+    module.mint_nonce = lambda: "0"
+
+
+BREAKAGES: dict[str, Callable[[], None]] = {
+    "owner-check": _without_owner_check,
+    "renewal": _without_renewal,
+    "local-deadline": _without_local_deadline,
+    "nonce": _without_nonce,
+}

@@ -1,0 +1,252 @@
+"""What a history proves: pure functions from records and writes to violations.
+
+The lock promises exclusion "unless the holder stalls longer than ttl without noticing, the store
+loses acknowledged writes, or an operator forces a release". The first is in what a section is
+(tests.chaos.bodies); the second is in the history, as ``loss``: two bodies whose leases were
+granted on different sides of a loss may overlap, and a job may run again whose success was recorded
+before. Nothing else is excused there: fences rise, and no stale write is accepted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from tests.chaos.bodies import Body, bodies, by_key
+from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
+from tests.chaos.jobs import jobs_lost
+from tests.chaos.resource import Write
+from tests.chaos.verdict import Kind, Verdict, Violation
+from tests.harness.journal import Record, events
+
+_TOLD = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
+_CELERYS_OWN = {Kind.NEVER_ENDS: reason_for_hang, Kind.BROKEN: reason_for_crash}
+
+
+def judge(
+    records: Sequence[Record],
+    writes: Mapping[str, Sequence[Write]],
+    ttl: float,
+    *,
+    drained: bool = True,
+) -> Verdict:
+    """Everything that can be said of a campaign.
+
+    Args:
+        records: Its history.
+        writes: The decisions of each key's resource, in their order.
+        ttl: Of the leases, seconds.
+        drained: Whether every job had its time to end.
+    """
+    found = bodies(records)
+    losses = events(records, "loss")
+    excused: Counter[str] = Counter()
+    violations = [
+        *overlaps(found, losses, excused),
+        *falling_fences(found),
+        *stale_writes(writes),
+        *(
+            Violation(kind=Kind.JOB_LOST, key=lost.key, at=lost.at, runs=lost.runs, text=lost.text)
+            for lost in jobs_lost(records, found, ttl, excused, drained=drained)
+        ),
+        *run_again(records, found, losses, excused),
+        *told(records, excused),
+    ]
+    return Verdict(
+        violations=tuple(sorted(violations, key=lambda violation: violation.at)),
+        counts=_counts(records, found, writes),
+        excused=dict(excused),
+    )
+
+
+def overlaps(
+    found: Iterable[Body], losses: Sequence[Record], excused: Counter[str]
+) -> list[Violation]:
+    """Pairs of bodies of one key with sections at the same time, each pair once."""
+    violations = []
+    for key, of_key in by_key(found).items():
+        sections = sorted(
+            ((section, body) for body in of_key for section in body.sections),
+            key=lambda pair: pair[0].begin,
+        )
+        seen: set[tuple[str, str]] = set()
+        open_: list[tuple[float, float, Body]] = []  # (begin, end, body) of what may still go on
+        for section, body in sections:
+            open_ = [other for other in open_ if other[1] > section.begin]
+            for _, end, other in open_:
+                pair = (other.run, body.run)
+                if other.run == body.run or pair in seen:
+                    continue
+                seen.add(pair)
+                if _straddle(other, body, losses):
+                    excused["overlaps across a loss of the store"] += 1
+                    continue
+                both = min(end, section.end) - section.begin
+                violations.append(
+                    Violation(
+                        kind=Kind.OVERLAP,
+                        key=key,
+                        at=section.begin,
+                        runs=pair,
+                        text=(
+                            f"{_name(other)} and {_name(body)} both had the word of the lock"
+                            f" for {key!r}, for {both:.3f} s"
+                        ),
+                    )
+                )
+            open_.append((section.begin, section.end, body))
+    return violations
+
+
+def falling_fences(found: Iterable[Body]) -> list[Violation]:
+    """Bodies whose fence is not above that of one which had begun before theirs was asked for."""
+    violations = []
+    for key, of_key in by_key(found).items():
+        fenced = [body for body in of_key if body.fence is not None]  # by begin
+        begins = [body.begin for body in fenced]
+        highest: list[Body] = []  # of the first 1, 2, 3 ... bodies, the one with the highest fence
+        for body in fenced:
+            best = highest[-1] if highest else body
+            highest.append(body if (body.fence or 0) > (best.fence or 0) else best)
+        for body in fenced:
+            count = bisect_left(begins, body.asked)
+            if not count or highest[count - 1] is body:
+                continue
+            before = highest[count - 1]
+            if (before.fence or 0) >= (body.fence or 0):
+                text = f"{_name(before)} had begun when {_name(body)} asked for {key!r}"
+                runs = (before.run, body.run)
+                violations.append(
+                    Violation(kind=Kind.FENCE, key=key, at=body.begin, runs=runs, text=text)
+                )
+    return violations
+
+
+def stale_writes(writes: Mapping[str, Sequence[Write]]) -> list[Violation]:
+    """Writes that were accepted although the resource had seen a higher fence."""
+    violations = []
+    for key, of_key in writes.items():
+        highest = 0
+        for number, write in enumerate(of_key):
+            if write.fence is None:
+                continue
+            if write.accepted and write.fence < highest:
+                text = (
+                    f"write {number} of {key!r} showed fence {write.fence} and was accepted after"
+                    f" fence {highest}"
+                )
+                violations.append(
+                    Violation(kind=Kind.STALE_WRITE, key=key, runs=(write.run,), text=text)
+                )
+            highest = max(highest, write.fence)
+    return violations
+
+
+def run_again(
+    records: Sequence[Record],
+    found: Iterable[Body],
+    losses: Sequence[Record],
+    excused: Counter[str],
+) -> list[Violation]:
+    """Bodies of late jobs whose lock was asked for after the job's success was recorded.
+
+    It is recorded when the store has acknowledged the release of a body that succeeded and whose
+    task then ended as SUCCESS: from then on it has a done marker.
+    """
+    of_job: dict[str, list[Body]] = defaultdict(list)
+    for body in found:
+        if body.late:
+            of_job[body.job].append(body)
+    recorded = _successes(records, of_job)
+    violations = []
+    for job, (at, first) in recorded.items():
+        for body in of_job[job]:
+            # An earlier attempt has a marker of its own, and may not have written it.
+            if body.asked <= at or body.run == first.run or body.attempt != first.attempt:
+                continue
+            if _straddle(first, body, losses):
+                excused["run again after a loss of the store"] += 1
+                continue
+            text = f"{_name(body)} began, though {_name(first)} had done the job"
+            runs = (first.run, body.run)
+            violations.append(
+                Violation(kind=Kind.RUN_AGAIN, key=body.key, at=body.begin, runs=runs, text=text)
+            )
+    return violations
+
+
+def _successes(
+    records: Sequence[Record], of_job: Mapping[str, Sequence[Body]]
+) -> dict[str, tuple[float, Body]]:
+    """When each late job's success was recorded first, and by which body."""
+    released: dict[tuple[int, str], float] = {}
+    recorded: dict[str, tuple[float, Body]] = {}
+    for record in records:
+        of_this = (record.pid, record.task_id)
+        if record.event == "taken":
+            released.pop(of_this, None)
+        elif record.event == "released":
+            released[of_this] = record.at
+        elif record.event == "left" and record.data.get("state") == "SUCCESS":
+            at = released.get(of_this)
+            done = [
+                body
+                for body in of_job.get(record.task_id, ())
+                if body.succeeded and body.pid == record.pid and body.end <= record.at
+            ]
+            if at is not None and done and done[-1].end <= at:
+                recorded.setdefault(record.task_id, (at, done[-1]))
+    return recorded
+
+
+def told(records: Iterable[Record], excused: Counter[str]) -> list[Violation]:
+    """What the campaign itself wrote down: what was left after the drain, what had ended."""
+    violations = []
+    for record in records:
+        if record.event not in _TOLD:
+            continue
+        kind, text = _TOLD[record.event], str(record.data.get("text", ""))
+        reason = _CELERYS_OWN[kind](text) if kind in _CELERYS_OWN else ""
+        if reason:
+            excused[reason] += 1
+        else:
+            violations.append(Violation(kind=kind, key=record.key, at=record.at, text=text))
+    return violations
+
+
+def _straddle(first: Body, second: Body, losses: Iterable[Record]) -> bool:
+    """Whether the two grants are on different sides of a loss, by their fences."""
+    if first.fence is None or second.fence is None:
+        return False
+    lower, higher = sorted((first.fence, second.fence))
+    return any(
+        lower <= loss.data["fence_to"] and higher >= loss.data["fence_from"] for loss in losses
+    )
+
+
+def _name(body: Body) -> str:
+    fence = "" if body.fence is None else f", fence {body.fence}"
+    return (
+        f"{body.task.rpartition('.')[2]}[{body.job[:8]}] on {body.worker} (pid {body.pid}{fence})"
+    )
+
+
+def _counts(
+    records: Sequence[Record], found: Sequence[Body], writes: Mapping[str, Sequence[Write]]
+) -> dict[str, int]:
+    all_writes = [write for of_key in writes.values() for write in of_key]
+    happened = Counter(record.event for record in records)
+    return {
+        "jobs published": len({r.task_id for r in events(records, "published")}),
+        "messages published": happened["published"],
+        "deliveries": happened["received"],
+        "bodies": len(found),
+        "critical sections": sum(1 for body in found if body.sections),
+        "guarded steps": sum(len(body.sections) for body in found),
+        "bodies killed": sum(1 for body in found if not body.finished),
+        "bodies that lost their lease": happened["lost"],
+        "writes accepted": sum(1 for write in all_writes if write.accepted),
+        "stale writes refused": sum(1 for write in all_writes if not write.accepted),
+        "faults": happened["fault"],
+    }

@@ -1,0 +1,103 @@
+"""The end of a campaign: all jobs come to their ends, and nothing is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from tests.chaos.bodies import bodies
+from tests.chaos.jobs import under_way
+from tests.chaos.site import Site, now
+from tests.harness.deliveries import RedisBroker
+from tests.harness.journal import Record
+from tests.harness.processes import TIMEOUT
+
+#: Seconds that a drain may take: redeliveries, put-backs up to a third of the visibility timeout.
+_DRAIN = 120.0
+#: Seconds between two looks.
+_PAUSE = 0.5
+
+
+class Drain:
+    """Waits until nothing is under way, and writes down what does not end.
+
+    Args:
+        site: Whole again.
+        look_after_workers: Called every now and then.
+    """
+
+    def __init__(self, site: Site, look_after_workers: Callable[[], None]) -> None:
+        self._ttl, self._site = site.plan.ttl, site
+        self._look_after_workers = look_after_workers
+
+    def run(self) -> None:
+        """Returns when all is done, or has had its time."""
+        deadline = now() + _DRAIN
+        while now() < deadline and not self._all_settled():
+            self._look_after_workers()
+            time.sleep(_PAUSE)  # the pause between two looks at the history
+        self._empty_broker()
+        self._free_keys()
+        self._ended_bodies()
+
+    def _all_settled(self) -> bool:
+        records = self._site.history.records()
+        return not under_way(records, bodies(records), self._ttl)
+
+    def _empty_broker(self) -> None:
+        url = self._site.broker.url(0)
+        with redis.Redis.from_url(url, decode_responses=True) as client:
+            broker = RedisBroker(client)
+            try:
+                broker.wait_until_empty(timeout=_DRAIN)
+            except AssertionError:
+                left = dict(broker.messages())
+                self._tell("never-ends", f"messages are still in the broker: {left}")
+
+    def _free_keys(self) -> None:
+        """Leases of the dead end with their ttl; what is there after it was left."""
+        deadline = now() + 2 * self._ttl + TIMEOUT
+        while (left := self._left()) and now() < deadline:
+            time.sleep(_PAUSE)
+        for key, what in left.items():
+            self._site.history.write("key-left", key=key, text=f"{key}: {what}")
+
+    def _left(self) -> dict[str, str]:
+        with self._site.admin() as admin:
+            return keys_left(admin)
+
+    def _ended_bodies(self) -> None:
+        living = {pid for worker in self._site.workers() for pid in worker.group()}
+        inside: dict[tuple[int, str], Record] = {}
+        for record in self._site.history.records():
+            if record.event == "taken":
+                inside[record.pid, record.task_id] = record
+            elif record.event == "left":
+                inside.pop((record.pid, record.task_id), None)
+        for (pid, job), _ in inside.items():
+            if pid in living:
+                self._tell("never-ends", f"process {pid} is still at {job}")
+
+    def _tell(self, event: str, text: str) -> None:
+        self._site.history.write(event, text=text)
+
+
+def keys_left(client: redis.Redis) -> dict[str, str]:
+    """What should not be in a store that nobody uses any more, and why; by key.
+
+    Args:
+        client: Of the store, decoding responses.
+    """
+    left = {}
+    for key in client.scan_iter("*", count=1000):
+        value: Any = client.get(key)
+        if value is None or key.endswith((":fence", ":shards")):
+            continue  # one of each, and known
+        if ":done|" not in key:
+            left[key] = f"held: {value}"
+        elif client.pttl(key) == -1:  # a marker stays for an hour, for copies that come late
+            left[key] = f"has no ttl: {value}"
+    return left

@@ -1,0 +1,96 @@
+"""What a campaign leaves behind: a journal per process, merged by the one clock of the host.
+
+    publishing  a message is about to be sent
+    published   it was sent (again: it was put back); ``task``
+    received    a worker's parent got a message; ``worker``
+    start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
+                ``task``, ``late`` (acknowledged late), ``attempt``,
+                ``planned`` (seconds)
+    check       the body asked whether it may go on, and heard yes: it trusts the lock from here to
+                ``until``
+    step        the guarded step that the check covers is over: ``sure_until`` (the body asked again
+                at this time and heard yes; else None), ``accepted`` (by the resource)
+    end         the body ended, ``error`` names what left it
+    lost        the lock told of a loss; ``reason``
+    released    the lock told of a release that the store acknowledged
+    skip        the call ended without having run, because its key was held
+    taken, left the task was entered by a pool process; ended, with its ``state``
+    death       a process was killed here, or had died before
+    fault       something was broken from ``at`` to ``end``: ``name``, ``target``
+    loss        the store lost what it had acknowledged, or its leases: fences up to ``fence_to``
+                were granted before, from ``fence_from`` on afterwards
+    down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
+                ``worker``, ``how``
+    broken      a worker ended that nobody had ended: ``worker``, ``until``, ``text``; or a fault
+                could not be done
+    never-ends  what came to no end: ``text``
+    key-left    what was left in the store after the drain: ``key``, ``text``
+
+Times are CLOCK_MONOTONIC, seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.harness.journal import Journal, Record
+
+#: The environment variable by which processes find the directory of their campaign.
+VARIABLE = "CHAOS_HISTORY"
+
+
+class History:
+    """The journals of one campaign.
+
+    Args:
+        directory: Where they are; each process has a file of its own there, so that a process that
+            is stopped in the midst of a line holds up nobody.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._offsets: dict[Path, int] = {}
+        self._known: list[Record] = []
+
+    @classmethod
+    def from_env(cls) -> History:
+        """The history of the campaign that started this process."""
+        return cls(Path(os.environ[VARIABLE]))
+
+    def mine(self) -> Journal:
+        """The journal of this process; not the one of a parent that was forked."""
+        return Journal(self.directory / f"{os.getpid()}.jsonl")
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one record; fields as of `Journal.write`."""
+        self.mine().write(event, **fields)
+
+    def news(self) -> list[Record]:
+        """The records that were written since the last call of this or of `records`, by time."""
+        new: list[Record] = []
+        for path in self.directory.glob("*.jsonl"):
+            offset = self._offsets.get(path, 0)
+            # Looked at first: most files of a long campaign are those of dead processes.
+            if path.stat().st_size > offset:
+                self._offsets[path], found = Journal(path).records_from(offset)
+                new += found
+        self._known += new
+        return sorted(new, key=_time)
+
+    def records(self) -> list[Record]:
+        """All records until now, by time: with each record everything that led to it.
+
+        The files are read one after the other while processes write to them. Without the cut, the
+        second of two bodies could be there, and not the end of the first, which was written before.
+        """
+        moment = time.monotonic()
+        self.news()
+        self._known.sort(key=_time)
+        return [record for record in self._known if record.at <= moment]
+
+
+def _time(record: Record) -> float:
+    return record.at

@@ -1,0 +1,206 @@
+"""What became of each job: pure functions.
+
+A job is lost if it was published and neither succeeded nor ended in a way that its task promises:
+
+* skipped, and no body of it had begun by then: that is its result, and the message is acknowledged.
+  (A second delivery of it may begin later, and dies with its process: to kombu's Redis transport it
+  is the message that the first one has acknowledged);
+* FAILURE with LockConflict, and no body of it ever began;
+* FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
+  ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
+  while nothing is broken gets no such excuse;
+* acknowledged early, and in the hands of a worker when that worker or its child was killed;
+* the message never reached a worker after it was published, and broker or worker were killed then:
+  kombu's Redis transport pops a message and notes it in two steps. Or it had reached a worker that
+  was killed before it took the message up, and vanished so when it was delivered again. Nothing of
+  the lock runs between the publishing, the arrival at the worker and its taking up.
+
+Each of these but success and skip is counted, so that a report shows how often it was needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.bodies import Body
+from tests.harness.journal import Record, events
+
+#: Tasks whose message is acknowledged before the body.
+EARLY = frozenset({"early", "plain"})
+#: How many bodies of a job lose their lease before it is given up, by task; else four.
+_LOSSES = {"plain": 1, "heedless": 1}
+_MOST_LOSSES = 4
+#: Seconds in which a killed process on a busy machine still has its connections, and the broker
+#: hands it a message that nobody will note.
+_SLOW_DEATH = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostJob:
+    """A job that was published and came to nothing."""
+
+    key: str
+    at: float
+    runs: tuple[str, ...]
+    text: str
+
+
+@dataclass(slots=True)
+class _Job:
+    task: str
+    records: list[Record]
+    bodies: list[Body]
+
+    def last(self, event: str) -> float:
+        return max((record.at for record in events(self.records, event)), default=0.0)
+
+    def was_skipped_first(self) -> bool:
+        """Whether it was skipped, and no body of it had begun by then."""
+        skips = [record.at for record in events(self.records, "skip")]
+        begins = [body.begin for body in self.bodies]
+        return bool(skips) and min(skips) < min(begins, default=math.inf)
+
+    def failed_for_good(self) -> bool:
+        """Whether its last sign of life is that it ended as FAILURE."""
+        last = max(self.records, key=lambda record: record.at)
+        return last.event == "left" and last.data.get("state") == "FAILURE"
+
+    def failed_with(self, error: str) -> bool:
+        return any(
+            record.data.get("state") == "FAILURE" and record.data.get("error") == error
+            for record in events(self.records, "left")
+        )
+
+
+def under_way(records: Sequence[Record], found: Iterable[Body], ttl: float) -> set[str]:
+    """Jobs that may still come to an end."""
+    return {
+        name for name, job in _open(records, found, ttl, Counter()) if not job.failed_for_good()
+    }
+
+
+def jobs_lost(
+    records: Sequence[Record],
+    found: Iterable[Body],
+    ttl: float,
+    excused: Counter[str],
+    *,
+    drained: bool = True,
+) -> list[LostJob]:
+    """The jobs that were lost, by the time of their last sign of life.
+
+    Args:
+        records: The history.
+        found: The bodies in it.
+        ttl: Of the leases, seconds.
+        excused: Counts what is excused.
+        drained: Whether every job had its time to end. If not, only those are lost that have failed
+            for good.
+    """
+    lost = []
+    for name, job in _open(records, found, ttl, excused):
+        if not (drained or job.failed_for_good()):
+            continue
+        last = max(record.at for record in job.records)
+        did = Counter(record.event for record in job.records)
+        lost.append(
+            LostJob(
+                key=job.bodies[0].key if job.bodies else "",
+                at=last,
+                runs=tuple(body.run for body in job.bodies),
+                text=f"{job.task}[{name}] did not succeed: {dict(did)}",
+            )
+        )
+    return sorted(lost, key=lambda each: each.at)
+
+
+def _jobs(records: Iterable[Record], found: Iterable[Body]) -> dict[str, _Job]:
+    jobs: dict[str, _Job] = {}
+    for record in records:
+        if record.event == "published" and record.task_id not in jobs:
+            name = str(record.data.get("task", "")).rpartition(".")[2]
+            jobs[record.task_id] = _Job(name, [], [])
+    for record in records:
+        if record.task_id in jobs:
+            jobs[record.task_id].records.append(record)
+    for body in found:
+        if body.job in jobs:
+            jobs[body.job].bodies.append(body)
+    return jobs
+
+
+def _open(
+    records: Sequence[Record], found: Iterable[Body], ttl: float, excused: Counter[str]
+) -> Iterable[tuple[str, _Job]]:
+    ends = _Ends(records)
+    faults = events(records, "fault")
+    for name, job in _jobs(records, found).items():
+        if any(body.succeeded for body in job.bodies):
+            continue
+        if job.was_skipped_first():
+            if job.bodies:
+                excused["jobs skipped, whose second delivery began later and was killed"] += 1
+            continue
+        reason = _excuse(job, ends, faults, ttl)
+        if reason:
+            excused[reason] += 1
+        else:
+            yield name, job
+
+
+def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str:
+    if job.failed_with("LockConflict") and not job.bodies:
+        return "jobs refused before they began (LockConflict)"
+    if job.failed_with("LeaseLost"):
+        met = [body for body in job.bodies if _met_a_fault(body, faults, ttl)]
+        if len(met) >= _LOSSES.get(job.task, _MOST_LOSSES):
+            return "jobs given up after their leases were lost to faults (LeaseLost)"
+    if job.task in EARLY and ends.took_with_it(job):
+        return "jobs acknowledged early that died with their process"
+    # Written before the sending: whatever receives this message does so later.
+    sent = job.last("publishing")
+    never_arrived = sent > job.last("received") and ends.reach_beyond(sent)
+    if never_arrived or ends.took_untouched(job):
+        return "messages that vanished between broker and worker when one was killed"
+    return ""
+
+
+def _met_a_fault(body: Body, faults: Iterable[Record], ttl: float) -> bool:
+    # What a fault does to a lease shows up to a ttl later.
+    return any(
+        fault.at <= body.end and fault.data["end"] + 2 * ttl >= body.asked for fault in faults
+    )
+
+
+class _Ends:
+    """Who was killed or shut down, and when: between two times each."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._of_worker: dict[str, list[float]] = defaultdict(list)
+        self._all: list[float] = []
+        for record in records:
+            if record.event in ("death", "down", "broken"):
+                until = max(record.at, record.data.get("until", record.at))
+                self._of_worker[record.data.get("worker", "")].append(until)
+                self._all.append(until)
+
+    def took_with_it(self, job: _Job) -> bool:
+        """Whether a worker that had the job was hurt after the job's last sign of life."""
+        last = max(job.records, key=lambda record: record.at)
+        if last.event == "left" and last.data.get("state") is not None:
+            return False  # the task had ended, so the message was no more in anybody's hands
+        workers = {record.data.get("worker") for record in job.records} - {None}
+        return any(end >= last.at for worker in workers for end in self._of_worker[str(worker)])
+
+    def took_untouched(self, job: _Job) -> bool:
+        """Whether the job's last sign of life is its arrival at a worker that was hurt then."""
+        last = max(job.records, key=lambda record: record.at)
+        ends = self._of_worker[last.data.get("worker", "")]
+        return last.event == "received" and any(end >= last.at for end in ends)
+
+    def reach_beyond(self, at: float) -> bool:
+        """Whether anything was killed later; the kernel may take a while to end a process."""
+        return any(end + _SLOW_DEATH >= at for end in self._all)

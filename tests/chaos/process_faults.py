@@ -1,0 +1,168 @@
+"""What happens to workers: killed, stopped, shut down, in whole or in part."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from tests.chaos.schedule import Fault
+from tests.chaos.site import Post, Site, now, signal_all, stopped
+from tests.harness.deliveries import wait_until
+from tests.harness.processes import is_running
+from tests.harness.worker import CeleryWorker
+
+#: Seconds a shutdown may take: the longest body, a redelivery, a slow machine.
+_LONGEST_SHUTDOWN = 40.0
+#: Seconds to wait for a body to strike, and between two looks for one.
+_PATIENCE = 2.0
+_POLL = 0.01
+
+
+def kill_child(site: Site, post: Post, fault: Fault) -> None:
+    """SIGKILL one pool process; the parent is told, and goes on."""
+    worker = _working(post)
+    pid = _working_child(site, worker, fault)
+    if pid is None:
+        return
+    at = now()
+    signal_all([pid], signal.SIGKILL)
+    _gone([pid])
+    site.write_deaths(worker, [pid], at)
+
+
+def kill_worker(site: Site, post: Post, fault: Fault) -> None:
+    """A power cut: parent and children at once; another worker takes the place."""
+    worker = _working(post)
+    pids = worker.group()
+    at = worker.kill_group()
+    site.write_deaths(worker, pids, at)
+    site.start_worker(post)
+
+
+def kill_parent(site: Site, post: Post, fault: Fault) -> None:
+    """SIGKILL the parent alone; its children go on with what they do, then end."""
+    worker = _working(post)
+    children = worker.children()
+    at = worker.kill()
+    site.write_deaths(worker, [worker.pid, *children], at)
+    # The children may be gone any time from now on, with what the parent had given them.
+    site.history.write("down", worker=worker.hostname, how="parent killed", at=at, until=now())
+    site.start_worker(post)
+
+
+def stop_child(site: Site, post: Post, fault: Fault) -> None:
+    """SIGSTOP one pool process for a while."""
+    pid = _working_child(site, _working(post), fault)
+    if pid is not None:
+        _stop([pid], fault.seconds)
+
+
+def stop_parent(site: Site, post: Post, fault: Fault) -> None:
+    """SIGSTOP the parent alone for a while."""
+    _stop([_working(post).pid], fault.seconds)
+
+
+def stop_worker(site: Site, post: Post, fault: Fault) -> None:
+    """SIGSTOP parent and children for a while."""
+    _stop(_working(post).group(), fault.seconds)
+
+
+def shutdown_warm(site: Site, post: Post, fault: Fault) -> None:
+    """SIGTERM: the worker finishes what it does."""
+    _shut_down(site, post, signal.SIGTERM, "warm")
+
+
+def shutdown_cold(site: Site, post: Post, fault: Fault) -> None:
+    """SIGQUIT: the worker ends what it does."""
+    _shut_down(site, post, signal.SIGQUIT, "cold", next_soft=1.0)
+
+
+def shutdown_soft(site: Site, post: Post, fault: Fault) -> None:
+    """SIGQUIT to a worker that grants its bodies a second, if the one at the post is such."""
+    _shut_down(site, post, signal.SIGQUIT, "soft")
+
+
+FAULTS: dict[str, Callable[[Site, Post, Fault], None]] = {
+    "kill-child": kill_child,
+    "kill-worker": kill_worker,
+    "kill-parent": kill_parent,
+    "stop-child": stop_child,
+    "stop-parent": stop_parent,
+    "stop-worker": stop_worker,
+    "shutdown-warm": shutdown_warm,
+    "shutdown-soft": shutdown_soft,
+    "shutdown-cold": shutdown_cold,
+}
+
+
+def strike(site: Site, fault: Fault) -> str:
+    """Do it to one worker and undo it; returns whom it struck."""
+    posts = site.posts
+    post = posts[int(fault.chance * len(posts)) % len(posts)]
+    with post.busy:
+        name = _working(post).name
+        FAULTS[fault.name](site, post, fault)
+    return name
+
+
+def _working(post: Post) -> CeleryWorker:
+    assert post.worker is not None
+    return post.worker
+
+
+def _working_child(site: Site, worker: CeleryWorker, fault: Fault) -> int | None:
+    """A child that is in a body, if there is one soon; else any, if there is any."""
+    deadline = now() + _PATIENCE
+    while not (inside := site.bodies.inside(worker.children())) and now() < deadline:
+        time.sleep(_POLL)  # the pause between two looks at the history
+    candidates = inside[:1] or worker.children()
+    # Another part of the same chance than the one that chose the worker.
+    return candidates[int(fault.chance * 1009) % len(candidates)] if candidates else None
+
+
+def _stop(pids: list[int], seconds: float) -> None:
+    signal_all(pids, signal.SIGSTOP)
+    wait_until(lambda: all(stopped(pid) or not is_running(pid) for pid in pids), "they stand still")
+    time.sleep(seconds)  # how long it lasts, as the timetable has it
+    signal_all(pids, signal.SIGCONT)
+
+
+def _shut_down(
+    site: Site, post: Post, number: signal.Signals, how: str, *, next_soft: float = 0.0
+) -> None:
+    worker = _working(post)
+    if "ready." not in worker.log:
+        # Before that, Celery has no handlers, and the signal kills: another fault, done elsewhere.
+        return
+    pids, at = worker.group(), now()
+    worker.send_signal(number)
+    patience = "in time"
+    try:
+        worker.wait(_LONGEST_SHUTDOWN)
+    except AssertionError:
+        patience = f"not within {_LONGEST_SHUTDOWN:g} s"
+        text = f"the {how} shutdown of {worker.name}; it is at:\n{_stack(worker)}"
+        site.history.write("never-ends", text=text)
+    pids = sorted({*pids, *worker.group()})
+    worker.kill_group()
+    site.write_deaths(worker, pids, at, until=now())
+    if how != "warm":
+        site.history.write("down", worker=worker.hostname, how=how, at=at, until=now())
+    site.history.mine().note(f"{how} shutdown of {worker.name} ended {patience}")
+    site.start_worker(post, soft=next_soft)
+
+
+def _stack(worker: CeleryWorker) -> str:
+    """Where the parent's threads are, as Celery prints it on SIGUSR1; empty if it can't."""
+    before = len(worker.lines)
+    worker.send_signal(signal.SIGUSR1)
+    try:
+        worker.wait_for_log("LOCAL VARIABLES", timeout=10, since=before)
+    except AssertionError:
+        return ""
+    return "\n".join(worker.lines[before:])
+
+
+def _gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "they are dead")

@@ -1,0 +1,193 @@
+"""A TCP proxy between one worker and the lock store, which can do what networks do.
+
+    PASS           everything goes through
+    STALL          nothing goes through; what was sent arrives when the network heals, as TCP has it
+    CUT            nothing goes through, and what was sent is lost with its connection
+    NO_REQUESTS    half open: replies come, requests are lost
+    NO_REPLIES     half open: requests arrive and are executed, their replies are lost
+    SLOW           every packet takes ``delay`` seconds, more or less
+    LOSE_REPLIES   with ``probability``, a request is executed, its reply swallowed, the connection
+                   cut
+    REFUSE         connections are closed as they come
+
+No connection outlives the server that it led to, nor a change of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Any, Self
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Kind(StrEnum):
+    PASS = auto()
+    STALL = auto()
+    CUT = auto()
+    NO_REQUESTS = auto()
+    NO_REPLIES = auto()
+    SLOW = auto()
+    LOSE_REPLIES = auto()
+    REFUSE = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """What the network does.
+
+    Attributes:
+        kind: See the module.
+        delay: Seconds, of SLOW.
+        probability: Of LOSE_REPLIES.
+    """
+
+    kind: Kind = Kind.PASS
+    delay: float = 0.0
+    probability: float = 0.0
+
+
+class _Lost(Exception):
+    """This connection ends here."""
+
+
+class Proxy:
+    """Listens on a port of its own from `start` to `stop`; a context manager.
+
+    Args:
+        target: The server's port on 127.0.0.1.
+        seed: Of the chances that it takes.
+    """
+
+    def __init__(self, target: int, *, seed: int = 0) -> None:
+        self._target = target
+        self._random = random.Random(seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._server: asyncio.Server | None = None
+        # Of the loop's thread alone.
+        self._mode = Mode()
+        self._changed = asyncio.Event()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._listen())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def set(self, mode: Mode) -> None:
+        """From now on the network is like this."""
+        self._do(self._set(mode))
+
+    def lead_to(self, target: int) -> None:
+        """Cut all connections; new ones go to another server's port."""
+        self._do(self._lead_to(target))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    # --- on the loop's thread --------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def _close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._cut_all()
+        for task in list(self._serving):
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _set(self, mode: Mode) -> None:
+        self._mode = mode
+        before, self._changed = self._changed, asyncio.Event()
+        before.set()
+
+    async def _lead_to(self, target: int) -> None:
+        self._target = target
+        self._cut_all()
+
+    def _cut_all(self) -> None:
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        self._open.add(writer)
+        there = None
+        try:
+            if self._mode.kind is Kind.REFUSE:
+                return
+            from_there, there = await asyncio.open_connection("127.0.0.1", self._target)
+            self._open.add(there)
+            ways = {
+                asyncio.ensure_future(self._carry(reader, there, replies=False)),
+                asyncio.ensure_future(self._carry(from_there, writer, replies=True)),
+            }
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is down, or the proxy is
+        finally:
+            for end in (writer, there):
+                if end is not None:
+                    self._open.discard(end)
+                    end.transport.abort()
+            self._serving.discard(task)
+
+    async def _carry(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool
+    ) -> None:
+        """One direction, until it ends."""
+        try:
+            while data := await source.read(_CHUNK_BYTES):
+                await self._pass(replies)
+                sink.write(data)
+                await sink.drain()
+        except (OSError, _Lost):
+            pass
+
+    async def _pass(self, replies: bool) -> None:
+        """Return when a packet may go on.
+
+        Raises:
+            _Lost: It may not, nor anything after it.
+        """
+        mode, changed = self._mode, self._changed
+        blocked = Kind.NO_REPLIES if replies else Kind.NO_REQUESTS
+        if mode.kind is Kind.STALL:
+            await changed.wait()
+        elif mode.kind in (Kind.CUT, blocked):
+            await changed.wait()
+            raise _Lost
+        elif mode.kind is Kind.SLOW:
+            await asyncio.sleep(mode.delay * (0.5 + self._random.random()))
+        elif mode.kind is Kind.REFUSE or (
+            mode.kind is Kind.LOSE_REPLIES and replies and self._random.random() < mode.probability
+        ):
+            raise _Lost

@@ -1,0 +1,82 @@
+"""Publishes jobs over a few keys, and keeps only so many of them waiting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from celery.exceptions import OperationalError as CeleryError
+from kombu.exceptions import OperationalError
+
+#: What is published, and how often in relation to each other.
+MIX = {"late": 4, "late_skip": 2, "heedless": 1, "waiting": 1, "again": 1, "early": 2, "plain": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How long bodies take.
+
+    Attributes:
+        weight: How often, in relation to the others.
+        steps: How many guarded steps.
+        shortest, longest: Seconds of a step.
+    """
+
+    weight: int
+    steps: int
+    shortest: float
+    longest: float
+
+
+#: Most are short; some need renewals (ttl 2 s); a few outlast the visibility timeout, and are
+#: delivered twice.
+LENGTHS = (
+    Length(weight=24, steps=2, shortest=0.01, longest=0.08),
+    Length(weight=4, steps=2, shortest=0.1, longest=0.4),
+    Length(weight=2, steps=3, shortest=0.3, longest=0.9),
+    Length(weight=1, steps=4, shortest=0.9, longest=1.4),
+)
+
+
+class Publisher:
+    """Publishes from one process.
+
+    Args:
+        module: The app's, with tasks by name.
+        keys: Over which jobs are spread.
+        mix: See `MIX`.
+        lengths: See `LENGTHS`.
+        seed: Of its chances.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType,
+        *,
+        keys: Sequence[str],
+        mix: dict[str, int],
+        lengths: Sequence[Length],
+        seed: int,
+    ) -> None:
+        self._module = module
+        self._keys = list(keys)
+        self._mix = mix
+        self._lengths = list(lengths)
+        self._random = random.Random(f"{seed} publisher")
+
+    def publish(self) -> bool:
+        """One job; whether the broker took it. What became of the others, nobody knows."""
+        chances = self._random
+        name = chances.choices(list(self._mix), weights=list(self._mix.values()))[0]
+        length = chances.choices(self._lengths, weights=[each.weight for each in self._lengths])[0]
+        seconds = chances.uniform(length.shortest, length.longest)
+        task: Any = getattr(self._module, name)
+        arguments = (chances.choice(self._keys), length.steps, round(seconds, 3))
+        try:
+            task.apply_async(arguments, retry=False)
+        except (OperationalError, CeleryError, OSError):
+            return False  # the broker is down
+        return True

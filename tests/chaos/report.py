@@ -1,0 +1,38 @@
+"""What a campaign showed, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.chaos.campaign import Outcome
+from tests.chaos.verdict import Kind
+from tests.harness.journal import events
+
+#: Violations that are told in full; a broken lock has thousands.
+_MOST_TOLD = 10
+
+
+def report(outcome: Outcome) -> str:
+    """All of it, ending with a newline."""
+    return "\n".join(_lines(outcome)) + "\n"
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    campaign, verdict = outcome.campaign, outcome.verdict
+    plan = campaign.plan
+    broken = f", broken: {plan.broken}" if plan.broken else ""
+    yield (
+        f"seed {campaign.seed}: {campaign.seconds:g} s of faults, {outcome.seconds:.0f} s in all;"
+        f" {plan.workers} workers of {plan.concurrency} processes, ttl {plan.ttl:g} s{broken}"
+    )
+    for what, count in verdict.counts.items():
+        yield f"  {count:7d}  {what}"
+    struck = Counter(record.data["name"] for record in events(outcome.records, "fault"))
+    yield "  faults: " + ", ".join(f"{name} {count}" for name, count in sorted(struck.items()))
+    for reason, count in sorted(verdict.excused.items()):
+        yield f"  not promised: {count} {reason}"
+    for kind in Kind:
+        yield f"  {len(verdict.of(kind)):7d}  violations: {kind}"
+    for violation in verdict.violations[:_MOST_TOLD]:
+        yield f"  ! {violation.kind}: {violation.text}"

@@ -1,0 +1,77 @@
+"""A short campaign on the lock as it is, and the locks that are broken on purpose.
+
+The long ones are `make chaos`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from celery_singleton_lock.testing.server import ServerNotFound, find_binary, find_valkey
+from tests.chaos.bodies import bodies
+from tests.chaos.campaign import Campaign, Outcome, run
+from tests.chaos.pictures import draw_all
+from tests.chaos.report import report
+from tests.chaos.site import Plan
+from tests.chaos.stepped_clock import find_libfaketime
+from tests.chaos.twins import TWINS, Twin
+from tests.conftest import missing
+from tests.harness.journal import events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SEED = 5
+
+
+@pytest.fixture(autouse=True)
+def _servers() -> None:
+    try:
+        find_binary()
+    except ServerNotFound as error:
+        missing(str(error))
+
+
+def judged(campaign: Campaign, directory: Path) -> Outcome:
+    """What came of it; told in full if the test fails."""
+    outcome = run(campaign, directory / "campaign")
+    print(report(outcome))
+    print(*draw_all(outcome), sep="\n")
+    return outcome
+
+
+def test_the_lock_keeps_its_promises_through_two_minutes_of_faults(tmp_path: Path) -> None:
+    outcome = judged(Campaign(seconds=120, seed=SEED), tmp_path)
+    assert outcome.verdict.violations == ()
+    # It was put to the test: bodies contended while things were broken.
+    counts = outcome.verdict.counts
+    assert counts["critical sections"] > 50
+    assert counts["faults"] > 15
+    assert counts["messages published"] > counts["jobs published"]
+
+
+def test_the_lock_keeps_its_promises_while_the_servers_clock_is_stepped(tmp_path: Path) -> None:
+    try:
+        find_libfaketime()
+        find_valkey()
+    except ServerNotFound as error:
+        missing(str(error))
+    campaign = Campaign(
+        seconds=30, seed=SEED, plan=Plan(clock=True), faults=("clock-step",), haste=3.0
+    )
+    outcome = judged(campaign, tmp_path)
+    assert outcome.verdict.violations == ()
+    assert events(outcome.records, "loss"), "the clock was never stepped forward"
+    # The clock went back too, and no fence did: that is a rule of the checker. Here: some fences
+    # were made while the server's clock was ahead of ours.
+    wall = time.time() - time.monotonic()
+    ahead = [(body.fence or 0) / 1e6 - (wall + body.begin) for body in bodies(outcome.records)]
+    assert max(ahead) > 1
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
+def test_a_lock_that_is_broken_on_purpose_is_caught(twin: Twin, tmp_path: Path) -> None:
+    outcome = judged(twin.campaign, tmp_path)
+    assert outcome.verdict.of(twin.caught_by)

@@ -1,0 +1,431 @@
+"""The checker finds each violation in a history made by hand, and nothing where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import celery_singleton_lock
+from tests.chaos.bodies import Section, bodies
+from tests.chaos.checker import judge
+from tests.chaos.resource import Write
+from tests.chaos.verdict import Kind, Verdict
+from tests.harness.journal import Record
+
+TTL = 2.0
+APP = "tests.chaos.app"
+
+
+class Story:
+    """A history made by hand; each call adds records. Times are seconds."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def add(self, event: str, at: float, *, pid: int = 1, **fields: Any) -> Story:
+        named = {
+            name: fields.pop(name) for name in ("run", "task_id", "key", "fence") & fields.keys()
+        }
+        self.records.append(Record(event=event, at=at, pid=pid, data=fields, **named))
+        return self
+
+    def published(self, job: str, task: str = "late", at: float = 0.0) -> Story:
+        self.add("publishing", at, task_id=job)
+        return self.add("published", at, task_id=job, task=f"{APP}.{task}")
+
+    def body(
+        self,
+        run: str,
+        begin: float,
+        end: float | None,
+        *,
+        fence: int | None = None,
+        job: str = "",
+        pid: int = 1,
+        until: float = 1e9,
+        sure: bool = True,
+        error: str | None = None,
+        late: bool = True,
+        asked: float | None = None,
+        attempt: int = 0,
+    ) -> Story:
+        """A body of one step, which takes all of it; ``end`` None: it doesn't end."""
+        job = job or f"job-{run}"
+        facts = {
+            "asked": begin if asked is None else asked,
+            "worker": "w",
+            "task": f"{APP}.late",
+            "late": late,
+            "attempt": attempt,
+        }
+        self.add("start", begin, run=run, task_id=job, key="k", fence=fence, pid=pid, **facts)
+        self.add("check", begin, run=run, key="k", until=until, pid=pid)
+        if end is not None:
+            sure_until = end if sure else None
+            self.add("step", end, run=run, key="k", sure_until=sure_until, accepted=True, pid=pid)
+            self.add("end", end, run=run, task_id=job, key="k", error=error, pid=pid)
+        return self
+
+    def judge(self, writes: Sequence[Write] = (), *, drained: bool = True) -> Verdict:
+        records = sorted(self.records, key=lambda record: record.at)
+        return judge(records, {"k": writes}, TTL, drained=drained)
+
+    def kinds(self, **options: Any) -> list[Kind]:
+        return [violation.kind for violation in self.judge(**options).violations]
+
+    def sections(self) -> dict[str, tuple[Section, ...]]:
+        return {body.run: body.sections for body in bodies(self.records)}
+
+
+def write(fence: int | None, *, accepted: bool = True, run: str = "a") -> Write:
+    return Write(run=run, fence=fence, accepted=accepted, highest=0)
+
+
+# What is exclusive.
+
+
+def test_a_step_whose_second_question_was_answered_with_yes_is_exclusive_to_its_end() -> None:
+    sections = Story().body("a", 1, 9, until=3).sections()
+    assert sections == {"a": (Section(begin=1, end=9),)}
+
+
+def test_a_step_whose_second_question_was_answered_with_no_is_exclusive_to_its_deadline() -> None:
+    sections = Story().body("a", 1, 9, until=3, sure=False).sections()
+    assert sections == {"a": (Section(begin=1, end=3),)}
+
+
+def test_a_killed_body_is_exclusive_until_its_death_or_its_deadline() -> None:
+    story = Story().body("a", 1, None, until=3).body("b", 1, None, until=3, pid=2)
+    story.add("death", 2, pid=1)
+    assert story.sections() == {"a": (Section(begin=1, end=2),), "b": (Section(begin=1, end=3),)}
+
+
+def test_a_death_before_a_body_began_is_not_its_own() -> None:
+    story = Story().add("death", 0.5, pid=1).body("a", 1, None)
+    assert bodies(story.records)[0].end == float("inf")
+
+
+def test_a_body_that_began_after_the_signal_died_by_it() -> None:
+    story = Story().add("death", 0.5, pid=1, until=4.0).body("a", 1, None)
+    assert bodies(story.records)[0].end == 1
+
+
+def test_a_check_after_the_deadline_covers_nothing() -> None:
+    assert Story().body("a", 5, 6, until=4, sure=False).sections() == {"a": ()}
+
+
+# Overlaps.
+
+
+def test_two_bodies_of_one_key_at_once_are_an_overlap() -> None:
+    story = Story().body("a", 1, 3).body("b", 2, 4)
+    (violation,) = story.judge().of(Kind.OVERLAP)
+    assert violation.runs == ("a", "b")
+    assert violation.key == "k"
+
+
+def test_an_overlap_of_bodies_is_told_once_however_many_sections_meet() -> None:
+    story = Story().body("a", 1, 9)
+    story.body("b", 2, 9)
+    story.add("check", 4, run="b", key="k", until=1e9)
+    assert story.kinds() == [Kind.OVERLAP]
+
+
+def test_a_long_section_overlaps_what_begins_after_a_shorter_one_in_between() -> None:
+    story = Story().body("a", 1, 9).body("b", 2, 3).body("c", 5, 6)
+    pairs = {violation.runs for violation in story.judge().of(Kind.OVERLAP)}
+    assert pairs == {("a", "b"), ("a", "c")}
+
+
+def test_bodies_one_after_the_other_and_of_other_keys_are_no_overlap() -> None:
+    story = Story().body("a", 1, 3).body("b", 3, 4)
+    story.records += [
+        Record(
+            event=record.event,
+            at=record.at,
+            pid=9,
+            run=f"other-{record.run}",
+            task_id=record.task_id,
+            key="other",
+            fence=record.fence,
+            data=record.data,
+        )
+        for record in Story().body("a", 1, 3).records
+    ]
+    assert story.kinds() == []
+
+
+def test_a_body_that_was_stopped_beyond_its_deadline_does_not_overlap_its_successor() -> None:
+    assert Story().body("a", 1, 9, until=3, sure=False).body("b", 3.1, 4).kinds() == []
+
+
+def test_twins_of_one_job_at_once_are_an_overlap() -> None:
+    story = Story().body("a", 1, 3, job="j").body("b", 2, 4, job="j")
+    assert Kind.OVERLAP in story.kinds()
+
+
+def loss(story: Story, fence: int) -> Story:
+    return story.add("loss", 2, fence_from=fence, fence_to=fence)
+
+
+def test_leases_on_different_sides_of_a_loss_may_overlap() -> None:
+    story = loss(Story().body("a", 1, 3, fence=10).body("b", 2.5, 4, fence=30), 20)
+    assert story.kinds() == []
+    assert story.judge().excused == {"overlaps across a loss of the store": 1}
+
+
+def test_leases_on_one_side_of_a_loss_may_not_overlap() -> None:
+    story = loss(Story().body("a", 1, 3, fence=10).body("b", 2.5, 4, fence=30), 40)
+    assert story.kinds() == [Kind.OVERLAP]
+
+
+# Fences.
+
+
+@pytest.mark.parametrize("fence", [10, 9])
+def test_a_fence_that_does_not_rise_is_found(fence: int) -> None:
+    assert Story().body("a", 1, 2, fence=10).body("b", 3, 4, fence=fence).kinds() == [Kind.FENCE]
+
+
+def test_a_fence_is_compared_with_the_highest_before_it() -> None:
+    story = Story().body("a", 1, 2, fence=10).body("b", 3, 4, fence=5).body("c", 5, 6, fence=7)
+    assert story.kinds() == [Kind.FENCE, Kind.FENCE]
+
+
+def test_bodies_whose_grants_are_not_ordered_may_have_their_fences_in_any_order() -> None:
+    # The first was asked for before the second had begun: it was stopped before it could say so.
+    story = Story().body("a", 1, 2, fence=10).body("b", 3, 4, fence=9, asked=0.5)
+    assert story.kinds() == []
+
+
+def test_a_loss_is_no_excuse_for_a_fence() -> None:
+    assert Kind.FENCE in loss(Story().body("a", 1, 2, fence=10).body("b", 3, 4, fence=9), 9).kinds()
+
+
+# Writes.
+
+
+def test_a_stale_write_that_is_accepted_is_found() -> None:
+    assert Story().kinds(writes=[write(5), write(7), write(6)]) == [Kind.STALE_WRITE]
+
+
+def test_a_stale_write_that_is_refused_is_no_violation() -> None:
+    verdict = Story().judge(writes=[write(5), write(7), write(6, accepted=False), write(7)])
+    assert verdict.violations == ()
+    assert verdict.counts["stale writes refused"] == 1
+
+
+# Jobs.
+
+
+def left(story: Story, job: str, at: float, state: str | None, error: str | None = None) -> Story:
+    return story.add("left", at, task_id=job, state=state, error=error)
+
+
+def test_a_job_that_never_ran_is_lost() -> None:
+    assert Story().published("j").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_job_is_lost_before_the_drain_only_if_it_has_failed() -> None:
+    story = Story().published("j")
+    assert story.kinds(drained=False) == []
+    assert left(story, "j", 5, "FAILURE", "ValueError").kinds(drained=False) == [Kind.JOB_LOST]
+
+
+def test_a_job_that_succeeded_in_the_end_is_not_lost() -> None:
+    story = Story().published("j").body("a", 1, None, job="j").add("death", 2, pid=1)
+    assert story.body("b", 3, 4, job="j", pid=2).kinds() == []
+
+
+def test_a_job_that_was_skipped_before_it_began_is_not_lost() -> None:
+    assert Story().published("j", "late_skip").add("skip", 1, task_id="j").kinds() == []
+
+
+def test_a_job_that_was_skipped_after_it_had_begun_is_lost() -> None:
+    story = Story().published("j", "late_skip").body("a", 1, None, job="j")
+    story.add("death", 2, pid=1).add("skip", 3, task_id="j")
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
+def test_a_job_whose_skip_was_its_result_is_not_lost_when_a_second_delivery_of_it_dies() -> None:
+    story = Story().published("j", "late_skip").add("skip", 1, task_id="j")
+    assert story.body("a", 2, None, job="j").add("death", 3, pid=1).kinds() == []
+
+
+def lose_lease(story: Story, times: int) -> Story:
+    for number in range(times):
+        story.body(f"a{number}", 1 + number, 1.5 + number, job="j", error="LeaseInterrupt")
+    return left(story, "j", 9, "FAILURE", "LeaseLost")
+
+
+def test_a_job_may_be_given_up_when_four_of_its_leases_were_lost_to_faults() -> None:
+    story = lose_lease(Story().published("j").add("fault", 0, end=9, name="cut"), 4)
+    assert story.kinds() == []
+
+
+@pytest.mark.parametrize("task", ["plain", "heedless"])
+def test_a_job_whose_policy_is_not_to_retry_may_be_given_up_at_the_first_loss(task: str) -> None:
+    story = lose_lease(Story().published("j", task).add("fault", 0, end=9, name="cut"), 1)
+    assert story.kinds() == []
+
+
+def test_a_job_may_not_be_given_up_when_three_leases_were_lost() -> None:
+    story = lose_lease(Story().published("j").add("fault", 0, end=9, name="cut"), 3)
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
+def test_a_job_may_not_be_given_up_when_nothing_was_broken() -> None:
+    story = lose_lease(Story().published("j").add("fault", 50, end=51, name="cut"), 4)
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
+def conflict(begun: bool) -> Story:
+    story = Story().published("j", "waiting")
+    if begun:
+        story.body("a", 1, None, job="j").add("death", 2, pid=1)
+    return left(story, "j", 5, "FAILURE", "LockConflict")
+
+
+def test_a_job_that_never_began_may_fail_of_a_conflict() -> None:
+    assert conflict(begun=False).kinds() == []
+
+
+def test_a_job_that_had_begun_may_not_fail_of_a_conflict() -> None:
+    assert conflict(begun=True).kinds() == [Kind.JOB_LOST]
+
+
+def killed_in_the_midst(task: str) -> Story:
+    story = Story().published("j", task).add("received", 0.5, task_id="j", worker="w")
+    return story.body("a", 1, None, job="j").add("death", 2, pid=1, worker="w")
+
+
+def test_a_job_acknowledged_early_may_die_with_its_process() -> None:
+    assert killed_in_the_midst("early").kinds() == []
+
+
+def test_a_job_acknowledged_late_may_not_die_with_its_process() -> None:
+    assert killed_in_the_midst("late").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_job_acknowledged_early_is_lost_if_its_worker_had_died_before() -> None:
+    story = Story().published("j", "early").add("received", 0.5, task_id="j", worker="w")
+    assert story.add("death", 0.4, pid=1, worker="w").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_may_vanish_when_something_was_killed_before_it_was_received() -> None:
+    story = Story().published("j").add("received", 1, task_id="j", worker="w")
+    story.published("j", at=2).add("death", 2.1, pid=7, worker="other")
+    assert story.kinds() == []
+
+
+def test_a_message_that_another_worker_has_received_has_not_vanished() -> None:
+    story = Story().published("j", at=2).add("received", 2.05, task_id="j", worker="w")
+    assert story.add("death", 2.1, pid=7, worker="other").kinds() == [Kind.JOB_LOST]
+
+
+def received_and_killed() -> Story:
+    story = Story().published("j", at=2).add("received", 2.05, task_id="j", worker="w")
+    return story.add("death", 3, pid=7, worker="w")
+
+
+def test_a_message_may_vanish_on_its_way_from_a_killed_worker_that_had_not_taken_it_up() -> None:
+    assert received_and_killed().kinds() == []
+
+
+def test_a_message_that_was_taken_up_has_not_vanished() -> None:
+    story = received_and_killed().add("taken", 2.5, task_id="j", worker="w")
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_does_not_vanish_while_nothing_is_killed() -> None:
+    story = Story().published("j", at=5).add("death", 2.1, pid=7, worker="other")
+    assert story.kinds() == [Kind.JOB_LOST]
+
+
+# Runs after the success.
+
+
+def done(story: Story, run: str, job: str, begin: float, fence: int | None = None) -> Story:
+    """A body that succeeds within a second, with all that follows."""
+    story.add("taken", begin, task_id=job)
+    story.body(run, begin, begin + 1, job=job, fence=fence)
+    story.add("released", begin + 1.1, task_id=job)
+    return left(story, job, begin + 1.2, "SUCCESS")
+
+
+def test_a_job_that_is_asked_for_after_its_success_was_recorded_ran_again() -> None:
+    story = done(Story().published("j"), "a", "j", 1).body("b", 5, 6, job="j")
+    (violation,) = story.judge().of(Kind.RUN_AGAIN)
+    assert violation.runs == ("a", "b")
+
+
+def test_a_twin_that_had_been_granted_the_key_before_did_not_run_again() -> None:
+    story = done(Story().published("j"), "a", "j", 1).body("b", 5, 6, job="j", asked=2.05)
+    assert story.judge().of(Kind.RUN_AGAIN) == []
+
+
+def test_an_earlier_attempt_may_run_again() -> None:
+    story = Story().published("j").add("taken", 1, task_id="j").body("a", 1, 2, job="j", attempt=1)
+    left(story.add("released", 2.1, task_id="j"), "j", 2.2, "SUCCESS")
+    assert story.body("b", 5, 6, job="j", attempt=0).kinds() == []
+    assert story.body("c", 7, 8, job="j", attempt=1).kinds() == [Kind.RUN_AGAIN]
+
+
+def test_a_job_whose_release_nobody_acknowledged_may_run_again() -> None:
+    story = Story().published("j").add("taken", 1, task_id="j").body("a", 1, 2, job="j")
+    story = left(story, "j", 2.2, "SUCCESS").body("b", 5, 6, job="j")
+    assert story.kinds() == []
+
+
+def test_an_early_job_may_run_again() -> None:
+    story = Story().published("j", "early").add("taken", 1, task_id="j")
+    story.body("a", 1, 2, job="j", late=False).add("released", 2.1, task_id="j")
+    left(story, "j", 2.2, "SUCCESS").body("b", 5, 6, job="j", late=False)
+    assert story.kinds() == []
+
+
+def test_a_job_may_run_again_after_a_loss_of_the_store() -> None:
+    story = done(Story().published("j"), "a", "j", 1, fence=10)
+    story = loss(story.body("b", 5, 6, job="j", fence=30), 20)
+    assert story.kinds() == []
+
+
+# What the campaign itself saw.
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        ("key-left", Kind.KEY_LEFT),
+        ("never-ends", Kind.NEVER_ENDS),
+        ("broken", Kind.BROKEN),
+    ],
+)
+def test_what_the_campaign_wrote_down_is_a_violation(event: str, kind: Kind) -> None:
+    assert Story().add(event, 1, text="it was so").kinds() == [kind]
+
+
+CRASH = "Unrecoverable error: ...\nAttributeError: 'NoneType' object has no attribute 'hostname'"
+HANG = "MainThread\n  File celery/concurrency/asynpool.py, in _flush_outqueue"
+
+
+@pytest.mark.parametrize(("event", "text"), [("broken", CRASH), ("never-ends", HANG)])
+def test_what_celery_is_known_to_do_by_itself_is_counted_and_no_violation(
+    event: str, text: str
+) -> None:
+    verdict = Story().add(event, 1, text=text).judge()
+    assert verdict.violations == ()
+    assert sum(verdict.excused.values()) == 1
+
+
+def test_a_hang_with_a_frame_of_ours_is_a_violation() -> None:
+    ours = str(Path(celery_singleton_lock.__file__).parent / "request.py")
+    assert Story().add("never-ends", 1, text=f"{HANG}\n  File {ours}").kinds() == [Kind.NEVER_ENDS]
+
+
+def test_another_error_that_ends_a_worker_is_a_violation() -> None:
+    text = "Unrecoverable error: ...\nAttributeError: 'Lease' object has no attribute 'name'"
+    assert Story().add("broken", 1, text=text).kinds() == [Kind.BROKEN]

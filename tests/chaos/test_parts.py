@@ -1,0 +1,234 @@
+"""The parts of a campaign: the guarded resource, the timetable, the proxy, the pictures."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.chaos.bodies import bodies
+from tests.chaos.history import History
+from tests.chaos.pictures import draw
+from tests.chaos.proxy import Kind, Mode, Proxy
+from tests.chaos.resource import Resource
+from tests.chaos.schedule import SORTS, Lane, sorts_for, timetable
+from tests.chaos.verdict import Kind as What
+from tests.chaos.verdict import Violation
+from tests.harness.journal import Record
+
+
+def test_the_resource_refuses_what_is_older_than_the_newest_it_has_seen(tmp_path: Path) -> None:
+    resource = Resource(tmp_path, "k")
+    answers = [resource.write("a", 5), resource.write("b", 7), resource.write("a", 5)]
+    assert [*answers, resource.write("b", 7)] == [True, True, False, True]
+    assert [write.accepted for write in resource.writes()] == [True, True, False, True]
+
+
+def test_a_resource_that_does_not_compare_takes_everything(tmp_path: Path) -> None:
+    resource = Resource(tmp_path, "k", compares=False)
+    assert [resource.write("a", 5), resource.write("b", 7), resource.write("a", 5)] == [True] * 3
+
+
+def test_a_history_that_is_read_while_it_is_written_ends_where_the_reading_began(
+    tmp_path: Path,
+) -> None:
+    history = History(tmp_path)
+    history.write("start", run="a", at=time.monotonic())
+    history.write("start", run="b", at=time.monotonic() + 3600)
+    assert [record.run for record in history.records()] == ["a"]
+
+
+def test_one_seed_gives_one_timetable() -> None:
+    sorts = sorts_for((), clock=False)
+    first, again, other = (timetable(sorts, seconds=300, seed=seed, ttl=2.0) for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_the_faults_of_a_lane_never_meet_and_all_of_them_come() -> None:
+    lanes = timetable(sorts_for((), clock=False), seconds=600, seed=1, ttl=2.0)
+    for faults in lanes.values():
+        for fault, following in pairwise(faults):
+            assert fault.at + fault.seconds <= following.at
+    struck = {fault.name for faults in lanes.values() for fault in faults}
+    assert struck == {sort.name for sort in SORTS} - {"clock-step"}
+
+
+def test_clock_steps_and_losses_of_data_are_not_mixed() -> None:
+    names = {sort.name for sort in sorts_for((), clock=True)}
+    assert "clock-step" in names
+    assert not names & {"restart-empty", "failover"}
+
+
+def test_an_unknown_fault_is_refused() -> None:
+    with pytest.raises(ValueError, match="no such faults"):
+        sorts_for(["rain"], clock=False)
+
+
+def test_only_wanted_faults_come() -> None:
+    lanes = timetable(sorts_for(["cut"], clock=False), seconds=60, seed=1, ttl=2.0)
+    assert {fault.name for fault in lanes[Lane.NETWORK]} == {"cut"}
+    assert not lanes[Lane.PROCESS]
+
+
+# The proxy.
+
+
+class Echo:
+    """A server that answers each line with the same line, and remembers what it has read."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self.news = threading.Condition()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def wait_until_heard(self, line: bytes) -> None:
+        with self.news:
+            assert self.news.wait_for(lambda: line in self.heard, timeout=30)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        try:
+            with client, client.makefile("rwb") as stream:
+                for line in stream:
+                    with self.news:
+                        self.heard.append(line)
+                        self.news.notify_all()
+                    stream.write(line)
+                    stream.flush()
+        except OSError:
+            pass  # the proxy has cut it
+
+
+@contextmanager
+def proxied() -> Iterator[tuple[Echo, Proxy]]:
+    with closing(Echo()) as echo, Proxy(echo.port) as proxy:
+        yield echo, proxy
+
+
+@contextmanager
+def connected(proxy: Proxy, *, timeout: float = 30.0) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=timeout) as client:
+        yield client
+
+
+def answer(client: socket.socket) -> bytes:
+    """What comes; empty if the connection is cut."""
+    try:
+        return client.recv(100)
+    except ConnectionError:
+        return b""
+
+
+def test_the_proxy_lets_pass_what_it_shall() -> None:
+    with proxied() as (_, proxy), connected(proxy) as client:
+        client.sendall(b"one\n")
+        assert answer(client) == b"one\n"
+
+
+def test_a_stalled_network_delivers_late() -> None:
+    with proxied() as (echo, proxy), connected(proxy) as client:
+        client.sendall(b"one\n")
+        assert answer(client) == b"one\n"
+        proxy.set(Mode(kind=Kind.STALL))
+        client.sendall(b"two\n")
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(100)
+        assert echo.heard == [b"one\n"]
+        client.settimeout(30)
+        proxy.set(Mode())
+        assert answer(client) == b"two\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_executed"), [(Kind.CUT, False), (Kind.NO_REQUESTS, False), (Kind.NO_REPLIES, True)]
+)
+def test_what_a_partition_swallows_never_comes(kind: Kind, is_executed: bool) -> None:
+    with proxied() as (echo, proxy), connected(proxy) as client:
+        client.sendall(b"one\n")
+        assert answer(client) == b"one\n"
+        proxy.set(Mode(kind=kind))
+        client.sendall(b"two\n")
+        if is_executed:
+            echo.wait_until_heard(b"two\n")
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(100)
+        proxy.set(Mode())
+        client.settimeout(30)
+        assert answer(client) == b""
+        assert (b"two\n" in echo.heard) == is_executed
+
+
+def test_a_lost_reply_is_that_of_a_request_that_was_executed() -> None:
+    with proxied() as (echo, proxy):
+        proxy.set(Mode(kind=Kind.LOSE_REPLIES, probability=1.0))
+        with connected(proxy) as client:
+            client.sendall(b"one\n")
+            assert answer(client) == b""
+        echo.wait_until_heard(b"one\n")
+
+
+def test_a_network_that_refuses_closes_what_comes() -> None:
+    with proxied() as (echo, proxy):
+        proxy.set(Mode(kind=Kind.REFUSE))
+        with connected(proxy) as client:
+            assert answer(client) == b""
+        assert echo.heard == []
+
+
+def test_a_change_of_the_server_cuts_the_connections_to_the_old_one() -> None:
+    with proxied() as (_, proxy), closing(Echo()) as other:
+        with connected(proxy) as client:
+            client.sendall(b"one\n")
+            assert answer(client) == b"one\n"
+            proxy.lead_to(other.port)
+            assert answer(client) == b""
+        with connected(proxy) as client:
+            client.sendall(b"two\n")
+            assert answer(client) == b"two\n"
+        assert other.heard == [b"two\n"]
+
+
+# The pictures.
+
+
+def test_the_picture_of_a_violation_shows_its_bodies_and_what_was_broken() -> None:
+    both = {"asked": 1.0, "worker": "w", "task": "late"}
+    records = [
+        Record(event="start", at=1, pid=1, run="a", task_id="job-of-a", key="k", data=both),
+        Record(event="check", at=1, pid=1, run="a", key="k", data={"until": 9.0}),
+        Record(event="fault", at=1, pid=9, data={"end": 2.0, "name": "cut", "target": "w"}),
+        Record(event="fault", at=500, pid=9, data={"end": 501.0, "name": "stall", "target": "w"}),
+        Record(event="start", at=2, pid=2, run="b", task_id="job-of-b", key="k", data=both),
+        Record(event="start", at=2, pid=3, run="c", task_id="job-of-c", key="other", data=both),
+    ]
+    violation = Violation(kind=What.OVERLAP, key="k", at=2, runs=("a", "b"), text="so <it> was")
+    picture = draw(violation, bodies(records), records)
+    ElementTree.fromstring(picture)
+    assert "job-of-a" in picture
+    assert "job-of-b" in picture
+    assert "cut (w)" in picture
+    assert "so &lt;it&gt; was" in picture
+    assert "job-of-c" not in picture
+    assert "stall" not in picture

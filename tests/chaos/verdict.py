@@ -1,0 +1,56 @@
+"""What a checker says of a campaign."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    OVERLAP = "two bodies of one key at once"
+    FENCE = "a fence that did not rise"
+    STALE_WRITE = "a stale write was accepted"
+    JOB_LOST = "a job was lost"
+    RUN_AGAIN = "a job ran again after its success was recorded"
+    KEY_LEFT = "a key was left in the store"
+    NEVER_ENDS = "something never ended"
+    BROKEN = "a process ended by itself"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One broken promise.
+
+    Attributes:
+        kind: Which.
+        key: The lock's, where it is known.
+        at: When it became visible, CLOCK_MONOTONIC.
+        runs: The bodies concerned.
+        text: What happened, for people.
+    """
+
+    kind: Kind
+    key: str = ""
+    at: float = 0.0
+    runs: tuple[str, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one campaign showed.
+
+    Attributes:
+        violations: By time.
+        counts: What there was of everything.
+        excused: What the lock does not promise, by reason.
+    """
+
+    violations: tuple[Violation, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    excused: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, kind: Kind) -> list[Violation]:
+        """The violations of one kind."""
+        return [violation for violation in self.violations if violation.kind is kind]
