@@ -31,6 +31,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from celery_singleton_lock.core import native
@@ -63,6 +64,7 @@ _MAX_RETRY_PAUSE: Final = 1.0
 _MIN_RETRY_PAUSE: Final = 0.01
 
 
+@lru_cache(maxsize=64)
 def timeout_for(ttl: float) -> float:
     """Seconds to wait for one reply about a lease of ``ttl`` seconds."""
     return max(_step(ttl / _TIMEOUTS_PER_TTL), _MIN_TIMEOUT)
@@ -112,6 +114,8 @@ class Keeper:
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
         self._wakes_at = 0.0
+        # The shortest interval, in seconds, of the leases that came since the last sweep.
+        self._shortest = float("inf")
         self._running = False
         self._closed = False
 
@@ -124,6 +128,7 @@ class Keeper:
         entry.due = lease.acquired_at + entry.interval * (1 - _JITTER * random.random())
         with self._guard:
             self._entries[id(lease)] = entry
+            self._shortest = min(self._shortest, entry.interval)
             start = not self._running
             ring = entry.next_time(self._clock.now()) < self._wakes_at
         if start:
@@ -162,11 +167,15 @@ class Keeper:
             self._declare_overdue()
         now = self._clock.now()
         with self._guard:
-            if not self._entries:
-                self._wakes_at = float("inf")
-                return None
-            self._wakes_at = min(entry.next_time(now) for entry in self._entries.values())
-            return max(0.0, self._wakes_at - now)
+            shortest, self._shortest = self._shortest, float("inf")
+            if self._entries:
+                self._wakes_at = min(entry.next_time(now) for entry in self._entries.values())
+            else:
+                # Where short bodies come one after the other, the next one's lease has likely no
+                # shorter interval, so it needn't wake this thread: that costs each body as much as
+                # a round trip. Once nothing has come for an interval, the thread sleeps on.
+                self._wakes_at = now + shortest * (1 - _JITTER)
+            return None if self._wakes_at == float("inf") else max(0.0, self._wakes_at - now)
 
     def _due(self) -> list[_Entry]:
         """What is due, and with it what would be before the next sweep: one pipeline, not two."""
