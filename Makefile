@@ -2,6 +2,7 @@
 # and git has to be there:
 #
 #   make demo DEMO_ARGS="--seconds 6"     make test ARGS="-k conflict"     make test PYTHON=python3.13
+#   make bench ARGS="stores --only Redis --rounds 10"
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -12,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.demo-ready
 DEV_READY := $(VENV)/.dev-ready
+BENCH_READY := $(VENV)/.bench-ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -39,6 +41,10 @@ load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with ARGS=
 chaos: $(DEV_READY)  ## the fault campaign: ARGS="--minutes 30 --seed 7", or ARGS="--twins"
 	$(BIN)/python -m tests.chaos $(ARGS)
 
+.PHONY: bench
+bench: $(BENCH_READY)  ## the benchmarks, beside other people's locks; which, and options, in ARGS
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
 .PHONY: check
 check: $(DEV_READY)  ## lint, format, types, imports
 	$(BIN)/ruff check .
@@ -65,6 +71,10 @@ clean:  ## remove everything that was made here
 $(DEV_READY): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(DEMO_READY)
+
+$(BENCH_READY): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@
 
 $(DEMO_READY): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'

@@ -97,6 +97,8 @@ class Keeper:
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
         self._wakes_at = 0.0
+        # The shortest interval, in seconds, of the leases that came since the last sweep.
+        self._shortest = float("inf")
         self._running = False
         self._closed = False
 
@@ -109,6 +111,7 @@ class Keeper:
         entry.due = lease.acquired_at + entry.interval * (1 - _JITTER * random.random())
         with self._guard:
             self._entries[id(lease)] = entry
+            self._shortest = min(self._shortest, entry.interval)
             start = not self._running
             ring = entry.next_time(self._clock.now()) < self._wakes_at
         if start:
@@ -148,12 +151,16 @@ class Keeper:
             self._declare_overdue()
         now = self._clock.now()
         with self._guard:
+            shortest, self._shortest = self._shortest, float("inf")
             entries = self._snapshot()
-            if not entries:
-                self._wakes_at = float("inf")
-                return None
-            self._wakes_at = min(entry.next_time(now) for entry in entries)
-            return max(0.0, self._wakes_at - now)
+            if entries:
+                self._wakes_at = min(entry.next_time(now) for entry in entries)
+            else:
+                # Where short bodies come one after the other, the next one's lease has likely no
+                # shorter interval, so it needn't wake this thread: that costs each body as much as
+                # a round trip. Once nothing has come for an interval, the thread sleeps on.
+                self._wakes_at = now + shortest * (1 - _JITTER)
+            return None if self._wakes_at == float("inf") else max(0.0, self._wakes_at - now)
 
     def _snapshot(self) -> list[_Entry]:
         # One step of the interpreter: a release takes no guard, and may come between any two

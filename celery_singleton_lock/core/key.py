@@ -15,6 +15,7 @@ import string
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -155,6 +156,7 @@ class Keyspace:
         return other.startswith(_shard_of(key))
 
 
+@lru_cache(maxsize=256)
 def quote_scope(scope: str) -> str:
     """A scope in which ``:`` separates nothing, so that scope and key can't run into each other."""
     return quote(scope, safe="._-@/+*,=~")

@@ -5,6 +5,7 @@ Of the keeper and of the worker parent's pulse alike. All times in seconds.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 __all__ = ["MAX_TIMEOUT", "interval_of", "patience", "retry_pause", "timeout_for"]
@@ -30,6 +31,7 @@ def interval_of(ttl: float, trusted: float) -> float:
     return ttl * trusted / _RENEWALS_PER_TTL
 
 
+@lru_cache(maxsize=64)
 def timeout_for(ttl: float) -> float:
     """How long to wait for one reply about a lease of ``ttl``."""
     return max(_step(ttl / _TIMEOUTS_PER_TTL), _MIN_TIMEOUT)

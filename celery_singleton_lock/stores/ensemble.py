@@ -22,11 +22,13 @@ from celery_singleton_lock.stores.znodes import Layout, Seen, ServerTime, to_tex
 
 __all__ = ["Ensemble", "Versions", "View"]
 
-#: What was read of each key, and the versions of the buckets that it was read from.
+#: What was read of each key, and the versions of the buckets that it was read from. A key whose
+#: bucket has none was not read, but guessed to have no node.
 View = dict[str, Seen]
 Versions = dict[str, int]
 
 _MIN_TTL: Final = 0.001
+_ANY_VERSION: Final = -1
 _INTERFERENCE: Final = (
     BadVersionError,
     NodeExistsError,
@@ -80,14 +82,29 @@ class Ensemble:
         changes: Mapping[str, Entry | None],
         deadline: float,
     ) -> list[Any] | None:
-        """Write ``changes``; the stats of the changed buckets, None if one was changed before."""
+        """Write ``changes`` if ``view`` still holds; None if it doesn't.
+
+        A key whose bucket has a version in ``versions`` was read there, and comparing that proves
+        it unchanged. One whose bucket has none was guessed to have no node, and the transaction
+        proves that by creating one: if there is one, that fails, and all the rest with it
+        (ZooKeeper has a check that a node has a version, but none that there is no node). What
+        isn't to stand there is deleted in the same transaction, so nobody ever sees it. A node
+        that has ended by the time in its text counts as one: then the guess is wrong.
+
+        Returns:
+            Of the changed buckets, in order, the stats.
+        """
         transaction = session.client.transaction()
         changed = self.layout.buckets(changes)
+        for bucket in changed:
+            transaction.set_data(bucket, b"", versions.get(bucket, _ANY_VERSION))
         for bucket, version in versions.items():
-            if bucket in changed:
-                transaction.set_data(bucket, b"", version)
-            else:
+            if bucket not in changed:
                 transaction.check(bucket, version)
+        for key in view:
+            if changes.get(key) is None and self.layout.bucket(key) not in versions:
+                transaction.create(self.layout.path(key))
+                transaction.delete(self.layout.path(key))
         for key, entry in changes.items():
             path = self.layout.path(key)
             if view[key].exists:

@@ -55,6 +55,7 @@ SETTLE_CLAIM = _Script("claims", "settle_claim")
 _FREE = _Script("free")
 _PERMIT = _Script("permit")
 _SHARDS = _Script("shards")
+_CAPABILITIES: Final = Capabilities(fence=True, name="redis", renews_for_others=True)
 # Where a script expects a claim's phase: there is no claim.
 _NO_CLAIM: Final = "-"
 
@@ -92,7 +93,7 @@ class RedisStore(RedisOperators):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(fence=True, name="redis", renews_for_others=True)
+        return _CAPABILITIES
 
     def disagreement(self, key: str) -> str:
         """Why apps would not see each other's locks on ``key``'s prefix; empty if they do."""

@@ -30,11 +30,14 @@ class _Incomplete(Exception):
 
 
 def pack(commands: Iterable[Sequence[Any]]) -> bytes:
-    """The bytes of ``commands``, each its name and arguments: text, bytes or numbers."""
+    """The bytes of ``commands``, each its name (of one word or two) and arguments: text, bytes or
+    numbers.
+    """
     parts: list[bytes] = []
-    for command in commands:
-        parts.append(b"*%d\r\n" % len(command))
-        for item in command:
+    for name, *arguments in commands:
+        words = [*name.split(" "), *arguments]
+        parts.append(b"*%d\r\n" % len(words))
+        for item in words:
             data = item if isinstance(item, bytes) else str(item).encode()
             parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)

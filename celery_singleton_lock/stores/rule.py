@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -21,23 +21,37 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Reply]):
-    """What a rule decided: the answer, and what shall stand in the keys (None: nothing)."""
+    """What a rule decided.
+
+    Attributes:
+        reply: The answer.
+        changes: What shall stand in the keys (None: nothing).
+        seen: The keys that it was decided from: those that it looked at.
+    """
 
     reply: Reply
     changes: Mapping[str, Entry | None]
+    seen: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[Reply]):
-    """The keys that a decision is made from, and the decision."""
+    """The keys that a decision is made from, and the decision.
+
+    Attributes:
+        keys: Those that are read.
+        likely_free: One of them. If nothing stands there, most likely nothing stands in the others
+            either; empty: no guess is better than reading.
+    """
 
     keys: tuple[str, ...]
     _decide: Callable[[Draft], Reply]
+    likely_free: str = ""
 
     def decide(self, view: View) -> Outcome[Reply]:
         draft = Draft(view)
         reply = self._decide(draft)
-        return Outcome(reply, draft.changes)
+        return Outcome(reply, draft.changes, draft.seen)
 
 
 @dataclass(slots=True)
@@ -46,8 +60,10 @@ class Draft:
 
     view: View
     changes: dict[str, Entry | None] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
 
     def get(self, key: str) -> Entry | None:
+        self.seen.add(key)
         return self.changes[key] if key in self.changes else self.view.get(key)
 
     def put(self, key: str, entry: Entry) -> None:

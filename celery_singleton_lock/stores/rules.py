@@ -54,7 +54,14 @@ def acquire(call: Acquire) -> Rule[Granted | Refused]:
     """Take a free slot, or the one that is one's own already or reserved for one."""
     marker = Keyspace.marker(call.slots[0], call.token.attempt)
     claims = (call.claim.key,) if call.claim else ()
-    return Rule((marker, *call.slots, *claims), lambda draft: _acquire(draft, call, marker))
+    # A claim was made when the message was published, and an attempt that isn't the first, or was
+    # put back, has left a marker or a reservation.
+    is_first = call.claim is None and call.token.retries == 0 and call.sequence == 0
+    return Rule(
+        (marker, *call.slots, *claims),
+        lambda draft: _acquire(draft, call, marker),
+        likely_free=call.slots[0] if is_first and len(call.slots) == 1 else "",
+    )
 
 
 def _acquire(draft: Draft, call: Acquire, marker_key: str) -> Granted | Refused:
@@ -179,6 +186,8 @@ def _release(draft: Draft, call: Release, marker_key: str) -> Released:
         reply is Released.RELEASED or (reply is Released.NOT_OURS and call.claim.phase is None)
     ):
         draft.change_claim(call.claim, call.token.task, call.claim.ttl, holder)
+    if reply is Released.RELEASED and call.marker is None:
+        return reply  # whatever the marker says, so nobody needs to look
     marker = draft.marker(marker_key)
     done = marker is not None and marker.state is MarkerState.DONE
     is_ours = marker is not None and marker.nonce == call.token.nonce
@@ -264,7 +273,7 @@ def admit(call: Admit) -> Rule[Record | None]:
             raise StoreError(f"{call.key!r} holds something that this version can't read")
         return record
 
-    return Rule((call.key,), decide)
+    return Rule((call.key,), decide, likely_free=call.key)
 
 
 def settle_claim(token: Token, change: ClaimChange) -> Rule[None]:

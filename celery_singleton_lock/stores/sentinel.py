@@ -25,8 +25,9 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.connections import Connections, read
+from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.hosts import Hosts
+from celery_singleton_lock.stores.replies import read
 
 __all__ = ["SentinelConnections"]
 

@@ -3,10 +3,12 @@
 Promises
     Each operation is one transaction (``multi``) that compares the versions of the buckets it was
     decided from (see znodes), so it happens wholly or not at all, and as if nothing else happened
-    meanwhile; on interference it is decided anew, within its time. What a majority has acknowledged
-    survives the loss of members and of the leader. The fence of a grant is its transaction's zxid
-    (the node's czxid): it rises over the whole ensemble, strictly. Renewing N leases is one write
-    per ttl, which proves the session alive at the leader, and N reads sent together with it.
+    meanwhile; on interference it is decided anew, within its time. A key that is likely free isn't
+    read before it is taken: the transaction proves the guess (see ensemble). What a majority has
+    acknowledged survives the loss of members and of the leader. The fence of a grant is its
+    transaction's zxid (the node's czxid): it rises over the whole ensemble, strictly. Renewing N
+    leases is one write per ttl, which proves the session alive at the leader, and N reads sent
+    together with it.
 
 Does not promise
     Anything without a majority: then nothing is granted, and a holder stops at its deadline. It
@@ -42,6 +44,7 @@ from celery_singleton_lock.errors import SettingsError, StoreUnavailable
 from celery_singleton_lock.stores import rules
 from celery_singleton_lock.stores.endpoints import ClusterUrl
 from celery_singleton_lock.stores.ensemble import Ensemble, Versions, View
+from celery_singleton_lock.stores.guesses import Guesses
 from celery_singleton_lock.stores.janitor import Janitor, Kept
 from celery_singleton_lock.stores.rule import Rule, numbered, same_ttl
 from celery_singleton_lock.stores.ruled import RuledStore
@@ -104,6 +107,7 @@ class ZooKeeperStore(RuledStore):
         sessions = Sessions(self._url, self._clock, self._janitor.watches)
         layout = Layout(f"/{self._url.path or _DEFAULT_ROOT}", self._fence_base)
         self._ensemble = Ensemble(sessions, layout, self._clock)
+        self._guesses = Guesses()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -166,9 +170,9 @@ class ZooKeeperStore(RuledStore):
     ) -> tuple[Reply, int]:
         self._notice_fork()
         deadline = self._clock.now() + timeout
-        expected = self._janitor.expected(rule.keys)
+        expected = self._janitor.expected(rule.keys) or self._guess(rule)
         for _ in range(_MAX_ROUNDS):
-            view, versions = expected or self._ensemble.read(rule.keys, deadline)
+            view, versions = expected or self._read(rule, deadline)
             outcome = rule.decide({key: seen.entry for key, seen in view.items() if seen.entry})
             changes = {
                 key: entry
@@ -180,12 +184,30 @@ class ZooKeeperStore(RuledStore):
                 continue
             if not changes:
                 return outcome.reply, 0
+            # What the rule didn't look at may change as it likes.
+            view = {key: view[key] for key in view if key in outcome.seen}
             if number := self._commit(view, versions, changes, deadline):
                 return outcome.reply, number
             expected = None
             if self._clock.now() >= deadline:
                 break
         raise StoreUnavailable(f"others kept changing what is near {rule.keys[0]!r}")
+
+    def _guess(self, rule: Rule[Reply]) -> tuple[View, Versions] | None:
+        """What is likely, where it is likely enough: nothing stands anywhere.
+
+        If that is so, the transaction that proves it has done the work too. If it isn't, that was a
+        write in vain, before the read: so a key that was found taken is read first the next time.
+        """
+        if not rule.likely_free or not self._guesses.is_free(rule.likely_free):
+            return None
+        return {key: Seen() for key in rule.keys}, {}
+
+    def _read(self, rule: Rule[Reply], deadline: float) -> tuple[View, Versions]:
+        view, versions = self._ensemble.read(rule.keys, deadline)
+        if rule.likely_free:
+            self._guesses.learn(rule.likely_free, free=view[rule.likely_free].entry is None)
+        return view, versions
 
     def _commit(
         self,
@@ -196,6 +218,8 @@ class ZooKeeperStore(RuledStore):
     ) -> int:
         """Write ``changes`` if no bucket has changed; the write's number, 0 if one has."""
         session = self._ensemble.session_for(changes, deadline)
+        buckets = self._ensemble.layout.buckets(view)
+        versions = {bucket: versions[bucket] for bucket in buckets if bucket in versions}
         kept: dict[str, Kept] = {}
         for key, entry in changes.items():
             if entry is not None and entry.kept:
@@ -229,7 +253,7 @@ class ZooKeeperStore(RuledStore):
             },
         }
         changed = self._ensemble.layout.buckets(changes)
-        after = {b: v + 1 if b in changed else v for b, v in versions.items()}
+        after = {**versions, **{b: s.version for b, s in zip(changed, stats, strict=True)}}
         for one in kept.values():
             one.expected = (now_there, after)
         self._janitor.forget([key for key in changes if key not in kept])

@@ -15,8 +15,10 @@ from celery_singleton_lock.core.keeper import Keeper, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, drift
 from celery_singleton_lock.core.store import Acquire, Granted, Release
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
+from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 
 KEYSPACE = Keyspace("unit")
@@ -127,6 +129,14 @@ def test_a_sweep_says_when_it_is_needed_again(bench: Bench) -> None:
     assert 18 <= pause <= 20
     bench.keeper.discard(lease)
     assert bench.keeper.sweep() is None
+
+
+def test_after_a_body_the_keeper_looks_once_more_and_then_rests(bench: Bench) -> None:
+    bench.keeper.discard(bench.hold(ttl=60))
+    assert bench.keeper.sweep() == pytest.approx(18)  # a third of it, less the jitter
+    bench.clock.advance(18)
+    assert bench.keeper.sweep() is None
+    assert bench.store.batches == []
 
 
 def test_leases_that_are_due_together_share_one_pipeline(bench: Bench) -> None:
@@ -426,6 +436,33 @@ def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
     count = len(store.batches)
     assert not lost.wait(0.5)
     assert len(store.batches) <= count + 1
+
+
+def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one() -> None:
+    sweeps: list[float | None] = []
+
+    class Counting(Keeper):
+        def sweep(self) -> float | None:
+            sweeps.append(super().sweep())
+            return sweeps[-1]
+
+    clock = SystemClock()
+    store = MemoryStore(clock)
+    keeper = Counting(store, clock, Events())
+    try:
+        for number in range(300):
+            lease = hold(store, clock, keeper, f"short {number}", 60.0, None, lambda lease: None)
+            # Only what would be due sooner than all before it wakes the thread: of 300 random
+            # times that is so for six, and for 30 about never.
+            keeper.discard(lease)
+            store.release(Release(keys=(lease.key,), token=lease.token))
+        assert len(sweeps) < 30
+        # A lease that needs the thread sooner than that does wake it.
+        urgent = hold(store, clock, keeper, "urgent", 0.3, None, lambda lease: None)
+        was_valid_until = urgent.valid_until
+        wait_until(lambda: urgent.valid_until > was_valid_until, "it is renewed")
+    finally:
+        keeper.close()
 
 
 def test_the_thread_tells_of_a_loss_within_a_heartbeat() -> None:

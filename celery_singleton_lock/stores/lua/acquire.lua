@@ -5,7 +5,7 @@
 --       '1' if a refusal by another ends the message, '1' if another's claim refuses it,
 --       '1' if a grant keeps the claim as it is
 -- Replies: {'granted', slot, fence} (fence 0: none) or {relation [, slot, value, ttl left in ms]}
-local task, nesting, retries, nonce = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local task, nesting, retries, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local marker = redis.call('GET', KEYS[2])
 if marker then
   local state, sequence = string.match(marker, '^(%S) (%d+) ')
@@ -21,7 +21,7 @@ for i = 3, #KEYS do
     taken = taken or {'other', KEYS[i], value}
     local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
     if t == task then
-      local age = (tonumber(n) - nesting) * 2e9 + tonumber(r) - retries -- both are below 1e9
+      local age = (n - nesting) * 2e9 + r - retries -- both are below 1e9
       if age > 0 then own = {'later', KEYS[i], value}
       elseif kind == 'c' then own = nil -- its cooling holds for all
       elseif age < 0 then own = {'earlier', KEYS[i], value}
@@ -48,7 +48,7 @@ if #KEYS == 3 then -- the counter first: a fence that nobody got is better than 
   fence = string.format('%.0f', math.max(now[1] * 1000000 + now[2], next))
   redis.call('SET', KEYS[1], fence)
 end
-local token = task .. '|' .. ARGV[2] .. '.' .. ARGV[3] .. '|' .. nonce
+local token = task .. '|' .. nesting .. '.' .. retries .. '|' .. nonce
 redis.call('SET', chosen, 'l ' .. token .. ' ' .. fence .. ' ' .. ARGV[7], 'PX', ARGV[5])
 if claim and ARGV[12] ~= '1' then change_claim(claim, task, ARGV[9], ARGV[5], ARGV[7]) end
 return {'granted', chosen, fence}

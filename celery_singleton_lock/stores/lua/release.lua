@@ -23,6 +23,7 @@ end
 if claim and (reply == 'released' or (reply == 'not_ours' and ARGV[8] == '')) then
   change_claim(claim, string.match(attempt, '^[^|]+'), ARGV[8], ARGV[9], holder)
 end
+if reply == 'released' and ARGV[6] == '' then return reply end -- whatever the marker says
 local marker = redis.call('GET', KEYS[1])
 local state, sequence, nonce = string.match(marker or '', '^(%S) (%d+) (%S*)$')
 if state == 'd' and nonce ~= ARGV[2] and reply ~= 'released' then reply = 'done' end

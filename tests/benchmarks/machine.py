@@ -1,0 +1,65 @@
+"""What a benchmark ran on, for whoever reads its figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from celery_singleton_lock.testing.server import ServerNotFound, find_binary, find_valkey
+from tests.harness.etcd import find_etcd
+from tests.harness.zookeeper import JAR
+
+__all__ = ["machine", "packages", "servers"]
+
+
+def machine() -> str:
+    """Processor, cores, and what they were doing."""
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    return (
+        f"{_processor()}, {os.cpu_count()} cores; {platform.system()}, "
+        f"{platform.python_implementation()} {platform.python_version()}; load before: {load}"
+    )
+
+
+def packages(names: Sequence[str]) -> str:
+    """Names and versions of what is installed."""
+    return ", ".join(f"{name} {version(name)}" for name in names)
+
+
+def servers() -> str:
+    """Names and versions of the servers that are there."""
+    found = []
+    for name, find in (("Redis", find_binary), ("Valkey", find_valkey)):
+        try:
+            found.append(f"{name} {_first_number(_output(find(), '--version'))}")
+        except ServerNotFound:
+            continue
+    if etcd := find_etcd():
+        found.append(f"etcd {_first_number(_output(etcd, '--version'))}")
+    if JAR.exists():
+        # Beside it are links with the version in their names.
+        names = [path.name for path in JAR.parent.glob("zookeeper-[0-9]*.jar")]
+        found.append(f"ZooKeeper {_first_number(' '.join(names))}")
+    return ", ".join(found)
+
+
+def _processor() -> str:
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _first_number(text: str) -> str:
+    match = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return match[0] if match else "?"

@@ -1,0 +1,79 @@
+"""`python -m tests.benchmarks stores`: acquire + release on every store, beside the peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Final
+
+from tests.benchmarks.contest import Result, run
+from tests.benchmarks.lanes import LANES
+from tests.benchmarks.machine import machine, packages, servers
+from tests.benchmarks.report import as_data, as_table, behind
+from tests.benchmarks.section import replace_section
+from tests.harness.processes import ROOT
+
+__all__ = ["add_options", "benchmark"]
+
+_PAGE: Final = ROOT / "docs" / "benchmarks.md"
+_DATA: Final = ROOT / "docs" / "benchmarks" / "stores.json"
+_PACKAGES: Final = (
+    *("celery-singleton-lock", "redis", "python-redis-lock", "pottery", "redlock-py"),
+    *("etcd3gw", "kazoo"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of this benchmark."""
+    parser.add_argument("--rounds", type=int, default=40, help="blocks of each contender")
+    parser.add_argument("--block", type=float, default=0.1, help="seconds of a block, about")
+    parser.add_argument("--seed", type=int, help="of the order of the blocks; printed")
+    parser.add_argument(
+        "--only", action="append", choices=list(LANES), metavar="STORE", help="may be repeated"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="write the table into docs/benchmarks.md"
+    )
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    """Run it; the table goes to standard output, and with ``--save`` into the docs."""
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    about = "\n".join(
+        [
+            f"- {machine()}",
+            f"- {servers()}",
+            f"- {packages(_PACKAGES)}",
+            f"- {options.rounds} rounds of about {options.block:g} s for each, seed {seed}",
+        ]
+    )
+    print(about, flush=True)
+    results: dict[str, Result] = {}
+    order = random.Random(seed)
+    for store in options.only or LANES:
+        with LANES[store]() as lane:
+            results[store] = run(
+                lane.contenders,
+                lane.servers,
+                rounds=options.rounds,
+                block=options.block,
+                order=order,
+            )
+        print(f"\n{as_table({store: results[store]})}", flush=True)
+    for line in behind(results) or ["ahead of every peer"]:
+        print(line)
+    if options.save:
+        _save(f"{as_table(results)}\n{about}\n", results)
+
+
+def _save(text: str, results: dict[str, Result]) -> None:
+    _PAGE.write_text(replace_section(_PAGE.read_text(), "stores", text))
+    _DATA.parent.mkdir(exist_ok=True)
+    _DATA.write_text(json.dumps(as_data(results), indent=2) + "\n")
+    print(f"written: {_relative(_PAGE)}, {_relative(_DATA)}")
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))

@@ -1,0 +1,129 @@
+"""What the benchmarks make of what they measure; measuring itself is no test."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from tests.benchmarks.contest import Cost, Result, Role
+from tests.benchmarks.report import as_data, as_table, behind
+from tests.benchmarks.samples import Spread, ratios, spread
+from tests.benchmarks.section import replace_section
+from tests.benchmarks.wire import Count, Happening, Wire, count
+
+ONE = Count(requests=1, round_trips=1)
+TWO = Count(requests=2, round_trips=2)
+
+
+def result(peer: float, peer_cost: Count = ONE, role: Role = Role.PEER) -> Result:
+    return Result(
+        roles={"ours": Role.OURS, "theirs": role},
+        seconds={"ours": [[0.001] * 3] * 4, "theirs": [[0.001 * peer] * 3] * 4},
+        costs={"ours": Cost(ONE, ONE), "theirs": Cost(peer_cost, ONE)},
+    )
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def test_half_of_the_numbers_lie_within_the_spread() -> None:
+    assert spread([5.0, 1.0, 4.0, 2.0, 3.0]) == Spread(2.0, 3.0, 4.0)
+    assert spread([7.0]) == Spread(7.0, 7.0, 7.0)
+
+
+def test_a_ratio_is_taken_within_each_round_so_a_slow_spell_cancels_out() -> None:
+    measured = {"ours": [[1.0, 1.0], [50.0, 50.0]], "theirs": [[2.0, 2.0], [100.0, 100.0]]}
+    assert ratios(measured, "ours")["theirs"] == Spread(2.0, 2.0, 2.0)
+
+
+# --- round trips ---------------------------------------------------------------------------------
+
+
+def sent(server: int, *, thread: int = 1, blocking: bool = True) -> Happening:
+    return Happening(True, thread, server, server, blocking)
+
+
+def received(server: int, *, thread: int = 1, blocking: bool = True) -> Happening:
+    return Happening(False, thread, server, server, blocking)
+
+
+def test_who_asks_one_server_after_the_other_waits_for_each() -> None:
+    one_by_one = [one for server in range(5) for one in (sent(server), received(server))]
+    assert count(one_by_one) == Count(requests=5, round_trips=5)
+
+
+def test_who_asks_all_servers_at_once_waits_once_though_replies_come_early() -> None:
+    early = [happening(n, blocking=False) for n in range(5) for happening in (sent, received)]
+    assert count(early) == Count(requests=5, round_trips=1)
+    assert count(early * 2) == Count(requests=10, round_trips=2)
+
+
+def test_threads_that_ask_a_server_each_wait_at_once() -> None:
+    threads = [one for n in range(3) for one in (sent(n, thread=n), received(n, thread=n))]
+    assert count(threads) == Count(requests=3, round_trips=1)
+
+
+def test_a_pipeline_is_one_request_and_a_reply_in_two_parts_is_one_reply() -> None:
+    assert count([sent(1), sent(1), received(1), received(1)]) == ONE
+    assert count([]) == Count(requests=0, round_trips=0)
+
+
+def test_the_wire_counts_what_real_sockets_do_and_only_with_the_servers_named() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as named,
+        socket.create_server(("127.0.0.1", 0)) as unnamed,
+    ):
+        for server, connections in ((named, 2), (unnamed, 1)):
+            threading.Thread(target=echo, args=(server, connections), daemon=True).start()
+        wire = Wire({named.getsockname()[1]})
+        with wire.listening():
+            for server in (named, unnamed):
+                with socket.create_connection(server.getsockname(), timeout=20) as client:
+                    for _ in range(2):
+                        client.sendall(b"x")
+                        assert client.recv(1) == b"x"
+        assert wire.take() == TWO
+        with socket.create_connection(named.getsockname(), timeout=20) as client:
+            client.sendall(b"x")
+            assert client.recv(1) == b"x"
+        assert wire.take() == Count(0, 0)  # it listens no more
+
+
+def echo(server: socket.socket, connections: int) -> None:
+    for _ in range(connections):
+        client, _ = server.accept()
+        with client:
+            while data := client.recv(1):
+                client.sendall(data)
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def test_the_table_has_ours_first_and_the_ratio_of_each() -> None:
+    table = as_table({"Redis": result(1.5, TWO)})
+    ours, theirs = table.splitlines()[2:]
+    assert ours == "| Redis | **ours** | 1000 [1000 .. 1000] | 1 | 1, 1 | 1, 1 |"
+    assert theirs == "|  | theirs | 1500 [1500 .. 1500] | 1.50 [1.50 .. 1.50] | 2, 1 | 2, 1 |"
+    assert as_data({"Redis": result(1.5)})["Redis"]["theirs"]["cycles"] == 12
+
+
+def test_a_peer_that_is_faster_or_asks_less_is_named() -> None:
+    assert behind({"Redis": result(1.01)}) == []
+    assert behind({"Redis": result(0.5)}) == ["Redis: theirs takes 0.50 times our time"]
+    slower_but_fewer = result(2.0, Count(requests=0, round_trips=0))
+    assert behind({"Redis": slower_but_fewer}) == [
+        "Redis: theirs makes fewer round trips than we do"
+    ]
+    assert behind({"Redis": result(0.5, role=Role.FLOOR)}) == []
+
+
+def test_a_section_of_a_page_is_replaced_and_the_rest_stays() -> None:
+    page = "# Title\n<!-- stores: begin -->old<!-- stores: end -->\nrest\n"
+    once = replace_section(page, "stores", "new")
+    assert once == "# Title\n<!-- stores: begin -->\n\nnew\n\n<!-- stores: end -->\nrest\n"
+    assert replace_section(once, "stores", "new") == once
+    with pytest.raises(ValueError, match="no <!-- worker: begin -->"):
+        replace_section(page, "worker", "new")
