@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from celery import Celery
 
@@ -18,7 +17,7 @@ from celery_singleton_lock.core.options import seconds, suggestion
 from celery_singleton_lock.core.policy import APP_OPTIONS, MIN_TTL, Policy, merge
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
-from celery_singleton_lock.stores.hosts import masked, single_urls
+from celery_singleton_lock.stores.hosts import check_url, masked
 
 __all__ = ["Settings", "read_settings"]
 
@@ -67,9 +66,10 @@ class Settings:
             again; None for brokers that wait for the connection to end.
     """
 
-    url: str
+    # Not in the repr: reporters of errors show local variables, and here are passwords.
+    url: str = field(repr=False)
     url_source: str
-    connection_options: Mapping[str, Any] = field(default_factory=dict)
+    connection_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     prefix: str = "celery"
     policy: Policy = field(default_factory=Policy)
     fence_base: int = 0
@@ -185,13 +185,12 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
 
 def _readable(url: str, setting: str) -> str:
     try:
-        _ = [urlsplit(single).port for single in single_urls(url)]
+        check_url(url)
     except ValueError:
-        # Neither the URL nor this error is shown: the usual cause is a "/" in the password, and
-        # then what the reader takes for a port, and quotes, is the password.
+        # Neither the URL nor this error is shown: see check_url.
         raise SettingsError(
             f"{setting} can't be read as a URL: percent-encode what is special in its password "
-            "('/' is %2F, '?' is %3F, '#' is %23)"
+            "('/' is %2F, '?' is %3F, '#' is %23), and an '@' behind its hosts (%40)"
         ) from None
     return url
 

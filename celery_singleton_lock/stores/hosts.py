@@ -7,15 +7,16 @@ Two forms are one: kombu's ``sentinel://:pw@h1:26379/0;sentinel://h2:26379/0``, 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from kombu.utils.url import maybe_sanitize_url
 
-__all__ = ["Hosts", "masked", "single_urls", "split_url"]
+__all__ = ["Hosts", "check_url", "masked", "single_urls", "split_url"]
 
 # Read by redlock_url.py: each host may have a login of its own.
 _LOGIN_PER_HOST = ("redlock://", "redlocks://")
+_HOST_WITH_LOGIN = re.compile(r"(?:(.*)@)?((?:\[[^\]@]*\]|[^:@\[\]]+)(?::[0-9]*)?)")
 # Only where a URL follows: a ';' may stand in a password.
 _SEPARATOR = re.compile(r";(?=[a-z+]+://)")
 
@@ -33,8 +34,8 @@ class Hosts:
 
     scheme: str
     addresses: tuple[tuple[str, int], ...]
-    parts: SplitResult
-    query: dict[str, str]
+    parts: SplitResult = field(repr=False)
+    query: dict[str, str] = field(repr=False)
 
     @classmethod
     def of(cls, url: str, *, default_port: int) -> Hosts:
@@ -78,28 +79,63 @@ def single_urls(url: str) -> list[str]:
     return singles
 
 
+def check_url(url: str) -> None:
+    """Do nothing if the parts of ``url`` are where they seem to be.
+
+    Raises:
+        ValueError: A port is no number, or an "@" stands behind the hosts. The usual cause is a
+            "/", "?" or "#" in a password: then what is taken for a port, a path or an option, and
+            told as such, is the password.
+    """
+    for single in single_urls(url):
+        split = urlsplit(single)
+        _ = split.port
+        if _is_shifted(split):
+            raise ValueError("an '@' stands behind the hosts")
+
+
 def masked(url: str) -> str:
-    """``url`` without its passwords, for logs and errors."""
+    """``url`` without its passwords, for logs and errors; one that can't be read is only ``**``."""
     return ";".join(_masked(part) for part in _SEPARATOR.split(url))
 
 
 def _masked(url: str) -> str:
+    split = split_url(url)
+    scheme = url.partition("://")[0]
+    if _is_shifted(split):
+        return f"{scheme}://**"
     if url.startswith(_LOGIN_PER_HOST):
         return _masked_per_host(url)
-    split = split_url(url)
     login, at, hosts = split.netloc.rpartition("@")
-    if "," not in hosts:
-        return str(maybe_sanitize_url(url))
-    single = split._replace(netloc=f"{login}{at}hosts.invalid", query="").geturl()
-    return str(maybe_sanitize_url(single)).replace("hosts.invalid", hosts)
+    try:
+        if "," not in hosts:
+            return str(maybe_sanitize_url(url))
+        single = split._replace(netloc=f"{login}{at}hosts.invalid", query="").geturl()
+        return str(maybe_sanitize_url(single)).replace("hosts.invalid", hosts)
+    except ValueError:
+        return f"{scheme}://**"
 
 
 def _masked_per_host(url: str) -> str:
     scheme, _, rest = url.partition("://")
     netloc, slash, path = rest.partition("/")
-    if "@" in path.partition("?")[0]:
-        # A "/" in a password: such a URL is refused, but logged before.
-        return f"{scheme}://**@{rest.rpartition('@')[2]}"
-    hosts = [re.sub(r":[^@]*@", ":**@", part) for part in netloc.split(",")]
-    query = re.sub(r"(ssl_password=)[^&]*", r"\1**", path)
+    parts = netloc.split(",")
+    if not all(_HOST_WITH_LOGIN.fullmatch(part) for part in parts):
+        return f"{scheme}://**"  # a "," in a password
+    hosts = [_HOST_WITH_LOGIN.sub(_without_password, part) for part in parts]
+    # To the next option that there is: an "&" may stand in the password.
+    query = re.sub(r"(ssl_password=).*?(?=&(?:ssl_|quarantine=)|$)", r"\1**", path)
     return f"{scheme}://{','.join(hosts)}{slash}{query}"
+
+
+def _without_password(match: re.Match[str]) -> str:
+    login, host = match[1], match[2]
+    if login is None:
+        return host
+    # What has no ":" may be a password's end, with a "," before it, as well as a name.
+    user, colon, _ = login.partition(":")
+    return f"{user}:**@{host}" if colon else f"**@{host}"
+
+
+def _is_shifted(split: SplitResult) -> bool:
+    return "@" in split.path + split.query + split.fragment

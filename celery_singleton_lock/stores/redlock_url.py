@@ -44,6 +44,8 @@ _CERT_REQS: Final = {
     "optional": ssl.CERT_OPTIONAL,
     "none": ssl.CERT_NONE,
 }
+# Of the characters that end a login elsewhere, those that may be left in one here.
+_SPECIAL: Final = frozenset("#@")
 _FORM: Final = "redlock://[user:password@]host:port,host:port,host:port/0"
 
 
@@ -90,7 +92,14 @@ def read_nodes(url: str) -> Nodes:
     """
     scheme, _, rest = url.partition("://")
     netloc, _, path = rest.partition("?")[0].partition("/")
-    options = _options(urlsplit(f"redis://host/?{rest.partition('?')[2]}").query)
+    query = rest.partition("?")[2]
+    if "@" in query:
+        # Its names aren't shown: with a "?" in a password, one of them is the rest of it.
+        raise SettingsError(
+            "an '@' stands in the options of the redlock:// URL: percent-encode what is special in "
+            f"its passwords ('?' is %3F, '@' is %40), and write {_FORM}"
+        )
+    options = _options(urlsplit(f"redis://host/?{query}").query)
     quarantine = _quarantine(options.pop("quarantine", None))
     if options and scheme != "redlocks":
         raise SettingsError(
@@ -130,6 +139,8 @@ def _node(
 ) -> Node:
     login, at, place = text.rpartition("@")
     try:
+        if set(login) & _SPECIAL:
+            raise ValueError(login)
         parts = urlsplit(f"redis://{place}")
         host, port = parts.hostname, parts.port or _PORT
     except ValueError:

@@ -18,6 +18,7 @@ all of these are taken from its connection object (2.10, 2.11).
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -35,6 +36,7 @@ from kazoo.exceptions import (
     SessionMovedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Auth
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from celery_singleton_lock.core.clock import Clock
@@ -65,6 +67,16 @@ _UNKNOWN_OUTCOME: Final = (
     SessionExpiredError,
     SessionMovedError,
 )
+
+
+def _is_no_login(record: logging.LogRecord) -> bool:
+    return not any(isinstance(argument, Auth) for argument in record.args or ())
+
+
+# Below kazoo's own, so its level and handlers count. At DEBUG kazoo logs each request that it
+# sends, and the first one is the login, with its password.
+_logger = logging.getLogger("kazoo.client.singleton")
+_logger.addFilter(_is_no_login)
 
 
 class Session:
@@ -160,6 +172,7 @@ class Session:
         login = [("digest", f"{url.username}:{url.password}")] if url.username else None
         return KazooClient(
             hosts=hosts,
+            logger=_logger,
             timeout=ttl,
             default_acl=CREATOR_ALL_ACL if login else OPEN_ACL_UNSAFE,
             auth_data=login,
