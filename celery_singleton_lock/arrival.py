@@ -127,7 +127,8 @@ def _on_conflict(
         return decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough")
     if not can_put_back:
         return decision(Outcome.RAISE, "this call is eager, so it can't be put back")
-    since = wall if delivery.since is None else delivery.since
+    # A first conflict that is yet to come was written by others: its message would wait for ever.
+    since = wall if delivery.since is None else min(delivery.since, wall)
     left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall
     if left <= 0:
         return decision(Outcome.RAISE, f"max_wait of {rule.max_wait:g} s is over")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
@@ -27,6 +27,12 @@ from celery_singleton_lock.settlement import countdown_of
 __all__ = ["Case", "settle_claim_of"]
 
 logger = logging.getLogger("celery_singleton_lock")
+
+# What a message raises that can't be copied: its headers are anybody's. (An OSError among them is
+# the network's, such as a certificate that can't be verified.) Clients raise the like once, too,
+# from a connection that broke in their hands: the next try has another.
+_UNSENDABLE: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_TRIES_OF_THE_UNSENDABLE: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,30 +176,39 @@ class Case:
     def try_to_put_back(
         self, delivery: Delivery, pace: Pace, reason: str, *, queues_claim: bool = True
     ) -> None:
-        """Raises Ignore once the broker has the copy; returns if it couldn't be published."""
-        try:
-            put_back(
-                self.task,
-                self.request,
-                replace(delivery, tries=delivery.tries + 1),
-                self.key,
-                runtime=self.runtime,
-                delay=backoff(pace.first, pace.longest, delivery.tries),
-                reason=reason,
-                claim=self.claim if queues_claim else None,
-            )
-        except (SoftTimeLimitExceeded, EncodeError):
-            raise  # the user's bound on all this, or no use in trying again: it fails visibly
-        except Exception:
-            logger.warning(
-                "singleton: %s[%s] can't be put back now; it is held here until the broker or the "
-                "store answers",
-                self.task.name,
-                self.request.id,
-                exc_info=True,
-            )
-            return
-        raise Ignore
+        """Raises Ignore once the broker has the copy; returns if it couldn't be published.
+
+        What no broker would take raises, so that the task fails visibly: with that in hand, this
+        process would wait for ever.
+        """
+        for tries_left in reversed(range(_TRIES_OF_THE_UNSENDABLE)):
+            try:
+                put_back(
+                    self.task,
+                    self.request,
+                    replace(delivery, tries=delivery.tries + 1),
+                    self.key,
+                    runtime=self.runtime,
+                    delay=backoff(pace.first, pace.longest, delivery.tries),
+                    reason=reason,
+                    claim=self.claim if queues_claim else None,
+                )
+            except (SoftTimeLimitExceeded, EncodeError):
+                raise  # the user's bound on all this, or no use in trying again
+            except Exception as exc:
+                if isinstance(exc, _UNSENDABLE) and not isinstance(exc, OSError):
+                    if not tries_left:
+                        raise
+                    continue
+                logger.warning(
+                    "singleton: %s[%s] can't be put back now; it is held here until the broker or "
+                    "the store answers",
+                    self.task.name,
+                    self.request.id,
+                    exc_info=True,
+                )
+                return
+            raise Ignore
 
 
 def settle_claim_of(task: Any, request: Any, state: str | None, retval: Any) -> None:

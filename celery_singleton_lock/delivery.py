@@ -101,6 +101,14 @@ class Delivery:
             losses=_count(header.get("losses")),
         )
 
+    def copied(self) -> Delivery:
+        """What the next copy of this message says of itself: that it is newer.
+
+        The highest number that :meth:`of` believes stays what it is: beyond it, a copy would be
+        read as the oldest, and dropped for this one.
+        """
+        return replace(self, sequence=min(self.sequence + 1, _MAX_COUNT - 1))
+
     def header(self) -> dict[str, Any]:
         """What travels with the next copy; :meth:`of` reads it."""
         return {

@@ -28,7 +28,7 @@ from celery.backends.rpc import RPCBackend
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601
 
-from celery_singleton_lock.claim import CARRIED, CONTINUED, Claim
+from celery_singleton_lock.claim import CARRIED, CONTINUED, Carried, Claim
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder, Phase, Record, Token
 from celery_singleton_lock.core.options import OnDuplicate, Unique
@@ -101,8 +101,8 @@ def carry_claim(
 ) -> None:
     """Give the message that goes on with ``request`` its claim; started work asks nobody."""
     carried = request.__dict__.get(CARRIED)
-    if carried is not None and (carried.task, carried.lock_key) == (task, key):
-        claim = carried.claim  # under the name that its publisher gave it
+    if isinstance(carried, Carried) and (carried.task, carried.lock_key) == (task, key):
+        claim: Claim | None = carried.claim  # under the name that its publisher gave it
     else:
         claim = _claim(Runtime.of(app), task, key, policy)
     if claim is not None:

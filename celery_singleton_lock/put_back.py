@@ -16,7 +16,6 @@ import math
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from celery.utils.quorum_queues import detect_quorum_queues
@@ -85,7 +84,7 @@ def put_back(
     delay = delay if longest is None else min(delay, longest)
     if _delays_natively(task.app):
         delay = math.ceil(delay)
-    copy = replace(delivery, sequence=delivery.sequence + 1)
+    copy = delivery.copied()
     _publish(task, request, copy.header(), delay)
     try:
         runtime.store.mark(

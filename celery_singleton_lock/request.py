@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any, Final
 
 from celery import Celery
+from celery.app.task import Context
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
@@ -32,6 +33,7 @@ from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import ClaimChange, Release
 from celery_singleton_lock.delivery import (
+    HEADER,
     NONCE_KEY,
     SERIALIZER_KEY,
     call_of,
@@ -49,6 +51,9 @@ logger = logging.getLogger("celery_singleton_lock")
 _PARENT_TIMEOUT: Final = 1.0
 # Celery kills with TERM, 0.1 s, KILL.
 _DYING_SECONDS: Final = 1.0
+# Celery makes attributes of the body's request of all headers of a message, whoever sent it.
+_OURS: Final = "singleton_"
+_METHODS: Final = frozenset(name for name, value in vars(Context).items() if callable(value))
 
 
 class SingletonRequestMixin:
@@ -69,11 +74,23 @@ class SingletonRequestMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # a Request's: see mixed_request
+        self._sift()
         self._request_dict[NONCE_KEY] = mint_nonce()
         # Celery tells the body everything about its message but this.
         self._request_dict[SERIALIZER_KEY] = registry.type_to_name.get(self.content_type)
         if "singleton" in (self._request_dict.get("properties") or {}):
             _warn_of_unread_options(self.task.name)
+
+    def _sift(self) -> None:
+        """Take out the headers that would pass for what this process, or Celery, says of the body.
+
+        That it has begun already, so that it ran without a lease; that no message carries it. And
+        those that hide a method: a message that can't be copied can't be put back.
+        """
+        for name in list(self._request_dict):
+            is_ours = name.startswith(_OURS) and name != HEADER
+            if is_ours or name == "is_eager" or name in _METHODS:
+                del self._request_dict[name]
 
     def revoked(self) -> bool:
         """Celery's; a message that is discarded here frees its claim."""
@@ -167,7 +184,7 @@ class SingletonRequestMixin:
         if change is None:
             return
         runtime = Runtime.of(self.app)
-        token = Token(self.id, 0, 0, "-", call_of(self._header()))
+        token = Token(str(self.id), 0, 0, "-", call_of(self._header()))
         try:
             runtime.store.settle_claim(token, change, timeout=_PARENT_TIMEOUT)
         except StoreError as exc:
@@ -197,7 +214,7 @@ class SingletonRequestMixin:
     def _header(self) -> Mapping[str, Any]:
         # Celery sends our header among its own; only the body's request (`Context`) has them apart.
         nested = self._request_dict.get("headers")
-        return header_of(self._request_dict if nested is None else nested, self.id)
+        return header_of(self._request_dict if nested is None else nested, str(self.id))
 
 
 @cache

@@ -109,7 +109,7 @@ class SingletonTask(_Base[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._wants_lease():
             return self._call_under_lease(SingletonTask.__call__, args, kwargs)
-        execution = self.request.__dict__.get(_EXECUTION)
+        execution = _execution_of(self.request)
         if execution is None or execution.entered:
             # task(...) is a function call, also when the task's own body makes it.
             return super().__call__(*args, **kwargs)
@@ -118,7 +118,7 @@ class SingletonTask(_Base[P, R]):
 
     def _wants_lease(self) -> bool:
         """Whether this call is Celery's: of a delivery, whose body has not begun."""
-        return not self.request.called_directly and _EXECUTION not in self.request.__dict__
+        return not self.request.called_directly and _execution_of(self.request) is None
 
     def _call_under_lease(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -185,7 +185,7 @@ class SingletonTask(_Base[P, R]):
             return merge(self._policy, options, where=f"the options of a call of {self.name}")
         except (TypeError, ValueError) as exc:
             # Validated where the call was made; this came from elsewhere.
-            logger.warning("singleton: %s; the call's options are ignored", exc)
+            logger.warning("singleton: %.500s; the call's options are ignored", exc)
             return self._policy
 
     @cached_property
@@ -335,12 +335,18 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     if not isinstance(sender, SingletonTask):
         return
     _settle(sender, state, retval)
-    if _EXECUTION not in sender.request.__dict__:
+    if _execution_of(sender.request) is None:
         settle_claim_of(sender, sender.request, state, retval)
 
 
 def _settle(task: Any, state: str | None, retval: Any) -> None:
-    request = getattr(task, "request", None)
-    execution = getattr(request, "__dict__", {}).get(_EXECUTION)
+    execution = _execution_of(getattr(task, "request", None))
     if execution is not None:
         execution.settle(state, retval)
+
+
+def _execution_of(request: Any) -> Execution | None:
+    # By its type: a header of a foreign publisher becomes an attribute of the request, too, and one
+    # of this name must not pass for a body that has begun.
+    found = getattr(request, "__dict__", {}).get(_EXECUTION)
+    return found if isinstance(found, Execution) else None

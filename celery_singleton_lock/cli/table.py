@@ -51,11 +51,11 @@ def table(records: Iterable[Record]) -> str:
         row = row_of(record)
         rows.append(
             (
-                row["key"],
+                _shown(row["key"]),
                 row["state"],
                 f"{row['ttl']:.1f}s",
-                f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"],
-                row["worker"],
+                _shown(f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"]),
+                _shown(row["worker"]),
                 str(row["pid"]),
                 row["since"],
             )
@@ -77,8 +77,16 @@ def describe(record: Record) -> str:
         # Nobody works on it yet, or the lease tells who.
         row = {"published by" if name == "worker" else name: value for name, value in row.items()}
     width = max(len(name) for name in row)
-    return "\n".join(f"{name:>{width}}: {value}" for name, value in row.items())
+    return "\n".join(f"{name:>{width}}: {_shown(str(value))}" for name, value in row.items())
+
+
+def _shown(text: str) -> str:
+    """``text`` as a terminal may have it: a task's id is its publisher's, and may be anything."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def _since(record: Record) -> str:
-    return datetime.fromtimestamp(record.holder.since, UTC).isoformat(timespec="seconds")
+    try:
+        return datetime.fromtimestamp(record.holder.since, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return ""  # no moment: whoever may write to the store wrote something else

@@ -46,9 +46,9 @@ _MAX_RENDERED_CHARS: Final = 160
 _MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("claim||:")
 # Blanks end a word in a shell and a field in a log line, so they don't stand in keys. '#' separates
 # a key from the number of its slot, and '%' is what they are all written with.
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x20#%\x7f-\xa0]")
-# What stands behind a claim's shard, its letters as `quote_scope` and `_printable` leave them. Lone
-# surrogates are no text: the store would fail at them.
+# Lone surrogates are no text: the store would fail at them.
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x20#%\x7f-\xa0\ud800-\udfff]")
+# What stands behind a claim's shard, its letters as `quote_scope` and `_printable` leave them.
 _CLAIM: Final = re.compile(
     r"claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}:[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
 )

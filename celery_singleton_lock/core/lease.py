@@ -96,7 +96,8 @@ class Token:
     @property
     def task(self) -> str:
         """Task id and call: the same for all attempts and deliveries."""
-        name = quote(self.task_id, safe="-_.")
+        # An id may be anybody's text: a lone surrogate in it is none, but has a name all the same.
+        name = quote(self.task_id, safe="-_.", errors="surrogatepass")
         return f"{name}+{self.call}" if self.call else name
 
     @property
@@ -113,16 +114,20 @@ class Token:
         task, ordinal, nonce = text.split("|")
         task_id, _, call = task.partition("+")
         nesting, retries = ordinal.split(".")
-        return cls(unquote(task_id), int(nesting), int(retries), nonce, call)
+        return cls(_unquoted(task_id), int(nesting), int(retries), nonce, call)
 
     @staticmethod
     def task_id_of(name: str) -> str:
         """The task id in what :attr:`task` gave, of which a claim's token consists."""
-        return unquote(name.partition("+")[0])
+        return _unquoted(name.partition("+")[0])
 
     def next_attempt(self) -> Token:
         """For whom a retry reserves the key: any delivery of the next attempt."""
         return replace(self, retries=self.retries + 1, nonce="-")
+
+
+def _unquoted(name: str) -> str:
+    return unquote(name, errors="surrogatepass")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,135 @@
+"""What anybody may write, read by parts that are functions of it: keys, ids, counts, records."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any
+
+import pytest
+from celery.app.task import Context
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kombu.utils.json import dumps
+
+from celery_singleton_lock import OnConflict
+from celery_singleton_lock.arrival import Outcome, decide
+from celery_singleton_lock.cli.table import describe, table
+from celery_singleton_lock.core.key import PER_TASK, KeyMaker, Keyspace
+from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
+from celery_singleton_lock.core.store import Refused, Relation
+from celery_singleton_lock.delivery import HEADER, Delivery
+from celery_singleton_lock.errors import LockKeyError
+from celery_singleton_lock.request import SingletonRequestMixin
+
+#: With control characters, lone surrogates and what our own names are made of.
+TEXT = st.text(st.characters(), max_size=300) | st.text("{}:|#%+~ ./\x00\n\ud800*", max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=5) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+SPECS = [
+    None,
+    PER_TASK,
+    ("name",),
+    "{name}",
+    "a:{name}:{other}",
+    "{other[name]}",
+    lambda name, other: name,
+]
+KEYSPACE = Keyspace("fuzz", shards=256)
+
+
+def body(name: Any, other: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: getattr(spec, "__name__", repr(spec)))
+@settings(max_examples=40, deadline=None)
+@given(name=VALUES, other=VALUES)
+def test_any_argument_makes_a_key_that_is_a_name_in_the_store_or_no_key(
+    spec: Any, name: Any, other: Any
+) -> None:
+    maker = KeyMaker(spec, inspect.signature(body), dumps)
+    try:
+        rest = maker((name,), {"other": other})
+    except LockKeyError:
+        return  # the task fails with it, and its body doesn't run
+    key = KEYSPACE.lock("scope", rest or "")
+    assert key.encode().decode() == key, "what the client sends"
+    assert not re.search(r"[\x00-\x20#\x7f-\xa0]", key)
+    assert len(key) < 1000
+    # Whatever the argument is, the key stays in its scope, and claims and markers are no lock keys.
+    shard, _, rest_of_key = key.partition("}:")
+    assert re.fullmatch(r"csl:\{fuzz:\d{1,3}", shard)
+    assert rest_of_key.startswith("scope:")
+    assert KEYSPACE.is_claim(KEYSPACE.claim("task", key))
+    assert not KEYSPACE.is_claim(key)
+
+
+@given(TEXT, TEXT)
+def test_two_texts_are_never_one_key(one: str, other: str) -> None:
+    same = KEYSPACE.lock("s", one) == KEYSPACE.lock("s", other)
+    assert same == (one == other)
+
+
+@given(task_id=TEXT, nesting=st.integers(0, 9), retries=st.integers(0, 9))
+def test_any_task_id_makes_a_token_that_is_read_back(
+    task_id: str, nesting: int, retries: int
+) -> None:
+    token = Token(task_id, nesting, retries, "abc1", "c1")
+    assert str(token).isascii()
+    assert Token.parse(str(token)) == token
+    assert Token.task_id_of(token.task) == task_id
+
+
+@pytest.mark.parametrize("sequence", [0, 7, 10**9 - 2, 10**9 - 1])
+def test_a_copy_is_never_read_as_older_than_what_it_is_a_copy_of(sequence: int) -> None:
+    header = {"attempt": "0.0", "sequence": sequence}
+    read = Delivery.of(Context({"id": "t", "headers": {HEADER: header}}))
+    assert read.sequence == sequence
+    copy = json.loads(json.dumps(read.copied().header()))
+    assert Delivery.of(Context({"id": "t", "headers": {HEADER: copy}})).sequence >= sequence
+
+
+def test_a_first_conflict_that_is_yet_to_come_counts_from_now() -> None:
+    delivery = Delivery(token=Token("t", 0, 0, "n"), since=9e10)
+    rule = OnConflict.retry(max_wait=10)
+    refused = Refused(relation=Relation.OTHER)
+    decision = decide(refused, delivery, rule, can_put_back=True, wall=1e9, waited=0.0)
+    assert (decision.outcome, decision.delivery.since) == (Outcome.PUT_BACK, 1e9)
+    later = decide(refused, decision.delivery, rule, can_put_back=True, wall=1e9 + 11, waited=0.0)
+    assert later.outcome is Outcome.RAISE
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["singleton_execution", "singleton_claim", "singleton_nonce", "is_eager", "get", "update"],
+)
+def test_the_worker_takes_such_a_header_from_the_message(name: str) -> None:
+    class Base:
+        def __init__(self) -> None:
+            self._request_dict = {name: None, "id": "t", HEADER: {}, "mine": 1, "headers": None}
+            self.content_type = "application/json"
+
+    request = type("R", (SingletonRequestMixin, Base), {})()
+    rest = {"id": "t", HEADER: {}, "mine": 1, "headers": None}
+    assert {key: request._request_dict.get(key) for key in rest} == rest
+    assert request._request_dict.get(name) is None or name == "singleton_nonce"
+    assert name not in request._request_dict or name == "singleton_nonce"
+
+
+@pytest.mark.parametrize("since", [float("nan"), float("inf"), -1e300, 1e300, 0.0], ids=repr)
+@settings(max_examples=20, deadline=None)
+@given(text=TEXT)
+def test_operators_are_shown_any_record_on_one_line_without_control_characters(
+    since: float, text: str
+) -> None:
+    """A task's id is its publisher's choice, and `ls` prints it to a terminal."""
+    holder = Holder(task=text, task_id=text, worker=text, since=since)
+    record = Record(key="csl:{a:0}:s:k", kind=Kind.LEASE, token="t", fence=1, holder=holder, ttl=1)
+    for shown, lines in ((table([record]), 2), (describe(record), 10)):
+        shown.encode()
+        assert [c for c in shown if not c.isprintable() and c != "\n"] == []
+        assert len(shown.split("\n")) == lines
