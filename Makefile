@@ -7,6 +7,7 @@ PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
 DEMO_ARGS ?=
+LOAD_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,6 +31,10 @@ test: $(DEV_READY)  ## the tests that take less than 5 minutes together; options
 .PHONY: test-all
 test-all: $(DEV_READY)  ## the slow rest
 	$(BIN)/python -m pytest -m slow -n $(JOBS) $(ARGS)
+
+.PHONY: load
+load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with LOAD_ARGS=--full
+	$(BIN)/python -m tests.load $(LOAD_ARGS)
 
 .PHONY: check
 check: $(DEV_READY)  ## lint, format, types, imports

@@ -1,0 +1,1 @@
+"""Many tasks, many kills, many leases: what is lost, what ran twice at once, what grows."""

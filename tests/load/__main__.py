@@ -1,0 +1,59 @@
+"""``make load``: both loads, scaled down by default; ``LOAD_ARGS=--full`` for the real ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.load import leases, tasks
+
+
+def main() -> int:
+    """Run what was asked for; exit status 1 if anything was lost, doubled, intruded or left."""
+    parser = argparse.ArgumentParser(prog="make load", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="50 000 tasks; 10 000 leases, 600 s")
+    parser.add_argument("--only", choices=["tasks", "leases"], help="one of the two")
+    parser.add_argument("--tasks", type=int, help="how many tasks")
+    parser.add_argument("--keys", type=int, default=500)
+    parser.add_argument("--kills", type=float, default=0.1, help="share of tasks that are killed")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=4, help="pool processes of each worker")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--leases", type=int, help="how many leases")
+    parser.add_argument("--seconds", type=float, help="that they are held")
+    parser.add_argument("--restarts", type=int, help="of their server meanwhile")
+    given = parser.parse_args()
+    full = given.full
+    ok = True
+    if given.only != "leases":
+        load = tasks.TaskLoad(
+            tasks=given.tasks or (50_000 if full else 5000),
+            keys=given.keys,
+            kills=given.kills,
+            workers=given.workers,
+            processes=given.processes,
+            seed=given.seed,
+        )
+        print(load, flush=True)
+        with tempfile.TemporaryDirectory(prefix="csl-load-") as directory:
+            report = tasks.run(load, Path(directory))
+        print(report, flush=True)
+        ok = ok and report.ok
+    if given.only != "tasks":
+        held = leases.LeaseLoad(
+            leases=given.leases or (10_000 if full else 2000),
+            seconds=given.seconds or (600.0 if full else 60.0),
+            restarts=(10 if full else 3) if given.restarts is None else given.restarts,
+        )
+        print(held, flush=True)
+        leased = leases.run(held)
+        print(leased, flush=True)
+        ok = ok and leased.ok
+    print("ok" if ok else "NOT OK")
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
