@@ -53,4 +53,4 @@ def test_leases_of_one_process_outlive_a_server_that_restarts() -> None:
 def test_a_server_that_forgets_is_noticed_by_the_same_load() -> None:
     load = leases.LeaseLoad(leases=100, seconds=12, ttl=6, restarts=1, keeps=False)
     report = leases.run(load)
-    assert report.lost + report.intruded > 0
+    assert report.lost > 0
