@@ -148,17 +148,23 @@ class Keeper:
             self._declare_overdue()
         now = self._clock.now()
         with self._guard:
-            if not self._entries:
+            entries = self._snapshot()
+            if not entries:
                 self._wakes_at = float("inf")
                 return None
-            self._wakes_at = min(entry.next_time(now) for entry in self._entries.values())
+            self._wakes_at = min(entry.next_time(now) for entry in entries)
             return max(0.0, self._wakes_at - now)
+
+    def _snapshot(self) -> list[_Entry]:
+        # One step of the interpreter: a release takes no guard, and may come between any two
+        # entries of a loop over the dictionary.
+        return list(self._entries.values())
 
     def _due(self) -> list[_Entry]:
         """What is due, and with it what would be before the next sweep: one pipeline, not two."""
         now = self._clock.now()
         with self._guard:
-            entries = [entry for entry in self._entries.values() if entry.renewable(now)]
+            entries = [entry for entry in self._snapshot() if entry.renewable(now)]
         if not any(entry.due <= now for entry in entries):
             return []
         horizon = now + min(entry.interval for entry in entries)
@@ -182,7 +188,7 @@ class Keeper:
         """Seconds to wait for a reply about ``batch``."""
         with self._guard:
             # Not of the batch alone: who isn't due yet waits for this reply too.
-            leases = [*batch, *(entry.lease for entry in self._entries.values())]
+            leases = [*batch, *(entry.lease for entry in self._snapshot())]
         # At its deadline a body is told of its loss, so nobody waits for a reply beyond that.
         left = min(lease.deadline for lease in leases) - now
         return patience(min(lease.ttl for lease in leases), left)
@@ -213,7 +219,7 @@ class Keeper:
     def _declare_overdue(self) -> None:
         now = self._clock.now()
         with self._guard:
-            overdue = [e for e in self._entries.values() if now >= e.lease.deadline]
+            overdue = [e for e in self._snapshot() if now >= e.lease.deadline]
         for entry in overdue:
             if entry.failures:
                 detail = f"{entry.failures} renewals failed: {entry.error}"

@@ -459,3 +459,37 @@ def test_the_thread_survives_a_failure_that_nobody_foresaw(
     assert not lease.lost
     assert "failed as it should not" in caplog.text
     keeper.discard(lease)
+
+
+class _Discards(float):
+    """A moment that discards a lease whenever the keeper compares it: another thread's release."""
+
+    def __new__(cls, value: float, discard: Callable[[], None]) -> _Discards:
+        moment = super().__new__(cls, value)
+        moment.discard = discard  # type: ignore[attr-defined]
+        return moment
+
+    def _compared(self, name: str, other: float) -> Any:
+        self.discard()  # type: ignore[attr-defined]
+        return getattr(float(self), name)(other)
+
+    def __le__(self, other: float) -> Any:
+        return self._compared("__le__", other)
+
+    def __gt__(self, other: float) -> Any:
+        return self._compared("__gt__", other)
+
+
+def test_leases_that_are_released_during_a_sweep_do_not_end_it(bench: Bench) -> None:
+    """A release takes no guard, so it may come between any two entries that the sweep looks at."""
+    kept, others = bench.hold("kept", ttl=6), [bench.hold(f"n{n}", ttl=6) for n in range(50)]
+    waiting = list(others)
+
+    def discard() -> None:
+        if waiting:
+            bench.keeper.discard(waiting.pop())
+
+    kept.valid_until = _Discards(kept.valid_until, discard)
+    bench.keeper.sweep()
+    assert len(waiting) < len(others)
+    assert kept.loss is None
