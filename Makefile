@@ -8,7 +8,6 @@ PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
 DEMO_ARGS ?=
-ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin

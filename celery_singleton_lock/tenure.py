@@ -52,6 +52,7 @@ logger = logging.getLogger("celery_singleton_lock")
 #: Leases of the running thread, greenlet or coroutine, outermost first.
 held_leases: ContextVar[tuple[Lease, ...]] = ContextVar("singleton_held_leases", default=())
 
+_LEFT: Final = "lost to its own twin"
 # A body that loses its lease this often has a store that can't keep one.
 _MAX_LOSSES: Final = 3
 
@@ -94,7 +95,7 @@ class Tenure:
         """Run ``body`` under ``lease``.
 
         Raises:
-            Ignore: The lease was lost and the message put back, or left to its own twin.
+            Ignore: The lease was lost, and the message put back or its twin has finished it.
             LeaseLost: It was lost, and the policy says fail.
             Exception: What the body raised.
         """
@@ -203,10 +204,19 @@ class Tenure:
 
     def _yield_to_twin(self, reply: Released | None) -> None:
         """If its own twin has the lease, or has finished, the result is the twin's to write."""
-        if reply in (Released.TWIN, Released.DONE):
-            self._state = _State.SETTLED  # the attempt is not done, or not by this run
-            self._case.tell(EventName.DROPPED, reason="lost to its own twin")
-            raise Ignore
+        if reply not in (Released.TWIN, Released.DONE):
+            return
+        self._state = _State.SETTLED  # the attempt is not done, or not by this run
+        case = self._case
+        if reply is Released.TWIN and case.acks_late:
+            # Redis names a message by one tag in all of its deliveries: giving up ours acknowledges
+            # the twin's, and should its worker die now, nobody would deliver it again. The copy
+            # waits for the twin to end, and is dropped if it ends well.
+            case.put_back(
+                replace(case.delivery, started=True, tries=0), AGAIN, _LEFT, queues_claim=False
+            )
+        case.tell(EventName.DROPPED, reason=_LEFT)
+        raise Ignore
 
     def _release(self, lease: Lease, call: Release) -> Released | None:
         self._state = _State.RELEASED

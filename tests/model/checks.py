@@ -1,0 +1,114 @@
+"""What is claimed of the protocol, and what each protection is there for: one row per search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.model.spin import Search
+
+__all__ = ["CHECKS", "Check"]
+
+_LEASE = Path(__file__).with_name("lease.pml")
+_DELIVERY = Path(__file__).with_name("delivery.pml")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One search, and what it has to find.
+
+    Attributes:
+        claim: In words; of a refuted one, what is taken out.
+        model: The file.
+        definitions: Of its preprocessor.
+        violated: A part of the statement that has to be violated; empty: nothing may be.
+        search: How.
+    """
+
+    claim: str
+    model: Path
+    definitions: tuple[str, ...]
+    violated: str = ""
+    search: Search = Search.ALL
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing may be found."""
+        return not self.violated
+
+
+def _refuted(claim: str, model: Path, violated: str, *definitions: str) -> Check:
+    return Check(claim, model, definitions, violated, Search.SHORTEST)
+
+
+# Parts of the statements in the models.
+_EXCLUSION = "latest"
+_ORDER = ">=newest"
+_ONE_BODY = "trusts&&"
+_DONE_ONCE = "over["
+_RESERVED = "between=="
+_KEPT = "done["
+
+CHECKS = (
+    Check("exclusion: two clients, strays", _LEASE, ("TTL=3",)),
+    Check("exclusion: three clients", _LEASE, ("TTL=2", "N=3", "NO_STRAYS")),
+    Check("exclusion again, a ttl after a loss", _LEASE, ("TTL=2", "LOSSES=1")),
+    Check(
+        "order at the resource, over a loss",
+        _LEASE,
+        ("TTL=2", "FENCES", "LOSSES=1", "NO_STRAYS", "HORIZON=4", "GRANTS=3"),
+    ),
+    Check("no lock is stuck", _LEASE, ("TTL=2", "LIVENESS"), search=Search.FAIR),
+    Check("deliveries, conflicts wait: 1 fault", _DELIVERY, ("FAULTS=1",)),
+    Check("deliveries, conflicts skip: 2 faults", _DELIVERY, ("FAULTS=2", "SKIPS")),
+    Check("every job is done", _DELIVERY, ("FAULTS=1", "SKIPS", "LIVENESS"), search=Search.FAIR),
+    _refuted("release without owner check", _LEASE, _EXCLUSION, "NO_OWNER_CHECK"),
+    _refuted("no local deadline", _LEASE, _EXCLUSION, "NO_DEADLINE"),
+    _refuted("no margin for the clocks", _LEASE, _EXCLUSION, "NO_MARGIN"),
+    _refuted("trust from the reply's time", _LEASE, _EXCLUSION, "TRUST_FROM_REPLY"),
+    _refuted(
+        "a renewal makes a lost key anew",
+        _LEASE,
+        _EXCLUSION,
+        "RENEWAL_RECREATES",
+        "LOSSES=1",
+        "TTL=2",
+    ),
+    _refuted(
+        "no fence check at the resource",
+        _LEASE,
+        _ORDER,
+        *("FENCES", "NO_FENCE_CHECK", "TTL=2", "NO_STRAYS", "HORIZON=4", "GRANTS=3"),
+    ),
+    _refuted(
+        "fences that only count",
+        _LEASE,
+        _ORDER,
+        *("FENCES", "FENCE_WITHOUT_CLOCK", "LOSSES=1", "TTL=2", "NO_STRAYS", "HORIZON=4"),
+        "GRANTS=3",
+    ),
+    _refuted("no nonce", _DELIVERY, _ONE_BODY, "NO_NONCE", "FAULTS=1"),
+    _refuted("no ordinal", _DELIVERY, _ONE_BODY, "NO_ORDINAL", "FAULTS=1"),
+    _refuted("no done marker", _DELIVERY, _DONE_ONCE, "NO_MARKER", "FAULTS=1"),
+    _refuted("no reservation for a retry", _DELIVERY, _RESERVED, "NO_RESERVATION", "FAULTS=1"),
+    _refuted("put back after giving up", _DELIVERY, _KEPT, "ACK_FIRST", "FAULTS=1"),
+    _refuted("started work is skipped", _DELIVERY, _KEPT, "SKIP_STARTED", "SKIPS", "FAULTS=1"),
+    _refuted("the twin has the only copy", _DELIVERY, _KEPT, "TWIN_TAKES_ALL", "FAULTS=2"),
+    _refuted(
+        "freed before the child is dead",
+        _DELIVERY,
+        _ONE_BODY,
+        "RELEASE_ON_ANNOUNCEMENT",
+        "FAULTS=1",
+    ),
+    # Not promised, and so to be found as well: else the models would promise too much.
+    _refuted(
+        "exclusion while a store forgets", _LEASE, _EXCLUSION, "EXCLUSION_OVER_LOSS", "LOSSES=1"
+    ),
+    _refuted(
+        "prefetched for longer than visibility",
+        _DELIVERY,
+        _KEPT,
+        *("PREFETCH_PAST_VISIBILITY", "SKIPS", "FAULTS=2"),
+    ),
+)

@@ -1,0 +1,615 @@
+/* Messages on one key: jobs with retries, their deliveries, and what becomes of them.
+ *
+ * A message is acknowledged late. It is delivered again when the child or the worker that has it
+ * dies, and also while they are alive (visibility timeout). As with Redis as the broker, a delivery
+ * has its message's tag: whoever acknowledges it acknowledges the message, whoever else has it.
+ *
+ * There is no time in here: that a lease stands in the store as long as its holder trusts it is what
+ * lease.pml shows. So a lease may expire as soon as its holder trusts it no more, and a holder may
+ * stop trusting at any time. What a nonce does is name a delivery among those that are alive: here
+ * that is the number of the child, and 0 is a delivery that is over.
+ *
+ * A delivery that sat in a worker's prefetch for longer than the visibility timeout before it asked
+ * for its lease is only modelled with PREFETCH_PAST_VISIBILITY.
+ *
+ * The comment before an action names the functions that implement it, in brackets; [environment]
+ * marks what happens to the protocol. FAULTS of these happen in a run.
+ *
+ * Must-fail variants, each a protection taken out: NO_NONCE, NO_MARKER, NO_ORDINAL, NO_RESERVATION,
+ * ACK_FIRST, SKIP_STARTED, RELEASE_ON_ANNOUNCEMENT, TWIN_TAKES_ALL.
+ */
+
+#define CHILDREN 2
+#ifndef FAULTS
+#define FAULTS 2
+#endif
+#define COPIES 6 /* messages at a time; asserted to be enough */
+#define JOBS 2
+#define ATTEMPTS 2 /* of the first job; the second doesn't retry */
+
+/* Where a child is. */
+#define IDLE 0
+#define ARRIVED 1 /* with a delivery; acquire is next */
+#define BODY 2
+#define STORED 3 /* the result is stored, the lease is still there */
+#define CALLING 4 /* released early, to send what the message triggers */
+#define RETRYING 5 /* the next attempt is published */
+#define PUTTING_BACK 6
+#define PUBLISHED 7 /* the copy is with the broker */
+#define LEAVING 8 /* acknowledging is next */
+#define DOOMED 9 /* the hard limit was announced, the body runs on */
+#define DEAD 10
+#define MARKING 11 /* released, the result is stored; "done" is next */
+
+/* A message. */
+#define NONE 0
+#define READY 1
+#define UNACKED 2
+
+/* What stands in the key. [core/lease.py Kind] */
+#define FREE 0
+#define LEASE 1
+#define RESERVED 2
+#define DYING 3
+
+/* What is known of an attempt. [core/store.py MarkerState] */
+#define UNKNOWN 0
+#define WAITING 1
+#define FINISHING 2
+#define DONE 3
+
+/* What a delivery has met. [core/store.py Relation] */
+#define OWN 0
+#define DROPPED 1 /* done, superseded, or later: its message is over */
+#define EARLIER 2
+#define TWIN 3
+#define OTHER 4
+
+typedef Copy {
+  byte state;
+  byte job;
+  bit attempt;
+  byte sequence;
+  bit started;
+};
+
+typedef Child {
+  byte at;
+  byte copy; /* 1 and up; 0: none */
+  bit started; /* as the header said when it came, or what the next copy's shall say */
+  bit trusts;
+};
+
+typedef Marker {
+  byte state;
+  byte sequence;
+};
+
+Copy copy[COPIES];
+Child child[CHILDREN];
+
+/* The store. */
+byte kind;
+byte key_job;
+bit key_attempt;
+byte key_nonce; /* the child whose delivery has it, 1 and up; 0: a delivery that is over */
+Marker marker[JOBS * ATTEMPTS];
+
+byte faults = FAULTS;
+
+/* Ghosts. */
+bit skips[JOBS]; /* on_conflict is "skip" (with SKIPS), else "retry" */
+bit began[JOBS]; /* a body of it has begun */
+bit done[JOBS]; /* it has a result */
+bit over[JOBS * ATTEMPTS]; /* an attempt's outcome is final, stored, and its lease given back */
+byte between; /* the job (1 and up) whose key is reserved for its next attempt */
+
+#define MY(field) copy[child[me].copy - 1].field
+#define MY_ATTEMPT (MY(job) * ATTEMPTS + MY(attempt))
+#define MY_MARKER marker[MY(job) * ATTEMPTS + MY(attempt)]
+#define SAME_ATTEMPT (kind != FREE && key_job == MY(job) && key_attempt == MY(attempt))
+#ifdef NO_NONCE
+#define MINE (SAME_ATTEMPT && kind != RESERVED)
+#else
+#define MINE (SAME_ATTEMPT && kind != RESERVED && key_nonce == me + 1)
+#endif
+
+#define ANY(claim) (claim(0) || claim(1))
+#define RUNS(i) (child[i].trusts && me != i)
+#define REFERS(i) (child[i].copy == slot + 1)
+
+/* Used within one step, and 0 between steps. */
+byte met, slot, v;
+
+inline free_key() {
+  kind = FREE;
+  key_job = 0;
+  key_attempt = 0;
+  key_nonce = 0
+}
+
+/* What the store makes of an acquire. [stores/lua/acquire.lua] [stores/rules.py _relation] [stores/rules.py _refusal_by_marker] */
+inline relate() {
+  if
+#ifndef NO_MARKER
+  :: MY_MARKER.state == DONE -> met = DROPPED
+  :: MY_MARKER.state == FINISHING -> met = TWIN
+#endif
+  :: MY_MARKER.state == WAITING && MY_MARKER.sequence > MY(sequence) -> met = DROPPED
+  :: else ->
+    if
+    :: kind == FREE -> met = OWN
+    :: kind != FREE && key_job != MY(job) -> met = OTHER
+#ifdef NO_ORDINAL
+    :: kind != FREE && key_job == MY(job) -> met = OWN
+#else
+    :: kind != FREE && key_job == MY(job) && key_attempt > MY(attempt) -> met = DROPPED
+    :: kind != FREE && key_job == MY(job) && key_attempt < MY(attempt) -> met = EARLIER
+    :: SAME_ATTEMPT ->
+      if
+      :: kind == RESERVED || (kind == LEASE && MINE) -> met = OWN
+      :: else -> met = TWIN
+      fi
+#endif
+    fi
+  fi
+}
+
+inline grant() {
+  assert(between == 0 || between == MY(job) + 1);
+  between = 0;
+  kind = LEASE;
+  key_job = MY(job);
+  key_attempt = MY(attempt);
+  key_nonce = me + 1
+}
+
+/* Give back, to become `next` of the next attempt or nothing, and write `mark`; met says what was
+ * found. [stores/lua/release.lua] [stores/rules.py _release] */
+inline release(next, mark) {
+  if
+  :: MINE ->
+    met = OWN;
+    if
+    :: next == RESERVED ->
+      between = MY(job) + 1;
+#ifdef NO_RESERVATION
+      free_key()
+#else
+      kind = RESERVED;
+      key_attempt = 1;
+      key_nonce = 0
+#endif
+    :: next == DYING -> kind = DYING
+    :: else -> free_key()
+    fi
+  :: !MINE && SAME_ATTEMPT && kind != RESERVED -> met = TWIN
+  :: !MINE && !(SAME_ATTEMPT && kind != RESERVED) ->
+    met = (MY_MARKER.state == DONE -> DROPPED : OTHER)
+  fi;
+  if
+  :: mark != UNKNOWN && met != TWIN ->
+    if
+    :: mark == DONE -> over[MY_ATTEMPT] = 1
+    :: else
+    fi;
+    MY_MARKER.state = (MY_MARKER.state == DONE -> DONE : mark);
+    MY_MARKER.sequence = (MY_MARKER.state == DONE -> 0 : MY_MARKER.sequence)
+  :: else
+  fi
+}
+
+/* Hand a message to the broker; `slot` is where it stands from then on. */
+inline publish(job_, attempt_, sequence_, started_) {
+  slot = 0;
+  do
+  :: slot < COPIES && (copy[slot].state != NONE || ANY(REFERS)) -> slot++
+  :: else -> break
+  od;
+  assert(slot < COPIES);
+  copy[slot].job = job_;
+  copy[slot].attempt = attempt_;
+  copy[slot].sequence = sequence_;
+  copy[slot].started = started_;
+  copy[slot].state = READY;
+  slot = 0
+}
+
+/* Numbers of copies matter by their order alone: close the gaps, so that they stay small. */
+#define USES(i) (i.job == whose && i.attempt == which && i.sequence == v)
+inline close_gaps(whose, which) {
+  v = COPIES + 1;
+  do
+  :: v > 1 ->
+    v--;
+    slot = 0;
+    do
+    :: slot < COPIES && !USES(copy[slot]) -> slot++
+    :: else -> break
+    od;
+    if
+    :: slot < COPIES || marker[whose * ATTEMPTS + which].sequence == v
+    :: else ->
+      slot = 0;
+      do
+      :: slot < COPIES ->
+        if
+        :: copy[slot].job == whose && copy[slot].attempt == which && copy[slot].sequence > v -> copy[slot].sequence--
+        :: else
+        fi;
+        slot++
+      :: else -> break
+      od;
+      if
+      :: marker[whose * ATTEMPTS + which].sequence > v -> marker[whose * ATTEMPTS + which].sequence--
+      :: else
+      fi
+    fi
+  :: else -> break
+  od;
+  slot = 0;
+  v = 0
+}
+
+#define HAS(slot, j) (copy[slot].state != NONE && copy[slot].job == j)
+#define KEPT(j) (done[j] || HAS(0, j) || HAS(1, j) || HAS(2, j) || HAS(3, j) || HAS(4, j) || HAS(5, j))
+
+/* Acknowledge the delivery: the broker forgets its message, unless it waits to be delivered again. */
+inline acknowledge() {
+  MY(state) = (MY(state) == UNACKED -> NONE : MY(state))
+}
+
+/* No job is lost: what isn't done is with the broker, even if everybody crashes now. */
+inline leave() {
+  slot = child[me].copy - 1;
+  child[me].copy = 0;
+  child[me].at = IDLE;
+  child[me].started = 0;
+  child[me].trusts = 0;
+  key_nonce = (key_nonce == me + 1 -> 0 : key_nonce);
+  if
+  :: copy[slot].state == NONE && !ANY(REFERS) ->
+    copy[slot].job = 0;
+    copy[slot].attempt = 0;
+    copy[slot].sequence = 0;
+    copy[slot].started = 0
+  :: else
+  fi;
+  slot = 0;
+  assert(KEPT(0) && KEPT(1))
+}
+
+inline leave_soon() {
+  met = 0;
+  child[me].trusts = 0;
+  child[me].at = LEAVING
+}
+
+/* Given back by a child that is dead, or by the broker in its place. */
+inline requeue() {
+  if
+  :: MY(state) == UNACKED ->
+    MY(state) = READY;
+    MY(started) = 1
+  :: else
+  fi
+}
+
+/* Which place a message stands in means nothing: sort them, so that it makes no states either. */
+#define WEIGHT(i) ((copy[i].state != NONE || ANY_REFERS(i)) * 1024 + copy[i].state * 256 + copy[i].job * 128 + copy[i].attempt * 64 + copy[i].sequence * 2 + copy[i].started)
+#define ANY_REFERS(i) (child[0].copy == i + 1 || child[1].copy == i + 1)
+#define FOLLOW(i) child[i].copy = (child[i].copy == slot + 1 -> slot + 2 : (child[i].copy == slot + 2 -> slot + 1 : child[i].copy))
+#define SWAP(field) v = copy[slot].field; copy[slot].field = copy[slot + 1].field; copy[slot + 1].field = v
+inline sort() {
+  met = COPIES - 1;
+  do
+  :: met > 0 ->
+    slot = 0;
+    do
+    :: slot < met ->
+      if
+      :: WEIGHT(slot) < WEIGHT(slot + 1) ->
+        SWAP(state);
+        SWAP(job);
+        SWAP(attempt);
+        SWAP(sequence);
+        SWAP(started);
+        FOLLOW(0);
+        FOLLOW(1)
+      :: else
+      fi;
+      slot++
+    :: else -> break
+    od;
+    met--
+  :: else -> break
+  od;
+  slot = 0;
+  v = 0
+}
+
+inline put_back(started_) {
+  child[me].started = started_;
+  child[me].trusts = 0;
+  child[me].at = PUTTING_BACK
+}
+
+#define TAKE_FROM(which) \
+  :: d_step { child[me].at == IDLE && copy[which].state == READY -> \
+      copy[which].state = UNACKED; \
+      child[me].copy = which + 1; \
+      child[me].started = (copy[which].started || copy[which].attempt > 0); \
+      child[me].at = ARRIVED; \
+      sort() }
+
+/* If its own twin has the lease, or has finished, the result is the twin's to write. */
+inline yield_to_twin() {
+  if
+#ifdef TWIN_TAKES_ALL
+  :: met == TWIN || met == DROPPED -> child[me].at = LEAVING
+#else
+  :: met == DROPPED -> child[me].at = LEAVING
+  :: met == TWIN -> put_back(1)
+#endif
+  :: else
+  fi;
+  met = 0
+}
+
+#ifdef SKIP_STARTED
+#define IS_SKIPPED (skips[MY(job)])
+#else
+#define IS_SKIPPED (skips[MY(job)] && !child[me].started)
+#endif
+
+#ifdef ACK_FIRST
+#define IN_ITS_TURN (MY(state) != UNACKED)
+#else
+#define IN_ITS_TURN true
+#endif
+
+#define HOLDS(i) (key_nonce == i + 1 && child[i].trusts)
+#define TRUSTED ANY(HOLDS)
+#define IS_DOOMED(i) (key_nonce == i + 1 && child[i].at == DOOMED)
+#define STILL_DYING ANY(IS_DOOMED)
+
+proctype life(byte me) {
+end:
+  do
+  /* A delivery arrives and gets a nonce. [request.py SingletonRequestMixin.__init__] [delivery.py Delivery.of] */
+  TAKE_FROM(0)
+  TAKE_FROM(1)
+  TAKE_FROM(2)
+  TAKE_FROM(3)
+  TAKE_FROM(4)
+  TAKE_FROM(5)
+
+  /* The store answers the acquire, and the table decides. [execution.py Execution._acquire] [arrival.py decide] */
+  :: d_step { child[me].at == ARRIVED ->
+      relate();
+      if
+      :: met == OWN ->
+        assert(!ANY(RUNS));
+        assert(!over[MY_ATTEMPT]);
+        grant();
+        began[MY(job)] = 1;
+        child[me].trusts = 1;
+        child[me].at = BODY
+      :: met == DROPPED -> child[me].at = LEAVING
+      :: met == EARLIER || met == TWIN -> put_back(1)
+      :: met == OTHER && IS_SKIPPED ->
+        done[MY(job)] = (began[MY(job)] -> done[MY(job)] : 1); /* a skip is no answer to work that began */
+        child[me].at = LEAVING
+      :: met == OTHER && !IS_SKIPPED -> put_back(child[me].started)
+      fi;
+      met = 0 }
+
+  /* No answer, also not to the release by token: the message goes back. [execution.py Execution._acquire] [case.py Case.try_to_put_back] */
+  :: d_step { child[me].at == ARRIVED && faults > 0 ->
+      faults--;
+      put_back(child[me].started) }
+
+  /* The same, but the lease was granted. [core/locker.py Locker.forget] */
+  :: d_step { child[me].at == ARRIVED && faults > 0 ->
+      faults--;
+      relate();
+      if
+      :: met == OWN -> grant()
+      :: else
+      fi;
+      met = 0;
+      put_back(child[me].started) }
+
+  /* The body ends, and nothing hangs on it: its result is stored under the lease. [tenure.py Tenure._ended] */
+  :: d_step { child[me].at == BODY && child[me].trusts ->
+      done[MY(job)] = 1;
+      child[me].at = STORED }
+
+  /* It is given back, and marked as done in the same step. [task.py SingletonTask.after_return] [tenure.py Tenure._final_release] [settlement.py give_back] */
+  :: d_step { child[me].at == STORED ->
+      release(FREE, DONE);
+      leave_soon() }
+
+  /* The body ends, and triggers more, or has lost its lease unheard: released before that. [tenure.py Tenure._ended] [tenure.py Tenure._yield_to_twin] */
+  :: d_step { child[me].at == BODY ->
+      release(FREE, FINISHING);
+      child[me].trusts = 0;
+      child[me].at = CALLING;
+      yield_to_twin() }
+
+  /* The result is stored. [task.py SingletonTask.after_return] */
+  :: d_step { child[me].at == CALLING ->
+      done[MY(job)] = 1;
+      child[me].at = MARKING }
+
+  /* And the attempt is marked. [tenure.py Tenure._mark_done] [stores/lua/mark.lua] [stores/rules.py mark] */
+  :: d_step { child[me].at == MARKING ->
+      MY_MARKER.state = DONE;
+      MY_MARKER.sequence = 0; /* it counts no more */
+      over[MY_ATTEMPT] = 1;
+      leave_soon() }
+
+  /* The body raises Retry, which publishes the next attempt from inside it. [environment] */
+  :: d_step { child[me].at == BODY && MY(job) == 0 && MY(attempt) == 0 ->
+      publish(MY(job), 1, 0, 1);
+      child[me].at = RETRYING;
+      sort() }
+
+  /* The key is reserved for the next attempt, and this one marked as done. [settlement.py reserve] [tenure.py Tenure._final_release] */
+  :: d_step { child[me].at == RETRYING && child[me].trusts ->
+      release(RESERVED, DONE);
+      leave_soon() }
+
+  /* A lease that was lost meanwhile is given back plainly, or is its twin's. [tenure.py Tenure.run] [tenure.py Tenure._yield_to_twin] */
+  :: d_step { child[me].at == RETRYING && !child[me].trusts ->
+      release(FREE, UNKNOWN);
+      child[me].at = MARKING;
+      yield_to_twin() }
+
+  /* The lease was lost and the body interrupted: its message goes back. [tenure.py Tenure._interrupted] [tenure.py Tenure._yield_to_twin] */
+  :: d_step { child[me].at == BODY && !child[me].trusts ->
+      release(FREE, UNKNOWN);
+      put_back(1);
+      yield_to_twin() }
+
+  /* A release, or a mark, that the store doesn't answer. [core/locker.py Locker.release] [tenure.py Tenure._mark_done] */
+  :: d_step { (child[me].at == STORED || child[me].at == MARKING || child[me].at == RETRYING) && faults > 0 ->
+      faults--;
+      leave_soon() }
+
+  /* Publish the copy before the delivery is given up. [put_back.py put_back] [put_back.py _publish] [case.py Case.put_back] */
+  :: d_step { child[me].at == PUTTING_BACK && IN_ITS_TURN ->
+      publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
+      child[me].at = PUBLISHED;
+      sort() }
+
+#ifdef ACK_FIRST
+  :: d_step { child[me].at == PUTTING_BACK && MY(state) == UNACKED ->
+      acknowledge();
+      sort() }
+#endif
+
+  /* Say that older copies count no more. [put_back.py put_back] [stores/lua/mark.lua] [stores/rules.py mark] */
+  :: d_step { child[me].at == PUBLISHED ->
+      MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
+      if
+      :: MY_MARKER.state != DONE && MY_MARKER.sequence <= MY(sequence) -> MY_MARKER.sequence = MY(sequence) + 1
+      :: else
+      fi;
+      close_gaps(MY(job), MY(attempt));
+      leave_soon();
+      sort() }
+
+  /* The store doesn't answer that. [put_back.py put_back] */
+  :: d_step { child[me].at == PUBLISHED && faults > 0 ->
+      faults--;
+      leave_soon() }
+
+  /* The delivery is over. [environment] */
+  :: d_step { child[me].at == LEAVING ->
+      acknowledge();
+      leave();
+      sort() }
+
+  /* The holder stalls, and its deadline passes. [core/keeper.py Keeper._declare_overdue] */
+  :: d_step { child[me].trusts && child[me].at != DOOMED && faults > 0 ->
+      faults--;
+      child[me].trusts = 0 }
+
+  /* The hard time limit is announced; the body runs on for a while. [request.py SingletonRequestMixin.on_timeout] [request.py SingletonRequestMixin._settle_leases] */
+  :: d_step { child[me].at == BODY && faults > 0 ->
+      faults--;
+#ifdef RELEASE_ON_ANNOUNCEMENT
+      release(FREE, UNKNOWN);
+#else
+      release(DYING, UNKNOWN);
+#endif
+      met = 0;
+      child[me].at = DOOMED }
+
+  /* It is killed; what remains is its failure, which acknowledges. [environment] */
+  :: d_step { child[me].at == DOOMED ->
+      done[MY(job)] = 1;
+      leave_soon() }
+
+  /* SIGKILL. [environment] */
+  :: d_step { child[me].at != IDLE && child[me].at != DEAD && faults > 0 ->
+      faults--;
+      child[me].trusts = 0;
+      child[me].at = DEAD }
+
+  /* The parent has the proof, and releases by token before the message is given back. [request.py SingletonRequestMixin.on_failure] [request.py SingletonRequestMixin._settle_leases] */
+  :: d_step { child[me].at == DEAD ->
+      release(FREE, UNKNOWN);
+      met = 0;
+      requeue();
+      leave();
+      sort() }
+
+  /* The parent is dead too, or gets no answer; the broker gives the message back. [environment] */
+  :: d_step { child[me].at == DEAD ->
+      requeue();
+      leave();
+      sort() }
+  od
+}
+
+#define FINISHING_EXPIRES(which) \
+  :: d_step { marker[which].state == FINISHING -> \
+      marker[which].state = UNKNOWN; \
+      marker[which].sequence = 0 }
+#ifdef PREFETCH_PAST_VISIBILITY
+#define ASKED(which) true
+#else
+#define ASKED(which) (!(child[0].copy == which + 1 && child[0].at == ARRIVED) && !(child[1].copy == which + 1 && child[1].at == ARRIVED))
+#endif
+#define DELIVER_AGAIN(which) \
+  :: d_step { copy[which].state == UNACKED && faults > 0 && ASKED(which) -> \
+      faults--; \
+      copy[which].state = READY; \
+      copy[which].started = 1; \
+      sort() }
+
+/* What happens by itself. */
+proctype passing() {
+end:
+  do
+  /* A lease that nobody trusts, a reservation, or what a dead process had expires. [environment] */
+  :: d_step { (kind == LEASE && !TRUSTED) || kind == RESERVED || (kind == DYING && !STILL_DYING) ->
+      between = (kind == RESERVED -> 0 : between);
+      free_key() }
+
+  /* A marker "finishing" expires. [environment] */
+  FINISHING_EXPIRES(0)
+  FINISHING_EXPIRES(1)
+  FINISHING_EXPIRES(2)
+
+  /* The visibility timeout is over: the broker delivers again what is still worked at. [environment] */
+  DELIVER_AGAIN(0)
+  DELIVER_AGAIN(1)
+  DELIVER_AGAIN(2)
+  DELIVER_AGAIN(3)
+  DELIVER_AGAIN(4)
+  DELIVER_AGAIN(5)
+  od
+}
+
+init {
+  atomic {
+#ifdef SKIPS
+    skips[0] = 1;
+    skips[1] = 1;
+#endif
+    copy[0].state = READY;
+    copy[1].state = READY;
+    copy[1].job = 1;
+    run passing();
+    run life(0);
+    run life(1)
+  }
+}
+
+#ifdef LIVENESS
+/* Every job is done in the end, with finitely many faults. */
+ltl every_job_is_done { <> (done[0] && done[1]) }
+#endif

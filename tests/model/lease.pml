@@ -1,0 +1,479 @@
+/* The lease on one key: N clients, one store, a resource, and everything that can go wrong between.
+ *
+ * Each action below is one atomic step, and any number of other steps and of ticks may come before
+ * the next: so every pause (SIGSTOP, a C call that holds the GIL, a suspended machine) and every
+ * delay of a message is among the behaviours. The comment before an action names the functions that
+ * implement it, in brackets; [environment] marks what happens to the protocol.
+ *
+ * Time is counted down, in ticks, never up: the store counts the ticks that the key has left, each
+ * client those that it may still trust. So nothing bounds how long a run lasts, and yet the states
+ * are finite. With FENCES the server's own clock is modelled too; it stands still at HORIZON.
+ *
+ * A request that nobody waits for any more may be lost, or be carried out later, when its client has
+ * long gone on: a stray. Of each client there is one at a time; a newer one makes the older a lost
+ * one. The second try of a release is such a stray too. NO_STRAYS leaves them out.
+ *
+ * Must-fail variants, each a protection taken out: NO_OWNER_CHECK, NO_DEADLINE, NO_MARGIN,
+ * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK. And what is not promised:
+ * EXCLUSION_OVER_LOSS.
+ */
+
+#ifndef N
+#define N 2 /* clients */
+#endif
+#ifndef TTL
+#define TTL 3 /* ticks that a grant or a renewal lasts in the store */
+#endif
+#ifndef HORIZON
+#define HORIZON 6 /* with FENCES: ticks until the clock stands still */
+#endif
+#ifndef GRANTS
+#define GRANTS 4 /* with FENCES: how many grants there may be */
+#endif
+#define SPAN 8 /* fences in a tick: a server can't grant as often as its clock has microseconds */
+
+/* How much sooner the store's clock may be through with a ttl than the client's, in ticks. */
+#define DRIFT 1
+/* [core/lease.py drift] [core/lease.py Lease.trust] */
+#ifdef NO_MARGIN
+#define TRUST TTL
+#else
+#define TRUST (TTL - DRIFT)
+#endif
+
+/* Where the body's thread is. */
+#define IDLE 0
+#define ASKING 1 /* acquire was sent */
+#define BODY 2
+#define CHECKED 3 /* in the body, between check() and the write */
+
+/* What has become of a request. */
+#define NOTHING 0
+#define SENT 1
+#define YES 2 /* granted or renewed */
+#define NO 3 /* refused, or not yours */
+#define BROKEN 4 /* the connection was reset */
+
+/* What a stray request asks for. */
+#define ACQUIRE 1
+#define RENEW 2
+#define RELEASE 3
+
+typedef Client {
+  byte at;
+  byte token;
+  bit again; /* the second try of the acquire is under way */
+  byte call; /* the acquire */
+  byte call_trust; /* what its answer will vouch for, counted from before it was sent */
+  bit held; /* granted, neither released nor declared lost */
+  byte trust; /* until valid_until */
+  byte beat; /* the keeper's request */
+  byte beat_trust;
+  byte stray;
+  byte stray_token;
+  bit latest; /* the latest grant was to this token; a ghost */
+#ifdef FENCES
+  byte fence; /* of the lease */
+  byte turn; /* which grant it was; a ghost */
+#endif
+};
+
+Client c[N];
+
+/* The store. */
+byte key; /* the token that has it; 0: free */
+byte left; /* ticks */
+#ifdef LOSSES
+byte losses = LOSSES;
+byte shaken; /* ticks in which a store that has lost data may break its word; a ghost */
+#define EXCUSED (shaken > 0)
+#else
+#define EXCUSED false
+#endif
+#ifdef FENCES
+byte now;
+byte counter;
+byte turns; /* grants so far; a ghost */
+byte passed; /* the highest fence that the resource has seen */
+byte newest; /* the latest grant that it has accepted a write of; a ghost */
+bit down;
+#define UP (!down)
+#define ROOM (turns < GRANTS && counter < now * SPAN + SPAN - 1)
+#else
+#define UP true
+#define ROOM true
+#endif
+
+/* Of three tokens of a client two may stand somewhere, so there is always one that is new. */
+#define TOKENS 3
+#define FIRST_TOKEN(i) (1 + TOKENS * (i))
+#define STANDS(i, some) (key == (some) || c[i].stray_token == (some))
+
+/* Whether a grant that comes after its deadline counts. */
+#if defined(NO_DEADLINE) || defined(TRUST_FROM_REPLY)
+#define ANY_GRANT_COUNTS true
+#else
+#define ANY_GRANT_COUNTS false
+#endif
+
+/* Whether client i would pass check() now. [core/lease.py Lease.lost] */
+#ifdef NO_DEADLINE
+#define BELIEVES(i) (c[i].held)
+#else
+#define BELIEVES(i) (c[i].held && c[i].trust > 0)
+#endif
+
+/* Exclusion, and more than that: whoever would pass check() had the latest grant. So nobody ran in
+ * between, and a lease that was lost is never valid again. A store that lost data is excused for as
+ * long as leases from before may be trusted. */
+#define SOUND(i) (!BELIEVES(i) || c[i].latest || EXCUSED)
+#if N == 3
+#define EACH(action) action(0); action(1); action(2)
+#define ALL(claim) (claim(0) && claim(1) && claim(2))
+#else
+#define EACH(action) action(0); action(1)
+#define ALL(claim) (claim(0) && claim(1))
+#endif
+/* A stray renewal or release of what is gone does nothing, ever: no need to wait for it. */
+#if defined(NO_OWNER_CHECK) || defined(RENEWAL_RECREATES)
+#define POINTLESS(i) false
+#else
+#define POINTLESS(i) (c[i].stray != ACQUIRE && c[i].stray_token != key)
+#endif
+#define TIDY(i) c[i].stray = (POINTLESS(i) -> NOTHING : c[i].stray); c[i].stray_token = (c[i].stray == NOTHING -> 0 : c[i].stray_token)
+
+inline verify() {
+  EACH(TIDY);
+  assert(ALL(SOUND))
+}
+
+#define GIVE_TURN(i) c[i].latest = (c[i].token == key)
+/* [stores/lua/acquire.lua] [stores/rules.py _acquire] */
+inline grant(whom) {
+  key = whom;
+  left = TTL;
+  EACH(GIVE_TURN);
+#ifdef FENCES
+  turns++;
+#ifdef FENCE_WITHOUT_CLOCK
+  counter++
+#else
+  counter = (now * SPAN > counter + 1 -> now * SPAN : counter + 1)
+#endif
+#endif
+}
+
+/* [stores/lua/renew.lua] [stores/rules.py _renew] */
+#ifdef RENEWAL_RECREATES
+#define RENEWABLE(whom) (key == (whom) || key == 0)
+#else
+#define RENEWABLE(whom) (key == (whom))
+#endif
+
+inline renew(whom) {
+  key = whom;
+  left = TTL
+}
+
+/* [stores/lua/release.lua] [stores/rules.py _release] */
+#ifdef NO_OWNER_CHECK
+#define RELEASABLE(whom) (key != 0)
+#else
+#define RELEASABLE(whom) (key == (whom))
+#endif
+
+inline free_key() {
+  key = 0;
+  left = 0
+}
+
+inline stray_on(kind) {
+#ifndef NO_STRAYS
+  c[me].stray = kind;
+  c[me].stray_token = c[me].token;
+#endif
+  skip
+}
+
+/* Read the clock, then send. [core/locker.py Locker._send] */
+inline ask() {
+  c[me].call = SENT;
+  c[me].call_trust = TRUST
+}
+
+inline stop_asking() {
+  c[me].call = NOTHING;
+  c[me].call_trust = 0;
+  c[me].again = 0
+}
+
+inline stop_beating() {
+  c[me].beat = NOTHING;
+  c[me].beat_trust = 0
+}
+
+inline stop_trusting() {
+  c[me].held = 0;
+  c[me].trust = 0;
+  c[me].beat_trust = 0
+}
+
+/* The delivery is over for this client. */
+inline end_with(fate) {
+  give_back(fate);
+  stop_trusting();
+  stop_asking();
+  stop_beating();
+  c[me].at = IDLE;
+  c[me].token = 0;
+  c[me].latest = 0;
+#ifdef FENCES
+  c[me].fence = 0;
+  c[me].turn = 0;
+#endif
+  verify()
+}
+
+/* What becomes of the last that is heard of a token: its release by token is carried out at once, or
+ * later, or never; or what was under way before arrives later. */
+#define AT_ONCE 0
+#define LATER 1
+#define NEVER 2
+#define ANOTHER 3
+inline give_back(fate) {
+  if
+  :: fate == AT_ONCE && UP && RELEASABLE(c[me].token) -> free_key()
+  :: fate == LATER -> stray_on(RELEASE)
+  :: fate == ANOTHER && c[me].call == SENT -> stray_on(ACQUIRE)
+  :: fate == ANOTHER && c[me].beat == SENT -> stray_on(RENEW)
+  :: else
+  fi
+}
+#define UNDER_WAY (c[me].call == SENT || c[me].beat == SENT)
+
+proctype client(byte me) {
+end:
+  do
+  /* A delivery arrives and gets a token that no other has. [request.py SingletonRequestMixin.__init__] [delivery.py mint_nonce] [core/locker.py Locker.acquire] */
+  :: d_step { c[me].at == IDLE ->
+      c[me].token = FIRST_TOKEN(me);
+      do
+      :: STANDS(me, c[me].token) -> c[me].token++
+      :: else -> break
+      od;
+      c[me].at = ASKING;
+      ask() }
+
+  /* The store carries out an acquire. [stores/lua/acquire.lua] [stores/rules.py _acquire] */
+  :: d_step { c[me].call == SENT && UP && ROOM ->
+      if
+      :: key == 0 || key == c[me].token ->
+        grant(c[me].token);
+#ifdef FENCES
+        c[me].fence = counter;
+        c[me].turn = turns;
+#endif
+        c[me].call = YES
+      :: else ->
+        c[me].call = NO;
+        c[me].call_trust = 0
+      fi;
+      verify() }
+
+  /* No answer in time: once more with the same token. [core/locker.py Locker._send] [core/keeper.py timeout_for] */
+  :: d_step { c[me].at == ASKING && !c[me].again ->
+      c[me].again = 1;
+      ask() }
+
+  /* The same, and the first may still arrive. [core/locker.py Locker._send] */
+  :: d_step { c[me].call == SENT && !c[me].again ->
+      stray_on(ACQUIRE);
+      c[me].again = 1;
+      ask() }
+
+  /* No answer again, or an interruption between sending and reading: release by token. [core/locker.py Locker.acquire] [core/locker.py Locker.forget] */
+  :: d_step { c[me].at == ASKING -> end_with(AT_ONCE) }
+  :: d_step { c[me].at == ASKING -> end_with(LATER) }
+  :: d_step { c[me].at == ASKING -> end_with(NEVER) }
+
+  /* The grant is read: a lease, valid as counted from before it was asked for. [core/locker.py Locker.acquire] [core/keeper.py Keeper.add] */
+  :: d_step { c[me].call == YES && (c[me].call_trust > 0 || ANY_GRANT_COUNTS) ->
+#ifdef TRUST_FROM_REPLY
+      c[me].trust = TRUST;
+#else
+      c[me].trust = c[me].call_trust;
+#endif
+      stop_asking();
+      c[me].held = 1;
+      c[me].at = BODY;
+      verify() }
+
+  /* A refusal is a value, and the end of this delivery here. [core/locker.py Locker.acquire] */
+  :: d_step { c[me].call == NO -> end_with(NEVER) }
+
+#ifdef FENCES
+  /* The body asks whether it may write. [core/lease.py Lease.check] */
+  :: d_step { c[me].at == BODY && BELIEVES(me) -> c[me].at = CHECKED }
+
+  /* It writes, however long ago it asked; the resource compares the fence. [core/lease.py Lease.fence] */
+  :: d_step { c[me].at == CHECKED ->
+      c[me].at = BODY;
+      if
+#ifndef NO_FENCE_CHECK
+      :: c[me].fence < passed
+#endif
+      :: else ->
+        passed = c[me].fence;
+        assert(c[me].turn >= newest);
+        newest = c[me].turn
+      fi }
+#endif
+
+  /* The keeper sends a renewal, unless the deadline has passed. [core/keeper.py Keeper.sweep] [core/keeper.py Keeper._renew] */
+  :: d_step { c[me].beat == NOTHING && BELIEVES(me) ->
+      c[me].beat = SENT;
+      c[me].beat_trust = TRUST }
+
+  /* The store carries out a renewal. [stores/lua/renew.lua] [stores/rules.py _renew] */
+  :: d_step { c[me].beat == SENT && UP ->
+      if
+      :: RENEWABLE(c[me].token) ->
+        renew(c[me].token);
+        c[me].beat = YES
+      :: else ->
+        c[me].beat = NO;
+        c[me].beat_trust = 0
+      fi }
+
+  /* "Renewed" is read; after the deadline it counts no more. [core/keeper.py Keeper._take] */
+  :: d_step { c[me].beat == YES ->
+      if
+      :: BELIEVES(me) -> c[me].trust = c[me].beat_trust
+      :: else
+      fi;
+      stop_beating();
+      verify() }
+
+  /* "Not yours" is read: lost at once. [core/keeper.py Keeper._take] [core/keeper.py Keeper._lose] */
+  :: d_step { c[me].beat == NO ->
+      stop_trusting();
+      stop_beating() }
+
+  /* No reply to the renewal: it will be sent again. [core/keeper.py Keeper._postpone] */
+  :: d_step { c[me].beat != NOTHING -> stop_beating() }
+
+  /* The same, and the first may still arrive. [core/keeper.py Keeper._postpone] */
+  :: d_step { c[me].beat == SENT ->
+      stray_on(RENEW);
+      stop_beating() }
+
+#ifndef NO_DEADLINE
+  /* The deadline has passed: lost for good. [core/keeper.py Keeper._declare_overdue] [core/keeper.py Keeper._lose] */
+  :: d_step { c[me].held && c[me].trust == 0 -> stop_trusting() }
+#endif
+
+  /* The body ends, well or interrupted, and gives back; a reply to the keeper is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker._release] [core/keeper.py Keeper.discard] */
+  :: d_step { c[me].at == BODY -> end_with(AT_ONCE) }
+  :: d_step { c[me].at == BODY -> end_with(LATER) }
+
+  /* A request that nobody waits for any more arrives. [environment] */
+  :: d_step { c[me].stray != NOTHING && UP && (c[me].stray != ACQUIRE || ROOM) ->
+      if
+      :: c[me].stray == ACQUIRE && (key == 0 || key == c[me].stray_token) -> grant(c[me].stray_token)
+      :: c[me].stray == RENEW && RENEWABLE(c[me].stray_token) -> renew(c[me].stray_token)
+      :: c[me].stray == RELEASE && RELEASABLE(c[me].stray_token) -> free_key()
+      :: else
+      fi;
+      c[me].stray = NOTHING;
+      c[me].stray_token = 0;
+      verify() }
+
+  /* It is lost. [environment] */
+  :: d_step { c[me].stray != NOTHING ->
+      c[me].stray = NOTHING;
+      c[me].stray_token = 0 }
+
+  /* SIGKILL of a child: its parent releases by the token that it noted, now or later. [shared_record.py SharedRecord.note] [shared_record.py SharedRecord.of_dead] [request.py SingletonRequestMixin._settle_leases] */
+  :: d_step { c[me].at == CHECKED -> end_with(AT_ONCE) }
+  :: d_step { c[me].at == CHECKED -> end_with(LATER) }
+
+  /* SIGKILL of a child and its parent, and what was on its way may arrive. As for the store, a child that dies in its body or while it asks is one that ends there. [environment] */
+  :: d_step { c[me].at != IDLE -> end_with(NEVER) }
+  :: d_step { UNDER_WAY -> end_with(ANOTHER) }
+  od
+}
+
+#define COUNT_DOWN(timer) timer = (timer > 0 -> timer - 1 : 0)
+#define PASS(i) COUNT_DOWN(c[i].call_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].beat_trust)
+
+proctype clock() {
+end:
+  do
+  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock.now] */
+  :: d_step {
+#ifdef FENCES
+      now < HORIZON ->
+      now++;
+      down = 0;
+#endif
+      COUNT_DOWN(left);
+      key = (left > 0 -> key : 0);
+#ifdef LOSSES
+      COUNT_DOWN(shaken);
+#endif
+      EACH(PASS);
+      verify() }
+
+  /* The store's clock is that much ahead of its holder's. [environment] */
+  :: d_step { key != 0 && left <= DRIFT ->
+      free_key();
+      verify() }
+  od
+}
+
+#ifdef LOSSES
+#define CUT(request) request = (request == SENT -> BROKEN : request)
+#define RESET(i) CUT(c[i].call); CUT(c[i].beat); c[i].stray = NOTHING; c[i].stray_token = 0
+
+proctype catastrophe() {
+end:
+  do
+  /* The store is restarted and has lost everything; no connection outlives it. [environment] */
+  :: d_step { losses > 0 ->
+      losses--;
+      free_key();
+#ifndef EXCLUSION_OVER_LOSS
+      shaken = TTL;
+#endif
+#ifdef FENCES
+      counter = 0;
+      down = 1; /* until the next tick: a restart takes longer than the fences of one */
+#endif
+      EACH(RESET) }
+  od
+}
+#endif
+
+init {
+  byte n;
+  atomic {
+    do
+    :: n < N ->
+      run client(n);
+      n++
+    :: else -> break
+    od;
+    n = 0;
+    run clock();
+#ifdef LOSSES
+    run catastrophe()
+#endif
+  }
+}
+
+#ifdef LIVENESS
+/* Whether nobody who is alive answers for what stands in the key. */
+#define STUCK (key != 0 && key != c[0].token && key != c[1].token)
+/* No lock is stuck for ever. */
+ltl no_lock_is_stuck { [] (STUCK -> <> !STUCK) }
+#endif
