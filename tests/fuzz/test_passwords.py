@@ -131,10 +131,15 @@ def test_reporters_that_show_local_variables_get_no_password() -> None:
         assert WORD not in repr(value)
 
 
+def _nothing() -> None:
+    """A task's body."""
+
+
 def test_a_celery_report_hides_the_url_of_the_store() -> None:
     """`celery report` is pasted into issues; `inspect conf` answers whoever reaches the broker."""
     app = app_of(f"redis://:{WORD}@h/0")
-    singleton_task(app=app, name="t")(lambda: None)
+    # Not shared: that one would join every other app of the test process.
+    singleton_task(app=app, name="t", shared=False)(_nothing)
     table: Mapping[str, Any] = app.conf.table(with_defaults=True, censored=True)
     assert table["singleton_lock_url"] == "********"
     assert WORD not in str(table["singleton_lock_url"]) + app.bugreport()

@@ -280,7 +280,7 @@ end:
       fi;
       verify() }
 
-  /* No answer in time: once more with the same token. [core/locker.py Locker._send] [core/keeper.py timeout_for] */
+  /* No answer in time: once more with the same token. [core/locker.py Locker._send] [core/pace.py timeout_for] */
   :: d_step { c[me].at == ASKING && !c[me].again ->
       c[me].again = 1;
       ask() }
