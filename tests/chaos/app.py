@@ -19,6 +19,7 @@ from celery_singleton_lock import (
     lease_released,
     singleton_task,
 )
+from celery_singleton_lock.delivery import HEADER, Delivery
 from tests.chaos import broken
 from tests.chaos.body import LeaseGuard, run_body
 from tests.chaos.history import VARIABLE, History
@@ -96,9 +97,17 @@ def _write(event: str, **fields: Any) -> None:
         History.from_env().write(event, **fields)
 
 
+def _copy(headers: Any) -> list[int]:
+    """Which copy of its job a message is: attempt, and how often that was put back."""
+    retries = headers.get("retries") or 0
+    ours = headers.get(HEADER) or (headers.get("headers") or {}).get(HEADER) or {}
+    same_attempt = ours.get("attempt") == f"0.{retries}"
+    return [retries, ours.get("sequence", 0) if same_attempt else 0]
+
+
 @signals.before_task_publish.connect(weak=False)
 def _publishing(headers: Any = None, **_: Any) -> None:
-    _write("publishing", task_id=headers["id"])
+    _write("publishing", task_id=headers["id"], copy=_copy(headers))
 
 
 @signals.after_task_publish.connect(weak=False)
@@ -108,12 +117,15 @@ def _published(headers: Any = None, sender: Any = None, **_: Any) -> None:
 
 @signals.task_received.connect(weak=False)
 def _received(request: Any = None, **_: Any) -> None:
-    _write("received", task_id=request.id, worker=request.hostname)
+    copy = _copy(request.request_dict)
+    _write("received", task_id=request.id, worker=request.hostname, copy=copy)
 
 
 @signals.task_prerun.connect(weak=False)
 def _taken(task_id: str = "", task: Any = None, **_: Any) -> None:
-    _write("taken", task_id=task_id, worker=task.request.hostname)
+    delivery = Delivery.of(task.request)
+    copy = [delivery.token.retries, delivery.sequence]
+    _write("taken", task_id=task_id, worker=task.request.hostname, copy=copy)
 
 
 @signals.task_postrun.connect(weak=False)
