@@ -15,6 +15,7 @@ from celery import Celery, signals
 from celery_singleton_lock import (
     OnConflict,
     is_skipped,
+    lease_conflict,
     lease_lost,
     lease_released,
     singleton_task,
@@ -134,6 +135,12 @@ def _left(task_id: str = "", state: Any = None, retval: Any = None, **_: Any) ->
         _write("skip", task_id=task_id)
     error = type(retval).__name__ if isinstance(retval, BaseException) else None
     _write("left", task_id=task_id, state=state and str(state), error=error)
+
+
+@lease_conflict.connect(weak=False)
+def _refused(event: Any = None, **_: Any) -> None:
+    if event.data.get("outcome") == "raise":
+        _write("refused", task_id=event.task_id)
 
 
 @lease_lost.connect(weak=False)

@@ -13,6 +13,7 @@
     end         the body ended, ``error`` names what left it
     lost        the lock told of a loss; ``reason``
     released    the lock told of a release that the store acknowledged
+    refused     the lock raised LockConflict, whether or not Celery could store that
     skip        the call ended without having run, because its key was held
     taken, left the task was entered by a pool process (``worker``, ``copy``); ended, with its
                 ``state``

@@ -5,7 +5,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
 * skipped, and no body of it had begun by then: that is its result, and the message is acknowledged.
   (A second delivery of it may begin later, and dies with its process: to kombu's Redis transport it
   is the message that the first one has acknowledged);
-* FAILURE with LockConflict, and no body of it ever began;
+* refused with LockConflict, and no body of it ever began (the FAILURE may be nowhere to be read, if
+  the result backend is away);
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
   ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
@@ -158,7 +159,7 @@ def _open(
 
 
 def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str:
-    if job.failed_with("LockConflict") and not job.bodies:
+    if events(job.records, "refused") and not job.bodies:
         return "jobs refused before they began (LockConflict)"
     if job.failed_with("LeaseLost"):
         met = [body for body in job.bodies if _met_a_fault(body, faults, ttl)]

@@ -295,7 +295,7 @@ def conflict(begun: bool) -> Story:
     story = Story().published("j", "waiting")
     if begun:
         story.body("a", 1, None, job="j").add("death", 2, pid=1)
-    return left(story, "j", 5, "FAILURE", "LockConflict")
+    return left(story.add("refused", 4, task_id="j"), "j", 5, "FAILURE", "LockConflict")
 
 
 def test_a_job_that_never_began_may_fail_of_a_conflict() -> None:
