@@ -15,10 +15,12 @@ from celery import Celery, signals
 from celery_singleton_lock import (
     OnConflict,
     is_skipped,
+    lease_conflict,
     lease_lost,
     lease_released,
     singleton_task,
 )
+from celery_singleton_lock.delivery import HEADER, Delivery
 from tests.chaos import broken
 from tests.chaos.body import LeaseGuard, run_body
 from tests.chaos.history import VARIABLE, History
@@ -96,9 +98,17 @@ def _write(event: str, **fields: Any) -> None:
         History.from_env().write(event, **fields)
 
 
+def _copy(headers: Any) -> list[int]:
+    """Which copy of its job a message is: attempt, and how often that was put back."""
+    retries = headers.get("retries") or 0
+    ours = headers.get(HEADER) or (headers.get("headers") or {}).get(HEADER) or {}
+    same_attempt = ours.get("attempt") == f"0.{retries}"
+    return [retries, ours.get("sequence", 0) if same_attempt else 0]
+
+
 @signals.before_task_publish.connect(weak=False)
 def _publishing(headers: Any = None, **_: Any) -> None:
-    _write("publishing", task_id=headers["id"])
+    _write("publishing", task_id=headers["id"], copy=_copy(headers))
 
 
 @signals.after_task_publish.connect(weak=False)
@@ -108,12 +118,15 @@ def _published(headers: Any = None, sender: Any = None, **_: Any) -> None:
 
 @signals.task_received.connect(weak=False)
 def _received(request: Any = None, **_: Any) -> None:
-    _write("received", task_id=request.id, worker=request.hostname)
+    copy = _copy(request.request_dict)
+    _write("received", task_id=request.id, worker=request.hostname, copy=copy)
 
 
 @signals.task_prerun.connect(weak=False)
 def _taken(task_id: str = "", task: Any = None, **_: Any) -> None:
-    _write("taken", task_id=task_id, worker=task.request.hostname)
+    delivery = Delivery.of(task.request)
+    copy = [delivery.token.retries, delivery.sequence]
+    _write("taken", task_id=task_id, worker=task.request.hostname, copy=copy)
 
 
 @signals.task_postrun.connect(weak=False)
@@ -122,6 +135,12 @@ def _left(task_id: str = "", state: Any = None, retval: Any = None, **_: Any) ->
         _write("skip", task_id=task_id)
     error = type(retval).__name__ if isinstance(retval, BaseException) else None
     _write("left", task_id=task_id, state=state and str(state), error=error)
+
+
+@lease_conflict.connect(weak=False)
+def _refused(event: Any = None, **_: Any) -> None:
+    if event.data.get("outcome") == "raise":
+        _write("refused", task_id=event.task_id)
 
 
 @lease_lost.connect(weak=False)

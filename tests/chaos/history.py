@@ -1,8 +1,8 @@
 """What a campaign leaves behind: a journal per process, merged by the one clock of the host.
 
-    publishing  a message is about to be sent
+    publishing  a message is about to be sent; ``copy`` (attempt, and how often that was put back)
     published   it was sent (again: it was put back); ``task``
-    received    a worker's parent got a message; ``worker``
+    received    a worker's parent got a message; ``worker``, ``copy``
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
                 ``task``, ``late`` (acknowledged late), ``attempt``,
                 ``planned`` (seconds)
@@ -13,8 +13,10 @@
     end         the body ended, ``error`` names what left it
     lost        the lock told of a loss; ``reason``
     released    the lock told of a release that the store acknowledged
+    refused     the lock raised LockConflict, whether or not Celery could store that
     skip        the call ended without having run, because its key was held
-    taken, left the task was entered by a pool process; ended, with its ``state``
+    taken, left the task was entered by a pool process (``worker``, ``copy``); ended, with its
+                ``state``
     death       a process was killed here, or had died before
     fault       something was broken from ``at`` to ``end``: ``name``, ``target``
     loss        the store lost what it had acknowledged, or its leases: fences up to ``fence_to``

@@ -5,15 +5,16 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
 * skipped, and no body of it had begun by then: that is its result, and the message is acknowledged.
   (A second delivery of it may begin later, and dies with its process: to kombu's Redis transport it
   is the message that the first one has acknowledged);
-* FAILURE with LockConflict, and no body of it ever began;
+* refused with LockConflict, and no body of it ever began (the FAILURE may be nowhere to be read, if
+  the result backend is away);
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
   ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
 * acknowledged early, and in the hands of a worker when that worker or its child was killed;
-* the message never reached a worker after it was published, and broker or worker were killed then:
-  kombu's Redis transport pops a message and notes it in two steps. Or it had reached a worker that
-  was killed before it took the message up, and vanished so when it was delivered again. Nothing of
-  the lock runs between the publishing, the arrival at the worker and its taking up.
+* the newest copy of its message was never taken up. Either it never reached a worker, and broker or
+  worker were killed then: kombu's Redis transport pops a message and notes it in two steps. Or each
+  worker that it had reached was killed before it took it up, and it vanished so when it was to be
+  delivered again. Nothing of the lock runs between the publishing of a message and its taking up.
 
 Each of these but success and skip is counted, so that a report shows how often it was needed.
 """
@@ -56,6 +57,12 @@ class _Job:
 
     def last(self, event: str) -> float:
         return max((record.at for record in events(self.records, event)), default=0.0)
+
+    def of_newest_copy(self) -> list[Record]:
+        """What is known of the message that was sent last: those before it were replaced by it."""
+        sent = [record for record in self.records if "copy" in record.data]
+        newest = max(record.data["copy"] for record in sent)
+        return [record for record in sent if record.data["copy"] == newest]
 
     def was_skipped_first(self) -> bool:
         """Whether it was skipped, and no body of it had begun by then."""
@@ -152,7 +159,7 @@ def _open(
 
 
 def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str:
-    if job.failed_with("LockConflict") and not job.bodies:
+    if events(job.records, "refused") and not job.bodies:
         return "jobs refused before they began (LockConflict)"
     if job.failed_with("LeaseLost"):
         met = [body for body in job.bodies if _met_a_fault(body, faults, ttl)]
@@ -160,10 +167,7 @@ def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str
             return "jobs given up after their leases were lost to faults (LeaseLost)"
     if job.task in EARLY and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
-    # Written before the sending: whatever receives this message does so later.
-    sent = job.last("publishing")
-    never_arrived = sent > job.last("received") and ends.reach_beyond(sent)
-    if never_arrived or ends.took_untouched(job):
+    if ends.lost_on_the_way(job.of_newest_copy()):
         return "messages that vanished between broker and worker when one was killed"
     return ""
 
@@ -195,12 +199,19 @@ class _Ends:
         workers = {record.data.get("worker") for record in job.records} - {None}
         return any(end >= last.at for worker in workers for end in self._of_worker[str(worker)])
 
-    def took_untouched(self, job: _Job) -> bool:
-        """Whether the job's last sign of life is its arrival at a worker that was hurt then."""
-        last = max(job.records, key=lambda record: record.at)
-        ends = self._of_worker[last.data.get("worker", "")]
-        return last.event == "received" and any(end >= last.at for end in ends)
+    def lost_on_the_way(self, records: Sequence[Record]) -> bool:
+        """Whether a message was never taken up, and something was killed that may have had it.
 
-    def reach_beyond(self, at: float) -> bool:
-        """Whether anything was killed later; the kernel may take a while to end a process."""
-        return any(end + _SLOW_DEATH >= at for end in self._all)
+        Args:
+            records: Of one message and its deliveries, by time.
+        """
+        if events(records, "taken"):
+            return False
+        received = events(records, "received")
+        if not received:
+            # The kernel may take a while to end a process.
+            return any(end + _SLOW_DEATH >= records[0].at for end in self._all)
+        return all(
+            any(end >= record.at for end in self._of_worker[record.data["worker"]])
+            for record in received
+        )

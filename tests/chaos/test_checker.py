@@ -32,9 +32,17 @@ class Story:
         self.records.append(Record(event=event, at=at, pid=pid, data=fields, **named))
         return self
 
-    def published(self, job: str, task: str = "late", at: float = 0.0) -> Story:
-        self.add("publishing", at, task_id=job)
+    def published(
+        self, job: str, task: str = "late", at: float = 0.0, copy: Sequence[int] = (0, 0)
+    ) -> Story:
+        self.add("publishing", at, task_id=job, copy=list(copy))
         return self.add("published", at, task_id=job, task=f"{APP}.{task}")
+
+    def received(self, job: str, at: float, copy: Sequence[int] = (0, 0)) -> Story:
+        return self.add("received", at, task_id=job, worker="w", copy=list(copy))
+
+    def taken(self, job: str, at: float, copy: Sequence[int] = (0, 0)) -> Story:
+        return self.add("taken", at, task_id=job, worker="w", copy=list(copy))
 
     def body(
         self,
@@ -61,6 +69,7 @@ class Story:
             "late": late,
             "attempt": attempt,
         }
+        self.add("taken", begin, task_id=job, worker="w", copy=[attempt, 0], pid=pid)
         self.add("start", begin, run=run, task_id=job, key="k", fence=fence, pid=pid, **facts)
         self.add("check", begin, run=run, key="k", until=until, pid=pid)
         if end is not None:
@@ -286,7 +295,7 @@ def conflict(begun: bool) -> Story:
     story = Story().published("j", "waiting")
     if begun:
         story.body("a", 1, None, job="j").add("death", 2, pid=1)
-    return left(story, "j", 5, "FAILURE", "LockConflict")
+    return left(story.add("refused", 4, task_id="j"), "j", 5, "FAILURE", "LockConflict")
 
 
 def test_a_job_that_never_began_may_fail_of_a_conflict() -> None:
@@ -298,7 +307,7 @@ def test_a_job_that_had_begun_may_not_fail_of_a_conflict() -> None:
 
 
 def killed_in_the_midst(task: str) -> Story:
-    story = Story().published("j", task).add("received", 0.5, task_id="j", worker="w")
+    story = Story().published("j", task).received("j", 0.5)
     return story.body("a", 1, None, job="j").add("death", 2, pid=1, worker="w")
 
 
@@ -311,23 +320,29 @@ def test_a_job_acknowledged_late_may_not_die_with_its_process() -> None:
 
 
 def test_a_job_acknowledged_early_is_lost_if_its_worker_had_died_before() -> None:
-    story = Story().published("j", "early").add("received", 0.5, task_id="j", worker="w")
+    story = Story().published("j", "early").received("j", 0.5)
     assert story.add("death", 0.4, pid=1, worker="w").kinds() == [Kind.JOB_LOST]
 
 
 def test_a_message_may_vanish_when_something_was_killed_before_it_was_received() -> None:
-    story = Story().published("j").add("received", 1, task_id="j", worker="w")
-    story.published("j", at=2).add("death", 2.1, pid=7, worker="other")
+    story = Story().published("j").received("j", 1)
+    story.published("j", at=2, copy=(0, 1)).add("death", 2.1, pid=7, worker="other")
     assert story.kinds() == []
 
 
+def test_an_older_copy_that_arrives_is_no_sign_of_the_one_that_replaced_it() -> None:
+    story = Story().published("j").published("j", at=2, copy=(0, 1)).received("j", 5).taken("j", 6)
+    assert story.kinds() == [Kind.JOB_LOST]
+    assert story.add("death", 2.1, pid=7, worker="other").kinds() == []
+
+
 def test_a_message_that_another_worker_has_received_has_not_vanished() -> None:
-    story = Story().published("j", at=2).add("received", 2.05, task_id="j", worker="w")
+    story = Story().published("j", at=2).received("j", 2.05)
     assert story.add("death", 2.1, pid=7, worker="other").kinds() == [Kind.JOB_LOST]
 
 
 def received_and_killed() -> Story:
-    story = Story().published("j", at=2).add("received", 2.05, task_id="j", worker="w")
+    story = Story().published("j", at=2).received("j", 2.05)
     return story.add("death", 3, pid=7, worker="w")
 
 
@@ -336,7 +351,7 @@ def test_a_message_may_vanish_on_its_way_from_a_killed_worker_that_had_not_taken
 
 
 def test_a_message_that_was_taken_up_has_not_vanished() -> None:
-    story = received_and_killed().add("taken", 2.5, task_id="j", worker="w")
+    story = received_and_killed().taken("j", 2.5)
     assert story.kinds() == [Kind.JOB_LOST]
 
 
@@ -350,7 +365,7 @@ def test_a_message_does_not_vanish_while_nothing_is_killed() -> None:
 
 def done(story: Story, run: str, job: str, begin: float, fence: int | None = None) -> Story:
     """A body that succeeds within a second, with all that follows."""
-    story.add("taken", begin, task_id=job)
+    story.taken(job, begin)
     story.body(run, begin, begin + 1, job=job, fence=fence)
     story.add("released", begin + 1.1, task_id=job)
     return left(story, job, begin + 1.2, "SUCCESS")
@@ -368,20 +383,20 @@ def test_a_twin_that_had_been_granted_the_key_before_did_not_run_again() -> None
 
 
 def test_an_earlier_attempt_may_run_again() -> None:
-    story = Story().published("j").add("taken", 1, task_id="j").body("a", 1, 2, job="j", attempt=1)
+    story = Story().published("j").taken("j", 1).body("a", 1, 2, job="j", attempt=1)
     left(story.add("released", 2.1, task_id="j"), "j", 2.2, "SUCCESS")
     assert story.body("b", 5, 6, job="j", attempt=0).kinds() == []
     assert story.body("c", 7, 8, job="j", attempt=1).kinds() == [Kind.RUN_AGAIN]
 
 
 def test_a_job_whose_release_nobody_acknowledged_may_run_again() -> None:
-    story = Story().published("j").add("taken", 1, task_id="j").body("a", 1, 2, job="j")
+    story = Story().published("j").taken("j", 1).body("a", 1, 2, job="j")
     story = left(story, "j", 2.2, "SUCCESS").body("b", 5, 6, job="j")
     assert story.kinds() == []
 
 
 def test_an_early_job_may_run_again() -> None:
-    story = Story().published("j", "early").add("taken", 1, task_id="j")
+    story = Story().published("j", "early").taken("j", 1)
     story.body("a", 1, 2, job="j", late=False).add("released", 2.1, task_id="j")
     left(story, "j", 2.2, "SUCCESS").body("b", 5, 6, job="j", late=False)
     assert story.kinds() == []

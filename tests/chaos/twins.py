@@ -17,7 +17,7 @@ _LONG = (Length(weight=1, steps=4, shortest=0.6, longest=0.9),)
 _MIDDLE = (Length(weight=1, steps=4, shortest=0.2, longest=0.5),)
 _FOREIGN = "tests.chaos.foreign"
 #: Seconds until a twin counts as not caught, and that a control has to last.
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 _CONTROL = 60.0
 
 
@@ -84,7 +84,9 @@ TWINS = (
     # No fault is needed: a body that is longer than the ttl can't ever end.
     _twin("no-renewal", Kind.JOB_LOST, broken="renewal", lengths=_LONG),
     # A worker that is cut off from the store goes on, while another takes the key.
-    _twin("no-local-deadline", Kind.OVERLAP, broken="local-deadline", faults=("cut",)),
+    _twin(
+        "no-local-deadline", Kind.OVERLAP, broken="local-deadline", faults=("cut",), lengths=_LONG
+    ),
     # A body that nobody interrupts, stopped between its check and its write.
     _twin(
         "no-fence-check",
