@@ -88,10 +88,12 @@ def test_an_installed_wheel_works_without_the_source(wheel: Path, tmp_path: Path
     assert output.split() == [str(len(celery_singleton_lock.__all__)), "True"]
 
 
+@pytest.mark.slow
 def test_the_requirements_are_met_together() -> None:
     assert "No broken requirements found" in run("-m", "pip", "check", cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_the_entry_points_lead_somewhere() -> None:
     points = {
         (point.group, point.name): point
@@ -111,6 +113,7 @@ def test_the_entry_points_lead_somewhere() -> None:
     run("-c", program, cwd=ROOT, **{**site, "BROKER_URL": "memory://", "RESULT_URL": "memory://"})
 
 
+@pytest.mark.slow
 def test_celery_lists_the_command() -> None:
     assert "singleton " in run("-m", "celery", "--help", cwd=ROOT)
     help_text = run("-m", "celery", "singleton", "--help", cwd=ROOT)

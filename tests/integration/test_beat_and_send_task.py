@@ -63,6 +63,7 @@ def test_a_tick_is_skipped_while_the_last_one_still_runs(
     assert len({record.pid for record in conflicts(journal.records())}) > 1
 
 
+@pytest.mark.slow
 def test_without_the_lock_the_ticks_overlap(
     worker: StartWorker, beat: StartBeat, environment: dict[str, str], journal: Journal
 ) -> None:

@@ -98,6 +98,7 @@ def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Sta
     assert claims(stage) == []
 
 
+@pytest.mark.slow
 def test_a_duplicate_by_name_can_be_told_by_an_exception(
     stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
 ) -> None:

@@ -192,6 +192,7 @@ STAYS = [
 LEAVES = [(task, "leave", 1) for task in ("early", "late", "silent")] + [("requeued", "leave", 2)]
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize(
     "ends", [pytest.param(STAYS, id="stays"), pytest.param(LEAVES, id="leaves")]
@@ -459,6 +460,7 @@ def test_a_call_that_could_not_be_published_frees_its_claim_and_fails(
     assert one.call().get(timeout=SOON) == name
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_without_a_lease_frees_its_claim(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -563,6 +565,7 @@ def test_a_killed_child_s_claim_is_free_at_once_or_when_its_message_has_run_agai
         one.can_be_had(call)
 
 
+@pytest.mark.slow
 def test_a_time_limit_frees_the_claim_when_the_child_is_dead_or_queues_it_again(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

@@ -172,6 +172,7 @@ def test_show_knows_the_three_spellings_of_a_key(cli: Cli, load_app: LoadApp) ->
     assert (free.status, free.json()) == (1, None)
 
 
+@pytest.mark.slow
 def test_a_short_name_of_two_keys_is_refused_with_both(cli: Cli, load_app: LoadApp) -> None:
     pools = load_app(POOLS)
     with (
@@ -248,6 +249,7 @@ def test_release_asks_and_no_is_the_default(cli: Cli, load_app: LoadApp) -> None
         assert cli("show", key).status == 1
 
 
+@pytest.mark.slow
 def test_release_of_a_free_key_says_so(cli: Cli) -> None:
     answer = cli("release", "nothing")
     assert (answer.status, answer.out, answer.err) == (1, "", "nothing is free already\n")
@@ -283,6 +285,7 @@ def test_release_frees_nothing_if_the_holder_changed_meanwhile(
                 assert cli("show", "--json", key).json()["token"] == str(second.token)
 
 
+@pytest.mark.slow
 def test_release_compares_the_token_that_was_given(cli: Cli, load_app: LoadApp) -> None:
     pools = load_app(POOLS)
     key = pools.brief.lock_key("a")
@@ -306,6 +309,7 @@ def test_json_never_asks(cli: Cli, load_app: LoadApp) -> None:
         assert cli("show", "a").status == 0
 
 
+@pytest.mark.slow
 def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     cli: Cli,
     worker: StartWorker,
@@ -337,6 +341,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     assert loss.task_id == first.id
 
 
+@pytest.mark.slow
 def test_an_old_holder_can_not_release_what_was_forced_from_it(cli: Cli, load_app: LoadApp) -> None:
     pools = load_app(POOLS)
     key = pools.brief.lock_key("a")
@@ -423,6 +428,7 @@ def test_a_released_claim_lets_an_equal_call_be_published_and_leaves_the_lease(
 # What goes wrong.
 
 
+@pytest.mark.slow
 def test_a_silent_store_is_one_line_and_an_exit_status(cli: Cli) -> None:
     url = f"redis://:s3cr%2Fet@127.0.0.1:{free_port()}/0"
     for arguments in (["ls"], ["show", "a"], ["release", "--force", "a"]):
@@ -433,6 +439,7 @@ def test_a_silent_store_is_one_line_and_an_exit_status(cli: Cli) -> None:
         assert "s3cr" not in answer.all
 
 
+@pytest.mark.slow
 def test_the_password_is_never_shown(cli: Cli, private_redis: PrivateServer) -> None:
     with redis.Redis.from_url(private_redis.url()) as client:
         client.config_set("requirepass", "s3cr/et")

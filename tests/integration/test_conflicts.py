@@ -180,6 +180,7 @@ def test_five_hundred_waiting_calls_do_not_stall_an_unrelated_task(stage: Stage,
     crowd_worker.kill_group()
 
 
+@pytest.mark.slow
 def test_calls_that_wait_in_the_worker_do_stall_it(stage: Stage, name: str) -> None:
     # The twin: what `wait` costs, and what the test above would see if `retry` blocked a process.
     crowd_worker = stage.worker(concurrency=1, queues=["crowd"])

@@ -60,6 +60,7 @@ def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
     assert redis_client.llen("idle") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [

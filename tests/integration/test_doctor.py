@@ -207,6 +207,7 @@ def test_a_slow_store_is_a_warning_for_the_task_with_the_shortest_ttl(
     assert "ttl=0.5" in finding.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True], ids=["for people", "json"])
 def test_the_command_tells_all_and_ends_with_1_on_an_error(
     server: PrivateServer, raw: Any, as_json: bool

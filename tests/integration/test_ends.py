@@ -142,6 +142,7 @@ def test_a_task_that_is_acknowledged_late_does_not_come_back_after_its_hard_time
     assert not told([process], "put-back")
 
 
+@pytest.mark.slow
 def test_a_body_whose_worker_is_shut_down_before_its_link_is_sent_runs_again_and_sends_it(
     stage: Stage, name: str
 ) -> None:

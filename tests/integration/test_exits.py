@@ -93,6 +93,7 @@ def test_after_every_exit_of_a_body_the_key_is_free_at_once(
     wait_until(lambda: not keys.held(), "no key is left", timeout=SOON)
 
 
+@pytest.mark.slow
 def test_without_the_settling_in_task_postrun_some_exits_leave_their_key_behind(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_rejected_message_that_is_requeued_runs_again_alone(
     wait_until(lambda: not keys.held(), "no key is left", timeout=SOON)
 
 
+@pytest.mark.slow
 def test_children_that_end_after_one_task_leave_nothing_behind(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:

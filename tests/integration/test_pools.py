@@ -91,6 +91,7 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
     assert notes(journal, "lost") == []
 
 
+@pytest.mark.slow
 def test_without_renewal_the_same_duplicate_overlaps(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:

@@ -198,6 +198,7 @@ def retries_meet_duplicates(
     return retried, duplicates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
     count: int, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
@@ -223,6 +224,7 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_with_the_usual_recipe_the_retry_is_lost(
     crash: ModuleType, worker: StartWorker, journal: Journal
 ) -> None:
@@ -273,6 +275,7 @@ def test_without_the_parents_release_a_killed_childs_key_stays(
         wait_until_free(redis_client, [crash.unheard.lock_key("k", "")], timeout=1)
 
 
+@pytest.mark.slow
 def test_a_killed_workers_keys_are_free_within_ttl(
     crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
 ) -> None:
@@ -377,6 +380,7 @@ def die_before_sending_the_follower(
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("how", ["link", pytest.param("chain", marks=SLOW)])
 def test_a_child_that_dies_after_the_early_release_does_not_lose_what_follows(

@@ -148,6 +148,7 @@ def test_a_twin_that_arrives_after_the_success_is_dropped(
         assert len(journal.runs("after k")) == 1
 
 
+@pytest.mark.slow
 def test_without_the_lock_a_twin_that_arrives_after_the_success_runs(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:

@@ -109,6 +109,7 @@ def test_duplicates_every_fifth_of_a_second_never_overlap_a_body_longer_than_its
     assert all(is_skipped(result) for result in results[:-2])
 
 
+@pytest.mark.slow
 def test_without_renewal_the_same_duplicates_overlap(
     worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_body_ends_before_its_unreachable_lease_does_unless_told_to_continue(
 WAYS = ["sleep", "read", "loop", "swallow"]
 
 
+@pytest.mark.slow
 def test_a_replaced_lease_ends_its_body_within_a_heartbeat_whatever_it_does(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_task_that_says_continue_only_sees_that_its_lease_is_lost(
     assert run.end - at < HEARTBEAT + SLACK
 
 
+@pytest.mark.slow
 def test_an_autoretry_that_names_the_loss_is_honoured(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
@@ -323,6 +326,7 @@ def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
     assert len(journal.runs("k")) == 3
 
 
+@pytest.mark.slow
 def test_in_the_threads_pool_a_loop_is_ended_and_its_thread_lives_on(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
@@ -356,6 +360,7 @@ def test_in_the_solo_pool_a_body_is_ended_and_the_worker_lives_on(
     assert not loss.early.delay("k", "sleep", 0).get(timeout=30)["lost"]
 
 
+@pytest.mark.slow
 def test_in_the_gevent_pool_only_the_flag_tells(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
@@ -377,6 +382,7 @@ def test_in_the_gevent_pool_only_the_flag_tells(
 # Bounds.
 
 
+@pytest.mark.slow
 def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservation(
     worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
 ) -> None:
@@ -409,6 +415,7 @@ def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservat
     assert not told([process], "lost")
 
 
+@pytest.mark.slow
 def test_a_body_that_reaches_max_hold_is_ended_and_the_key_is_free(
     worker: StartWorker, load_app: LoadApp, environment: dict[str, str], journal: Journal
 ) -> None:

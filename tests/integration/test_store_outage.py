@@ -207,6 +207,7 @@ def test_bodies_whose_store_and_broker_stay_away_are_ended_and_kept_until_both_a
     assert len(journal.runs()) == 10
 
 
+@pytest.mark.slow
 def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:

@@ -271,6 +271,7 @@ def test_a_failed_call_leaves_no_claim(
     assert one.delay(name).get(timeout=20) == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["once", "soon"])
 def test_a_revoked_call_frees_its_claim_when_it_is_discarded(
     stage: Stage, worker: CeleryWorker, name: str, task: str
@@ -427,6 +428,7 @@ def test_a_message_that_is_put_back_keeps_its_claim(
     assert ran(stage, name)[1:] == [first.id]
 
 
+@pytest.mark.slow
 def test_options_of_the_call_survive_retry_put_back_and_redelivery(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -744,6 +746,7 @@ def away(server: PrivateServer, how: str) -> None:
     server.kill() if how == "killed" else server.pause()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "first call"])
 @pytest.mark.parametrize("how", ["killed", "silent"])
 def test_with_the_store_away_a_call_goes_out_within_a_second(

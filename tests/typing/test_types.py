@@ -39,6 +39,7 @@ def found(output: str) -> dict[int, str]:
     return said
 
 
+@pytest.mark.slow
 def test_mypy_infers_what_the_cases_say(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     config = tmp_path / "mypy.ini"
