@@ -45,6 +45,10 @@ chaos: $(DEV_READY)  ## the fault campaign: ARGS="--minutes 30 --seed 7", or ARG
 bench: $(BENCH_READY)  ## the benchmarks, beside other people's locks; which, and options, in ARGS
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
+.PHONY: model
+model: $(DEV_READY)  ## the protocol, searched by spin (needs spin and gcc); options in ARGS
+	$(BIN)/python -m tests.model $(ARGS)
+
 .PHONY: check
 check: $(DEV_READY)  ## lint, format, types, imports
 	$(BIN)/ruff check .

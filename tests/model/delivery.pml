@@ -9,8 +9,9 @@
  * stop trusting at any time. What a nonce does is name a delivery among those that are alive: here
  * that is the number of the child, and 0 is a delivery that is over.
  *
- * A delivery that sat in a worker's prefetch for longer than the visibility timeout before it asked
- * for its lease is only modelled with PREFETCH_PAST_VISIBILITY.
+ * That a delivery whose body has not begun is kept from beginning for longer than the visibility
+ * timeout (in a worker's prefetch, or by a broker that takes no copy) is among the behaviours only
+ * with SLOW_TO_BEGIN: then its second delivery may begin, die, and the first be skipped.
  *
  * The comment before an action names the functions that implement it, in brackets; [environment]
  * marks what happens to the protocol. FAULTS of these happen in a run.
@@ -76,7 +77,7 @@ typedef Copy {
 typedef Child {
   byte at;
   byte copy; /* 1 and up; 0: none */
-  bit started; /* as the header said when it came, or what the next copy's shall say */
+  bit started; /* whether work is known to have begun: what the next copy's header says */
   bit trusts;
 };
 
@@ -393,6 +394,7 @@ end:
         assert(!over[MY_ATTEMPT]);
         grant();
         began[MY(job)] = 1;
+        child[me].started = 1;
         child[me].trusts = 1;
         child[me].at = BODY
       :: met == DROPPED -> child[me].at = LEAVING
@@ -558,13 +560,14 @@ end:
   :: d_step { marker[which].state == FINISHING -> \
       marker[which].state = UNKNOWN; \
       marker[which].sequence = 0 }
-#ifdef PREFETCH_PAST_VISIBILITY
-#define ASKED(which) true
+#ifdef SLOW_TO_BEGIN
+#define DUE(which) true
 #else
-#define ASKED(which) (!(child[0].copy == which + 1 && child[0].at == ARRIVED) && !(child[1].copy == which + 1 && child[1].at == ARRIVED))
+#define FRESH(i, which) (child[i].copy == which + 1 && !child[i].started)
+#define DUE(which) (!FRESH(0, which) && !FRESH(1, which))
 #endif
 #define DELIVER_AGAIN(which) \
-  :: d_step { copy[which].state == UNACKED && faults > 0 && ASKED(which) -> \
+  :: d_step { copy[which].state == UNACKED && faults > 0 && DUE(which) -> \
       faults--; \
       copy[which].state = READY; \
       copy[which].started = 1; \

@@ -11,11 +11,12 @@
  *
  * A request that nobody waits for any more may be lost, or be carried out later, when its client has
  * long gone on: a stray. Of each client there is one at a time; a newer one makes the older a lost
- * one. The second try of a release is such a stray too. NO_STRAYS leaves them out.
+ * one. The second try of a release is such a stray too. NO_STRAYS leaves them out. With PULSE the
+ * worker parents renew too.
  *
  * Must-fail variants, each a protection taken out: NO_OWNER_CHECK, NO_DEADLINE, NO_MARGIN,
- * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK. And what is not promised:
- * EXCLUSION_OVER_LOSS.
+ * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_EXPIRY, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK. And what is not
+ * promised: EXCLUSION_OVER_LOSS.
  */
 
 #ifndef N
@@ -34,7 +35,7 @@
 
 /* How much sooner the store's clock may be through with a ttl than the client's, in ticks. */
 #define DRIFT 1
-/* [core/lease.py drift] [core/lease.py Lease.trust] */
+/* [core/lease.py drift] [core/lease.py trust_of] */
 #ifdef NO_MARGIN
 #define TRUST TTL
 #else
@@ -69,6 +70,10 @@ typedef Client {
   byte trust; /* until valid_until */
   byte beat; /* the keeper's request */
   byte beat_trust;
+#ifdef PULSE
+  byte pulse; /* the worker parent's renewal */
+  byte pulse_trust;
+#endif
   byte stray;
   byte stray_token;
   bit latest; /* the latest grant was to this token; a ghost */
@@ -212,16 +217,23 @@ inline stop_beating() {
   c[me].beat_trust = 0
 }
 
+/* The parent hears of it too: its renewal that is under way counts no more. [core/lease.py Lease.end] */
 inline stop_trusting() {
   c[me].held = 0;
   c[me].trust = 0;
-  c[me].beat_trust = 0
+  c[me].beat_trust = 0;
+#ifdef PULSE
+  c[me].stray = (c[me].pulse == SENT -> RENEW : c[me].stray);
+  c[me].stray_token = (c[me].pulse == SENT -> c[me].token : c[me].stray_token);
+  c[me].pulse = NOTHING;
+  c[me].pulse_trust = 0;
+#endif
 }
 
 /* The delivery is over for this client. */
 inline end_with(fate) {
-  give_back(fate);
   stop_trusting();
+  give_back(fate);
   stop_asking();
   stop_beating();
   c[me].at = IDLE;
@@ -348,7 +360,7 @@ end:
   /* "Renewed" is read; after the deadline it counts no more. [core/keeper.py Keeper._take] */
   :: d_step { c[me].beat == YES ->
       if
-      :: BELIEVES(me) -> c[me].trust = c[me].beat_trust
+      :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)
       :: else
       fi;
       stop_beating();
@@ -366,6 +378,39 @@ end:
   :: d_step { c[me].beat == SENT ->
       stray_on(RENEW);
       stop_beating() }
+
+#ifdef PULSE
+  /* The worker parent renews what its living child holds, with the child's token, unless the deadline has passed. [pulse.py Pulse.sweep] [pulse.py Pulse._renew] [shared_record.py SharedRecord.of_living] */
+  :: d_step { c[me].pulse == NOTHING && BELIEVES(me) ->
+      c[me].pulse = SENT;
+      c[me].pulse_trust = TRUST }
+
+  /* The store carries that out; "not yours" is ignored by the parent. [stores/lua/renew.lua] [stores/rules.py _renew] */
+  :: d_step { c[me].pulse == SENT && UP ->
+      if
+      :: RENEWABLE(c[me].token) ->
+        renew(c[me].token);
+        c[me].pulse = YES
+      :: else ->
+        c[me].pulse = NOTHING;
+        c[me].pulse_trust = 0
+      fi;
+      verify() }
+
+  /* The parent notes for how long that vouches, however late; what the child has seen as lost stays so. [pulse.py Pulse._take] [shared_record.py SharedRecord.advance] [core/lease.py Lease.deadline] */
+  :: d_step { c[me].pulse == YES ->
+      c[me].trust = (c[me].trust > c[me].pulse_trust -> c[me].trust : c[me].pulse_trust);
+      c[me].pulse = NOTHING;
+      c[me].pulse_trust = 0;
+      verify() }
+
+  /* No reply to the parent. [pulse.py Pulse._take] */
+  :: d_step { c[me].pulse == SENT ->
+      stray_on(RENEW);
+      c[me].pulse = NOTHING;
+      c[me].pulse_trust = 0;
+      verify() }
+#endif
 
 #ifndef NO_DEADLINE
   /* The deadline has passed: lost for good. [core/keeper.py Keeper._declare_overdue] [core/keeper.py Keeper._lose] */
@@ -404,7 +449,12 @@ end:
 }
 
 #define COUNT_DOWN(timer) timer = (timer > 0 -> timer - 1 : 0)
-#define PASS(i) COUNT_DOWN(c[i].call_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].beat_trust)
+#ifdef PULSE
+#define PASS_PULSE(i) COUNT_DOWN(c[i].pulse_trust);
+#else
+#define PASS_PULSE(i)
+#endif
+#define PASS(i) PASS_PULSE(i) COUNT_DOWN(c[i].call_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].beat_trust)
 
 proctype clock() {
 end:
@@ -416,7 +466,9 @@ end:
       now++;
       down = 0;
 #endif
+#ifndef NO_EXPIRY
       COUNT_DOWN(left);
+#endif
       key = (left > 0 -> key : 0);
 #ifdef LOSSES
       COUNT_DOWN(shaken);
@@ -425,9 +477,11 @@ end:
       verify() }
 
   /* The store's clock is that much ahead of its holder's. [environment] */
+#ifndef NO_EXPIRY
   :: d_step { key != 0 && left <= DRIFT ->
       free_key();
       verify() }
+#endif
   od
 }
 

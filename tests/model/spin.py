@@ -24,7 +24,8 @@ class Search(StrEnum):
 
     ALL = "all"  # every state, depth first
     SHORTEST = "shortest"  # breadth first: the first error has the shortest trail
-    FAIR = "fair"  # every cycle in which each process goes on that can, for what must happen
+    # Every cycle in which each process goes on that can: for what must happen, and for that alone.
+    FAIR = "fair"
 
 
 _COMPILED = {
@@ -35,7 +36,7 @@ _COMPILED = {
 _ARGUMENTS = {
     Search.ALL: [f"-m{_DEPTH}"],
     Search.SHORTEST: [],
-    Search.FAIR: ["-a", "-f", f"-m{_DEPTH}"],
+    Search.FAIR: ["-A", "-a", "-f", f"-m{_DEPTH}"],
 }
 
 

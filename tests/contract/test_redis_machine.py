@@ -1,0 +1,100 @@
+"""The Redis store lives as the store in memory does, also while time passes: step by step alike.
+
+test_rules.py compares what stands still. Here the keys of a real server grow old: what each has
+left is cut by as much as the clock of the memory store goes on.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing.server import PrivateServer
+from tests.contract.test_rules import TOKENS, operations, outcome, state
+
+
+def grow_old(client: redis.Redis, seconds: float) -> None:
+    """Take ``seconds`` from all keys that expire."""
+    keys = list(client.scan_iter(count=1000))
+    with client.pipeline() as pipe:
+        for key in keys:
+            pipe.pttl(key)
+        for key, left in zip(keys, pipe.execute(), strict=True):
+            if left >= 0:
+                # A key that would live for no time is deleted by this command.
+                pipe.pexpire(key, left - round(seconds * 1000))
+        pipe.execute()
+
+
+class SideBySide(RuleBasedStateMachine):
+    """The same steps on both; `store` and `client` are set by the test."""
+
+    store: RedisStore
+    client: redis.Redis
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.flushall()
+        self.clock = ManualClock()
+        self.reference = MemoryStore(self.clock)
+        self.keyspace = Keyspace("machine")
+
+    def key_of(self, name: str) -> str:
+        return self.keyspace.lock("rules", name)
+
+    @initialize(tokens=st.lists(TOKENS, min_size=2, max_size=3))
+    def deliveries_arrive(self, tokens: list[Token]) -> None:
+        self.tokens = tokens
+
+    @rule(data=st.data())
+    def operate(self, data: Any) -> None:
+        what, operation = data.draw(operations(self.tokens), label="operation")
+        expected = outcome(self.reference, operation, self.key_of)
+        assert outcome(self.store, operation, self.key_of) == expected, what
+
+    # All ttls are multiples of 600 s: an example's own seconds decide nothing.
+    @rule(seconds=st.sampled_from((310.0, 630.0, 1250.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        grow_old(self.client, seconds)
+
+    @invariant()
+    def the_same_stands_there(self) -> None:
+        assert state(self.store, self.key_of) == state(self.reference, self.key_of)
+
+
+@pytest.mark.parametrize(
+    "examples", [pytest.param(15, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)]
+)
+def test_the_redis_store_grows_old_as_the_store_in_memory_does(
+    server: PrivateServer, examples: int
+) -> None:
+    options = settings(
+        max_examples=examples,
+        stateful_step_count=25,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    with closing(RedisStore(server.url())) as store, redis.Redis.from_url(server.url()) as client:
+        machine = type("OnThisServer", (SideBySide,), {"store": store, "client": client})
+        run_state_machine_as_test(machine, settings=options)
