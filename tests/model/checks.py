@@ -55,7 +55,7 @@ def _refuted(claim: str, model: Path, violated: str, *definitions: str) -> Check
 CHECKS = (
     Check("exclusion: two clients, strays", _LEASE, ("TTL=3",)),
     Check("exclusion: three clients", _LEASE, ("TTL=2", "N=3", "NO_STRAYS")),
-    Check("exclusion: two clients and their parents", _LEASE, ("TTL=2", "PULSE", "NO_STRAYS")),
+    Check("exclusion: two clients and their parents", _LEASE, ("TTL=2", "PULSE")),
     Check("exclusion again, a ttl after a loss", _LEASE, ("TTL=2", "LOSSES=1")),
     Check(
         "order at the resource, over a loss",
@@ -76,7 +76,7 @@ CHECKS = (
         _EXCLUSION,
         "RENEWAL_RECREATES",
         "LOSSES=1",
-        "TTL=2",
+        "TTL=3",
     ),
     _refuted(
         "no fence check at the resource",
