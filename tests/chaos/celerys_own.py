@@ -35,8 +35,10 @@ def reason_for_hang(stacks: str) -> str:
     """Which of Celery's own waits keeps a worker with these stacks from ending; empty if none.
 
     A cold shutdown runs in the handler of its signal. Where that has interrupted the writing of a
-    job to a child, the pool waits for the children's answers, which nobody reads any more.
+    job to a child, the pool waits for the children's answers, which nobody reads any more. That is
+    the main thread's doing; another one of ours, the pulse, is in its frames at all times.
     """
-    if "_flush_outqueue" in stacks and _PACKAGE not in stacks:
+    main = stacks.partition("MainThread\n")[2].partition("LOCAL VARIABLES")[0]
+    if "_flush_outqueue" in main and _PACKAGE not in main:
         return "shutdowns that hung in Celery's own pool"
     return ""

@@ -424,7 +424,8 @@ def test_what_the_campaign_wrote_down_is_a_violation(event: str, kind: Kind) -> 
 
 
 CRASH = "Unrecoverable error: ...\nAttributeError: 'NoneType' object has no attribute 'hostname'"
-HANG = "MainThread\n  File celery/concurrency/asynpool.py, in _flush_outqueue"
+PULSE = f"singleton-pulse\n  File {Path(celery_singleton_lock.__file__).parent / 'pulse.py'}\n\n"
+HANG = f"{PULSE}MainThread\n  File celery/concurrency/asynpool.py, in _flush_outqueue"
 
 
 @pytest.mark.parametrize(("event", "text"), [("broken", CRASH), ("never-ends", HANG)])
