@@ -12,6 +12,7 @@ from typing import Any
 from celery_singleton_lock import request as request_module
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.stores import redis as redis_store
 
 #: As the release script, but it doesn't look whose the key is.
@@ -39,8 +40,9 @@ def _without_owner_check() -> None:
 
 
 def _without_renewal() -> None:
-    """A lease lasts for its ttl, and that is that."""
+    """A lease lasts for its ttl, and that is that: neither its holder renews it nor the parent."""
     Keeper._due = lambda self: []  # type: ignore[method-assign]
+    Pulse._renew = lambda self, late: None  # type: ignore[method-assign]
 
 
 def _without_local_deadline() -> None:

@@ -79,8 +79,9 @@ def _twin(
 
 
 TWINS = (
-    # A body that was stopped for longer than its lease frees the key of the one after it.
-    _twin("no-owner-check", Kind.OVERLAP, broken="owner-check", faults=("stop-child",)),
+    # A body that was stopped for longer than its lease frees the key of the one after it. The whole
+    # worker is stopped: for a child alone the parent would renew.
+    _twin("no-owner-check", Kind.OVERLAP, broken="owner-check", faults=("stop-worker",)),
     # No fault is needed: a body that is longer than the ttl can't ever end.
     _twin("no-renewal", Kind.JOB_LOST, broken="renewal", lengths=_LONG),
     # A worker that is cut off from the store goes on, while another takes the key.
@@ -104,6 +105,6 @@ TWINS = (
         app=_FOREIGN,
         mix={"python_redis_lock": 1},
         lengths=_LONG,
-        faults=("stop-child", "cut"),
+        faults=("stop-child", "cut"),  # nobody renews for its children
     ),
 )

@@ -68,13 +68,11 @@ def test_two_minutes_of_leaders_killed_every_ten_seconds(
 ) -> None:
     beats.add(3)
     ticks.wait_for(1)
-    end = time.time() + 2 * MINUTE
-    kills = 0
-    while (due := time.time() + 10) < end:
-        wait_until_clock(due)
+    kills = 10
+    for _ in range(kills):
+        wait_until_clock(time.time() + 10)
         ticks.wait_for(1)  # so that what is measured is the gap that the kill made
         beats.kill(beats.leader())
-        kills += 1
         beats.add()
     ticks.wait_for(3)
     sent = ticks.of()
@@ -82,7 +80,6 @@ def test_two_minutes_of_leaders_killed_every_ten_seconds(
     record_property("ticks", len(sent))
     record_property("longest gap", round(longest_gap(sent), 3))
     print(f"{kills} kills, {len(sent)} ticks, longest gap {longest_gap(sent):.3f} s")
-    assert kills >= 9
     assert faults(sent, 1) == []
     assert longest_gap(sent) < TTL + 1
 
