@@ -11,6 +11,7 @@ from pathlib import Path
 
 from celery import Celery
 
+from example_project.consumers import client_name
 from example_project.ticks import NIGHT
 
 #: The one switch: `off` registers the very same tasks without a lock (see tasks.py).
@@ -52,6 +53,8 @@ app.conf.update(
     result_backend_transport_options={"global_keyprefix": f"{PREFIX}:"},
     broker_transport_options={
         "global_keyprefix": f"{PREFIX}:",
+        # How the demo finds a worker's connections; an older kombu ignores it.
+        "client_name": client_name(PREFIX, NAME),
         "visibility_timeout": VISIBILITY_TIMEOUT,
         # kombu 5.7 sweeps for unacknowledged messages every 100 s unless told otherwise. An older
         # kombu ignores both options; there the restarted worker sweeps when it starts.

@@ -15,11 +15,6 @@ from example_project.ticks import ticks
 #: heartbeats.
 KILL_AGE = (0.6, 1.5)
 
-#: The kill waits for this many seconds in which nothing was published. Kombu's Redis transport
-#: takes a message from its queue in one step and notes in another that it has it: where its worker
-#: is killed in between, the message is gone, with the lock or without it.
-KILL_QUIET = 0.06
-
 #: Ticks that a beat has sent before it is killed: the run has seen it at work.
 KILL_TICKS = 3
 
@@ -32,10 +27,14 @@ class Kill:
     """One process that is killed as soon as `victim` names one, and started again later."""
 
     def __init__(
-        self, processes: Processes, victim: Callable[[Sequence[Entry]], str | None]
+        self,
+        processes: Processes,
+        victim: Callable[[Sequence[Entry]], str | None],
+        may_die: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self._processes = processes
         self._victim = victim
+        self._may_die = may_die  # asked while it is frozen
         self._killed_at = 0.0
         self._restarted = False
         self.name = ""
@@ -44,19 +43,24 @@ class Kill:
         """Do what is due: kill, if it `may_begin`; start again."""
         now = time.monotonic()
         if not self.name:
-            if may_begin and (victim := self._victim(entries)):
+            if may_begin and (victim := self._victim(entries)) and self._kill(victim):
                 self.name, self._killed_at = victim, now
-                self._processes.kill(victim)
         elif now > self._killed_at + RESTART_AFTER and not self._restarted:
             self._restarted = True
             self._processes.start(self.name)
+
+    def _kill(self, name: str) -> bool:
+        self._processes.freeze(name)
+        if not self._may_die(name):
+            self._processes.thaw(name)  # another moment will do
+            return False
+        self._processes.kill(name)
+        return True
 
 
 def worker_in_an_import(entries: Sequence[Entry]) -> str | None:
     youngest, oldest = KILL_AGE
     now = time.monotonic()
-    if any(entry.what is What.SENT and now - entry.at < KILL_QUIET for entry in entries):
-        return None
     return next(
         (
             run.worker

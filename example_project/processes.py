@@ -76,6 +76,15 @@ class Processes:
         """Of the process that runs as `pid` or did so; empty for a stranger."""
         return self._names.get(pid, "")
 
+    def freeze(self, name: str) -> None:
+        """Stop a process and its children, until they are killed or thawed."""
+        pid = self._running[name].pid
+        os.killpg(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self, name: str) -> None:
+        os.killpg(self._running[name].pid, signal.SIGCONT)
+
     def kill(self, name: str) -> None:
         """SIGKILL a process and its children: power cut, out of memory, a node that went away."""
         process = self._running.pop(name)

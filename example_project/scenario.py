@@ -17,6 +17,7 @@ from celery_singleton_lock import claim_and_send
 from example_project import journal as records
 from example_project import unlocked
 from example_project.bank import Bank, StaleFence
+from example_project.consumers import Consumers
 from example_project.journal import Entry, Journal, What, lane_of
 from example_project.kills import Kill, are_ready, has_ticked, worker_in_an_import
 from example_project.live import LeaseView, Look
@@ -73,7 +74,8 @@ class Scenario:
         self._zero = time.monotonic()
         self._phase = "starting"
         self._leader = ""
-        self._worker_kill = Kill(self._processes, worker_in_an_import)
+        self._consumers = Consumers(redis_url, prefix)
+        self._worker_kill = Kill(self._processes, worker_in_an_import, self._consumers.cut_off)
         self._beat_kill = Kill(self._processes, self._beat_to_kill)
 
     def run(self) -> Outcome:
@@ -98,6 +100,7 @@ class Scenario:
         late_write = self._late_write()
         self._leases.sweep()
         self._leases.close()
+        self._consumers.close()
         self._sender.close()
         return Outcome(
             locked=self._locked,
