@@ -25,6 +25,8 @@ from tests.harness.journal import Journal
 NAMES = "names"
 #: Seconds. No test lasts that long: what is free earlier, was freed.
 TTL, UNIQUE_FOR = 60.0, 600.0
+#: Seconds: for a test to look at all its bodies while they run, on a busy machine too.
+TIME_LIMIT = 4
 
 app = Celery("claims", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
@@ -237,12 +239,12 @@ def other(self: Any, name: str, way: str = "succeed", gate: str | None = None) -
     return body(self, name, way, gate)
 
 
-@singleton_task(**SHARED, time_limit=1)
+@singleton_task(**SHARED, time_limit=TIME_LIMIT)
 def limited(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
     return body(self, name, way, gate)
 
 
-@singleton_task(**SHARED, time_limit=1, acks_late=True)
+@singleton_task(**SHARED, time_limit=TIME_LIMIT, acks_late=True)
 def limited_late(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
     """Comes back after its hard time limit, where Celery can do that."""
     return body(self, name, way, gate)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -157,7 +157,24 @@ def wait_for_starts(stage: Stage, call: AsyncResult, count: int) -> None:
 def consume(stage: Stage, worker: CeleryWorker, queue: str) -> None:
     """Have ``worker`` take what waits in ``queue``, and say so when it does."""
     control = stage.app.app.control
-    assert control.add_consumer(queue, destination=[worker.hostname], reply=True)
+    assert control.add_consumer(queue, destination=[worker.hostname], reply=True, timeout=SOON)
+
+
+def revoke(stage: Stage, worker: CeleryWorker, call: AsyncResult) -> None:
+    """Have ``worker`` know that ``call`` is revoked."""
+    control = stage.app.app.control
+    assert control.revoke(call.id, destination=[worker.hostname], reply=True, timeout=SOON)
+
+
+@contextmanager
+def not_consumed(stage: Stage, worker: CeleryWorker, queue: str = "celery") -> Iterator[None]:
+    """Have ``worker`` leave what comes to ``queue`` there for so long."""
+    control = stage.app.app.control
+    assert control.cancel_consumer(queue, destination=[worker.hostname], reply=True, timeout=SOON)
+    try:
+        yield
+    finally:
+        consume(stage, worker, queue)
 
 
 def holding(stage: Stage, name: str) -> Any:
@@ -394,7 +411,7 @@ def test_a_call_that_is_revoked_before_it_ran_frees_its_claim_when_a_worker_disc
     claims = in_both_ways(stage, name, "early", "silent")
     calls = [(one, one.call(queue=name)) for one in claims]
     for one, call in calls:
-        assert stage.app.app.control.revoke(call.id, reply=True, destination=[worker.hostname])
+        revoke(stage, worker, call)
         assert one.phase == "queued"
     consume(stage, worker, name)
     for one, call in calls:
@@ -576,8 +593,9 @@ def test_a_time_limit_frees_the_claim_when_the_child_is_dead_or_queues_it_again(
     running = all_running(stage, name, "limited", "limited_late", way="defy")
     comes_back = hasattr(celery.Task, "acks_on_timeout")  # before 5.7, it is acknowledged
     late = running[len(UNIQUE) :] if comes_back else []
-    for one, _ in late:
-        one.holds("queued", at_least=stage.app.UNIQUE_FOR - AT_ONCE)
+    with not_consumed(stage, worker):  # what comes back waits until it was looked at
+        for one, _ in late:
+            one.holds("queued", at_least=stage.app.UNIQUE_FOR - AT_ONCE)
     for _, call in late:
         wait_for_starts(stage, call, 2)
     for ended, error in [
@@ -728,7 +746,7 @@ def test_a_late_twin_that_is_discarded_leaves_the_claim_of_the_live_one(
     one = claim("late")
     call = one.call("succeed", name)
     one.is_running(call)
-    assert stage.app.app.control.revoke(call.id, reply=True, destination=[worker.hostname])
+    revoke(stage, worker, call)
     RedisBroker(stage.redis).deliver_again(call.id)
     worker.wait_for_log(rf"Discarding revoked task: \S+\[{call.id}\]")
     # A second message, for the worker settles what it discards after it has said so.

@@ -401,7 +401,9 @@ def test_whichever_child_it_is_its_lease_is_kept(
     process = worker(GIL, **options)
     pids = {gil.brief.delay(f"b{number}").get(timeout=60) for number in range(8)}
     if churn == "pool restart":
-        [reply] = gil.app.control.pool_restart(destination=[process.hostname], reply=True)
+        [reply] = gil.app.control.pool_restart(
+            destination=[process.hostname], reply=True, timeout=60
+        )
         assert reply == {process.hostname: {"ok": "reload started"}}
         wait_until(
             lambda: len(process.children()) == 2 and not pids & set(process.children()),

@@ -53,10 +53,27 @@ def send_duplicates(journal: Journal, task: Any, key: str, every: float) -> list
     return results
 
 
+def wait_for_heartbeat(keys: Keys, key: str) -> None:
+    """Wait until ``key`` is renewed."""
+    ttl = keys.record(key).ttl
+
+    def rises() -> bool:
+        nonlocal ttl
+        before, ttl = ttl, keys.record(key).ttl
+        return ttl > before
+
+    wait_until(rises, f"{key} is renewed")
+
+
 @contextmanager
 def replaced(loss: ModuleType, keys: Keys, key: str) -> Iterator[Lease]:
-    """Take ``key`` from its holder and hold it here."""
-    keys.free(loss.early.lock_key(key))
+    """Take ``key`` from its holder and hold it here.
+
+    Just after a heartbeat: one between the two would find no lease instead of another's.
+    """
+    name = loss.early.lock_key(key)
+    wait_for_heartbeat(keys, name)
+    keys.free(name)
     with hold(key, scope="loss", ttl=30, app=loss.app) as lease:
         yield lease
         # Whoever lost it has not touched what is ours now.
@@ -201,8 +218,8 @@ def test_a_replaced_lease_ends_its_body_within_a_heartbeat_whatever_it_does(
     results = {way: loss.early.delay(way, way, 20) for way in WAYS}
     journal.wait_for_starts(len(WAYS))
     for way, result in results.items():
-        at = time.monotonic()
         with replaced(loss, keys, way):
+            at = time.monotonic()
             run = wait_for_run(journal, way)
             with pytest.raises(LeaseLost, match="replaced"):
                 result.get(timeout=30)
@@ -220,8 +237,8 @@ def test_a_task_that_says_continue_only_sees_that_its_lease_is_lost(
     worker(LOSS)
     result = loss.deaf.delay("k", "wait_for_loss", 20)
     journal.wait_for_starts(key="k")
-    at = time.monotonic()
     with replaced(loss, keys, "k"):
+        at = time.monotonic()
         assert result.get(timeout=30)["lost"]
     run = wait_for_run(journal, "k")
     assert run.error is None
@@ -334,8 +351,8 @@ def test_in_the_threads_pool_a_loop_is_ended_and_its_thread_lives_on(
     results = {way: loss.early.delay(way, way, 20) for way in ("loop", "swallow")}
     journal.wait_for_starts(2)
     for way, result in results.items():
-        at = time.monotonic()
         with replaced(loss, keys, way):
+            at = time.monotonic()
             run = wait_for_run(journal, way)
             with pytest.raises(LeaseLost, match="replaced"):
                 result.get(timeout=30)
@@ -351,8 +368,8 @@ def test_in_the_solo_pool_a_body_is_ended_and_the_worker_lives_on(
     worker(LOSS, pool="solo")
     result = loss.early.delay("k", "read", 20)
     journal.wait_for_starts(key="k")
-    at = time.monotonic()
     with replaced(loss, keys, "k"):
+        at = time.monotonic()
         run = wait_for_run(journal, "k")
         with pytest.raises(LeaseLost, match="replaced"):
             result.get(timeout=30)
@@ -369,8 +386,8 @@ def test_in_the_gevent_pool_only_the_flag_tells(
     unaware = loss.early.delay("unaware", "sleep", 2.5)
     aware = loss.early.delay("aware", "wait_for_loss", 20)
     journal.wait_for_starts(2)
-    at = time.monotonic()
     with replaced(loss, keys, "unaware"), replaced(loss, keys, "aware"):
+        at = time.monotonic()
         assert aware.get(timeout=30)["lost"]
         assert unaware.get(timeout=30)["lost"]
     [aware_run], [unaware_run] = journal.runs("aware"), journal.runs("unaware")
