@@ -213,17 +213,17 @@ def test_a_silent_node_takes_no_leases_with_it_but_its_own() -> None:
         leases = [lease_of(key_on(cluster, node), new_token()) for node in (silent, *others) * 20]
         for lease in leases:
             take(store, lease.key, lease.token)
-        store.renew(leases, timeout=0.2)  # the connections that wait so long
+        store.renew(leases, timeout=1.0)  # the connections that wait so long
         clock = SystemClock()
         silent.pause()
         try:
             for _ in range(3):
                 asked = clock.now()
-                replies = store.renew(leases, timeout=0.2)
+                replies = store.renew(leases, timeout=1.0)
                 took = clock.now() - asked
                 expected = [Renewal.SILENT, Renewal.RENEWED, Renewal.RENEWED] * 20
                 assert replies == expected
-                assert took < 1.0
+                assert took < 2.5
         finally:
             silent.resume()
         assert set(store.renew(leases, timeout=TIMEOUT)) == {Renewal.RENEWED}

@@ -173,7 +173,7 @@ time.sleep(600)
         assert reply.fence > fence
         assert "lost" not in holder.log
         holder.cont()
-        holder.wait_for_log("lost", timeout=1)
+        holder.wait_for_log("lost")
     finally:
         holder.send_signal(signal.SIGCONT)
         holder.kill()
@@ -304,7 +304,7 @@ def test_without_members_nothing_is_granted_and_the_time_is_kept(consensus: Clus
         started = time.monotonic()
         with pytest.raises(StoreUnavailable):
             store.acquire(call, timeout=0.5)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
 
 
 # --- fences --------------------------------------------------------------------------------------
