@@ -56,18 +56,25 @@ def waits(entries: Sequence[Entry]) -> list[Wait]:
 
     A message that is taken up and put back goes on waiting. The wait ends when it was taken up for
     that run, not when the body wrote its start: in between it has the lock already, and another
-    call may be published. A killed body's second run is no wait: it had its turn.
+    call may be published. A killed body's second run is no wait: it had its turn. So had what a
+    killed worker had taken up and not put back; nobody knows whether it had the lock already.
     """
     published: dict[str, Entry] = {}
     started: dict[str, float] = {}
     taken: dict[str, list[float]] = defaultdict(list)
+    in_hand: dict[str, str] = {}
     for entry in entries:
         if entry.what is What.SENT:
             published.setdefault(entry.job, entry)
+            in_hand.pop(entry.job, None)
         elif entry.what in (What.START, What.SKIP):
             started.setdefault(entry.job, entry.at)
         elif entry.what is What.TAKEN and entry.job not in started:
             taken[entry.job].append(entry.at)
+            in_hand[entry.job] = entry.worker
+        elif entry.what is What.KILL:
+            for job in [job for job, worker in in_hand.items() if worker == entry.worker]:
+                started.setdefault(job, entry.at)
     return [
         Wait(
             lane=entry.lane,

@@ -178,6 +178,16 @@ def test_a_second_waiting_message_is_seen() -> None:
     assert burst(entries).waiting == 2
 
 
+def test_a_message_in_the_hands_of_a_killed_worker_waits_no_more() -> None:
+    later = [sent(1.5, "z"), taken(1.6, "z"), sent(3, "w"), taken(8, "z"), start(8.1, "z")]
+    kill = Entry(at=2, what=What.KILL, worker="")
+    entries = sorted([*ONE_WAITS, *later, kill], key=lambda entry: entry.at)
+    assert burst(entries).waiting == 1
+    assert waits(entries)[2].until == 1.6
+    put_back = sorted([*entries, sent(1.7, "z")], key=lambda entry: entry.at)
+    assert burst(put_back).waiting == 2, "it was back in the queue"
+
+
 def test_a_burst_whose_last_call_came_after_the_last_start_is_seen() -> None:
     entries = sorted([*ONE_WAITS, call(1.5)], key=lambda entry: entry.at)
     assert not burst(entries).ran_after
