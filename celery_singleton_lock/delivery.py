@@ -84,21 +84,19 @@ class Delivery:
         info = request.delivery_info or {}
         # A replaced task or a retry continues work that began.
         started = bool(info.get("redelivered")) or (nesting, retries) > (0, 0)
-        delivery = cls(
-            token=token,
-            started=started,
-            options=_options(header.get("options")),
-            claim=header.get("claim"),
-        )
+        options, claim = _options(header.get("options")), header.get("claim")
         if header.get("attempt") != f"{nesting}.{retries}":
-            return delivery  # written for an earlier attempt: only the call's options live on
-        return replace(
-            delivery,
+            # Written for an earlier attempt: only what the call said lives on.
+            return cls(token=token, started=started, options=options, claim=claim)
+        return cls(
+            token=token,
             started=started or header.get("started") is True,
             sequence=_count(header.get("sequence")),
             tries=_count(header.get("tries")),
             since=_moment(header.get("since")),
             losses=_count(header.get("losses")),
+            options=options,
+            claim=claim,
         )
 
     def copied(self) -> Delivery:

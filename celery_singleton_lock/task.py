@@ -107,28 +107,42 @@ class SingletonTask(_Base[P, R]):
             validate(cls.singleton or {}, signature_of(cls), str(cls.name or cls.__name__))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._wants_lease():
-            return self._call_under_lease(SingletonTask.__call__, args, kwargs)
-        execution = _execution_of(self.request)
+        request = self.request  # asked for once: Celery looks it up in a stack each time
+        if self._wants_lease(request):
+            return self._call_under_lease(request, None, args, kwargs)
+        execution = _execution_of(request)
         if execution is None or execution.entered:
             # task(...) is a function call, also when the task's own body makes it.
             return super().__call__(*args, **kwargs)
         execution.entered = True
         return cast(R, self._body(*args, **kwargs))
 
-    def _wants_lease(self) -> bool:
+    def _wants_lease(self, request: Any) -> bool:
         """Whether this call is Celery's: of a delivery, whose body has not begun."""
-        return not self.request.called_directly and _execution_of(self.request) is None
+        return not request.called_directly and _execution_of(request) is None
 
     def _call_under_lease(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        request: Any,
+        own: Callable[..., Any] | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> R:
-        request = self.request
+        """Celery's call, of a delivery whose body has not begun.
+
+        Args:
+            request: Of the delivery.
+            own: The ``__call__`` of a subclass, which goes before ours.
+            args, kwargs: Of the call.
+        """
         execution = request.__dict__[_EXECUTION] = Execution(self, request, args, kwargs)
 
         def body() -> Any:
             self._tell_started(request)
-            return function(self, *args, **kwargs)
+            if own is not None:
+                return own(self, *args, **kwargs)
+            execution.entered = True
+            return self._body(*args, **kwargs)
 
         # It may also be the value of a skipped call: what Celery stores, not R.
         return cast(R, execution.run(body))
@@ -141,7 +155,8 @@ class SingletonTask(_Base[P, R]):
         On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives;
         the parent's request has no execution, so nothing happens there.
         """
-        _settle(self, status, retval)
+        if (execution := _execution_of(self.request)) is not None:
+            execution.settle(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def lock_key(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
@@ -303,8 +318,9 @@ def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(own)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._wants_lease():
-            return self._call_under_lease(own, args, kwargs)
+        request = self.request
+        if self._wants_lease(request):
+            return self._call_under_lease(request, own, args, kwargs)
         return own(self, *args, **kwargs)
 
     return call
@@ -334,15 +350,11 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     """
     if not isinstance(sender, SingletonTask):
         return
-    _settle(sender, state, retval)
-    if _execution_of(sender.request) is None:
-        settle_claim_of(sender, sender.request, state, retval)
-
-
-def _settle(task: Any, state: str | None, retval: Any) -> None:
-    execution = _execution_of(getattr(task, "request", None))
-    if execution is not None:
+    request = sender.request
+    if (execution := _execution_of(request)) is not None:
         execution.settle(state, retval)
+    else:
+        settle_claim_of(sender, request, state, retval)
 
 
 def _execution_of(request: Any) -> Execution | None:

@@ -36,8 +36,8 @@ SOON = OnConflict.retry(0.05, 0.1, 1)
 
 if os.environ.get("WITHOUT") == "sieve":
     SingletonRequestMixin._sift = lambda self: None  # type: ignore[method-assign]
-    SingletonTask._wants_lease = lambda self: (  # type: ignore[method-assign]
-        not self.request.called_directly and "singleton_execution" not in vars(self.request)
+    SingletonTask._wants_lease = lambda self, request: (  # type: ignore[method-assign]
+        not request.called_directly and "singleton_execution" not in vars(request)
     )
 
 

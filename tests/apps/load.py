@@ -32,7 +32,7 @@ app.conf.update(
 )
 
 if os.environ.get("WITHOUT") == "lock":
-    SingletonTask._wants_lease = lambda self: False  # type: ignore[method-assign]
+    SingletonTask._wants_lease = lambda self, request: False  # type: ignore[method-assign]
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import PER_TASK, LockKeyError
-from celery_singleton_lock.core.key import KeyMaker, Keyspace
+from celery_singleton_lock.core.key import KeyMaker, Keyspace, digest
 
 KEYSPACE = Keyspace("p")
 
@@ -53,6 +55,28 @@ def test_equal_calls_written_five_ways_are_one_key() -> None:
         make((1, {"a": 1, "b": (2, 3)}), {"deep": False}),
     }
     assert len(keys) == 1
+
+
+@given(
+    args=st.lists(st.integers(), max_size=4),
+    kwargs=st.dictionaries(st.sampled_from(["account_id", "options", "deep", "other"]), st.none()),
+)
+def test_arguments_are_bound_as_python_does(args: list[int], kwargs: dict[str, None]) -> None:
+    signature = inspect.signature(sync)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as exc:
+        with pytest.raises(TypeError, match=re.escape(str(exc))):
+            maker().bind(args, kwargs)
+        return
+    bound.apply_defaults()
+    assert maker().bind(args, kwargs) == bound.arguments
+
+
+@given(st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()))
+def test_a_scalar_has_the_key_that_its_message_would_have(value: Any) -> None:
+    sent = json.dumps(loads(dumps(value)), sort_keys=True)
+    assert rest(None, value) == digest(f"account_id={sent}\ndeep=false\noptions=null")
 
 
 @pytest.mark.parametrize(
