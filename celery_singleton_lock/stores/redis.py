@@ -112,20 +112,19 @@ class RedisStore(RedisOperators):
         return reply
 
     def _acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
-        key, token = call.slots[0], call.token
-        self._check_shards(key, timeout)
+        self._check_shards(call.slots[0], timeout)
         wait = self._replicas.wait(timeout)
         reply, *counts = self._ask(
             _ACQUIRE, acquire_call(call, self._fence_base), timeout, then=wait
         )
-        word, *rest = reply
-        if word != b"granted":
-            record = _record(rest[0], rest[1], rest[2]) if rest else None
+        granted = _granted(call, reply)
+        if granted is None:
+            word, *found = reply
+            record = _record(*found) if found else None
             return Refused(relation=Relation(word.decode()), record=record)
-        granted = Granted(key=rest[0].decode(), fence=int(rest[1]) or None)
         too_few = self._replicas.too_few(granted.key, counts)
         if too_few:
-            self._take_back(granted.key, token, timeout)
+            self._take_back(granted.key, call.token, timeout)
             raise StoreUnavailable(too_few)
         return granted
 
@@ -290,3 +289,10 @@ class RedisStore(RedisOperators):
             self.release(Release(keys=(key,), token=token), timeout=timeout)
         except StoreError:
             pass  # the ttl frees it; what matters is that nobody runs under it
+
+
+def _granted(call: Acquire, reply: Any) -> Granted | None:
+    if isinstance(reply, bytes):
+        return Granted(key=call.slots[0], fence=int(reply) or None)
+    word, *slot = reply
+    return Granted(key=slot[0].decode(), fence=None) if word == b"granted" else None
