@@ -137,9 +137,10 @@ class RedisStore(RedisOperators):
         return [found[index] for index in range(len(leases))]
 
     def release(self, call: Release, *, timeout: float) -> Released:
+        released = self._release(call, timeout)
         if self._posted.lost:
             self._posted.repeat()
-        return self._release(call, timeout)
+        return released
 
     def post(
         self, call: Release, *, timeout: float, heard: Callable[[StoreError | None], None]
@@ -237,10 +238,9 @@ class RedisStore(RedisOperators):
     def _ask(
         self, script: _Script, call: Call, timeout: float, *, then: Sequence[Command] = ()
     ) -> list[Any]:
-        """Run ``script`` once; what is lost of the posted releases is made again before, and after
-        a reply that says so. Not where a heartbeat would wait for it."""
-        if self._posted.lost:
-            self._posted.repeat()
+        """Run ``script`` once; the first answer there is after a posted release was lost makes it
+        again. Not a heartbeat's, for which others wait.
+        """
         replies = self._pipeline(script, [call], timeout, then=then)
         if self._posted.lost:
             self._posted.repeat()

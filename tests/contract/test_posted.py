@@ -52,6 +52,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.held: list[str] = []
+        self.strikes: list[str] = []
 
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None:
         if token not in self.held:
@@ -61,6 +62,7 @@ class Ledger:
         return None
 
     def strike(self, token: str) -> None:
+        self.strikes.append(token)
         if token in self.held:
             self.held.remove(token)
 
@@ -401,6 +403,22 @@ def test_an_idle_process_makes_a_lost_release_again_by_itself(own_server: Privat
         until(lambda: bench.is_free(lease.key))
         until(lambda: not bench.is_owed(lease))
         bench.keeper.close()
+
+
+def test_a_keeper_that_may_not_read_the_bodies_sockets_makes_it_again_and_it_is_told_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As under gevent, where a socket is read in the thread of its hub alone.
+    monkeypatch.setattr(native, "is_patched", lambda: True)
+    bench.end(bench.begin(new_key()))
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    keeper = threading.Thread(target=bench.turn)
+    keeper.start()
+    keeper.join()
+    assert not bench.is_owed(lease)
+    asks_for_another(bench)
+    assert bench.ledger.strikes.count(str(lease.token)) == 1
 
 
 def test_threads_never_meet_their_own_releases_and_every_one_is_confirmed(
