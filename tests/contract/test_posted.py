@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
+from celery_singleton_lock import hold, singleton_task
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
@@ -32,6 +34,7 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
@@ -574,3 +577,30 @@ def test_a_fork_never_reads_what_its_parents_connection_owes(server: PrivateServ
     assert owes() == 0
     """
     assert run(server.url(db=9), then).returncode == 0
+
+
+def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) -> None:
+    app = Celery("ends", broker="memory://")
+    app.conf.singleton_lock_url = server.url(db=10)
+
+    @singleton_task(app=app, key="{name}")
+    def brief(name: str) -> str:
+        return name
+
+    @singleton_task(app=app, key="{name}")
+    def leaving(name: str) -> None:
+        raise SystemExit
+
+    with closing(Runtime.of(app)) as runtime, redis.Redis.from_url(server.url(db=10)) as raw:
+        store = runtime.store
+        assert isinstance(store, RedisStore)
+        assert brief.apply(("first",)).get() == "first"
+        assert brief.apply(("second",)).get() == "second"
+        assert len(store._posted.open()) == 1
+        with hold("third", scope="ends", app=app):
+            assert not store._posted.open()
+        assert not store._posted.open(), "who leaves a block expects it to be free"
+        with pytest.raises(SystemExit):
+            leaving.apply(("fourth",))
+        assert not store._posted.open(), "a process that may be about to end waits"
+        assert raw.keys("*fourth*") == []
