@@ -120,9 +120,9 @@ class Execution:
             # that refuses frees its claim, without another round trip.
             on_refusal = self._rule(clock.wall(), clock.now() - arrived_at)
             try:
-                reply = self._tenure.acquire(
-                    replace(call, frees_claim=on_refusal(_OTHER).outcome in _ENDS)
-                )
+                if call.claim is not None:
+                    call = replace(call, frees_claim=on_refusal(_OTHER).outcome in _ENDS)
+                reply = self._tenure.acquire(call)
                 if isinstance(reply, Lease):
                     return reply
                 decision = on_refusal(reply)

@@ -150,13 +150,19 @@ class SingletonRequestMixin:
             return
         store = Runtime.of(self.app).store
         held_by_child = record.of_dead(self.worker_pid)
+        has_claim = False
         for held in held_by_child:
+            token = Token.parse(held.token)
+            # An earlier message's stands here until the store has confirmed its release. Its claim
+            # is not this message's, and was settled with it.
+            own_claim = bool(held.claim) and token.task_id == str(self.id)
+            has_claim = has_claim or own_claim
             call = Release(
                 keys=held.keys,
-                token=Token.parse(held.token),
+                token=token,
                 become=become,
                 become_ttl=_DYING_SECONDS if become else 0.0,
-                claim=self._claim_after(become, comes_back, held.claim) if held.claim else None,
+                claim=self._claim_after(become, comes_back, held.claim) if own_claim else None,
             )
             try:
                 reply = store.release(call, timeout=_PARENT_TIMEOUT)
@@ -175,7 +181,7 @@ class SingletonRequestMixin:
             )
         if become is None:
             record.settle(self.worker_pid)
-            if not any(held.claim for held in held_by_child):
+            if not has_claim:
                 self._settle_claim(comes_back)  # it died before it asked, or after its release
 
     def _settle_claim(self, comes_back: bool) -> None:

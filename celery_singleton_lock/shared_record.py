@@ -78,7 +78,8 @@ class _Cell:
 
     offset: int | None
     birth: int
-    held: dict[str, Held] = field(default_factory=dict)
+    #: By token; encoded, for it is written as often as anything here changes.
+    held: dict[str, bytes] = field(default_factory=dict)
     slots: dict[str, ChildsSlot] = field(default_factory=dict)
     free: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
     #: Another object after each change of ``held``.
@@ -86,7 +87,7 @@ class _Cell:
 
     def encode(self) -> bytes:
         # A list first, in one step: hold() in a thread of the body may note at the same time.
-        return b"[" + b",".join(held.encode() for held in list(self.held.values())) + b"]"
+        return b"[" + b",".join(list(self.held.values())) + b"]"
 
 
 @dataclass(slots=True)
@@ -103,8 +104,8 @@ class SharedRecord:
         pid = os.getpid()
         # Of two threads that come first at once, the second uses what the first put there.
         cell = self._cells.get(pid) or self._cells.setdefault(pid, self._new_cell())
-        held = Held(tuple(keys), token, ttl, claim)
-        if len(held.encode()) > _MAX_ENTRY_BYTES:
+        held = Held(tuple(keys), token, ttl, claim).encode()
+        if len(held) > _MAX_ENTRY_BYTES:
             return  # all slots of a wide limit: the one that is granted is written down then
         cell.held[token] = held
         self._write(pid, cell)

@@ -149,7 +149,13 @@ class Tenure:
             # Whatever it is, a lease that nobody gives back would be renewed for ever.
             logger.exception("singleton: %s is released plainly", lease.key)
             call = replace(_plainly(lease), claim=self._freed_claim())
-        self._case.runtime.locker.release(lease, call)
+        locker = self._case.runtime.locker
+        if state is None:
+            locker.release(lease, call)  # this process may be about to end
+        else:
+            # Nothing that follows asks what the store says: the result is stored, and what Celery
+            # sends and acknowledges now, it would after any reply.
+            locker.give_back(lease, call)
 
     def _max_hold(self) -> float | None:
         case = self._case

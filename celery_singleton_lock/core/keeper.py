@@ -19,6 +19,8 @@ States of a lease here::
                +--"dying"--> gone: the worker parent has told the outcome, and ends this process
                +--max_hold reached--> ending --deadline--> lost (expired)
     discard() from any state: a late reply is ignored
+    let_go() from any state: as discard(); but when the lease's next turn would have come, the store
+    is asked what it has heard of the release that nobody waited for
 
 Threads
     ``add`` and ``discard`` run on the bodies' threads, ``sweep`` on the keeper's own. The guard is
@@ -31,18 +33,16 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.entry import Entry
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.lease import Lease, Loss, LossReason
 from celery_singleton_lock.core.pace import (
     MAX_TIMEOUT,
-    interval_of,
     patience,
-    retry_pause,
     timeout_for,
 )
 from celery_singleton_lock.core.store import Renewal, Store
@@ -57,32 +57,7 @@ logger = logging.getLogger("celery_singleton_lock")
 _JITTER: Final = 0.1
 # Seconds; of a failure that is a defect of ours.
 _PAUSE_AFTER_FAILURE: Final = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    lease: Lease
-    due: float
-    on_lost: Callable[[Lease], None]
-    error: str = ""
-    failures: int = 0
-
-    @property
-    def interval(self) -> float:
-        return interval_of(self.lease.ttl, self.lease.trusted)
-
-    def renewable(self, now: float) -> bool:
-        hold_until = self.lease.hold_until
-        return hold_until is None or now < hold_until
-
-    def retry_pause(self, now: float) -> float:
-        """Seconds until the silent store is asked again."""
-        return retry_pause(self.lease.ttl, self.lease.deadline - now)
-
-    def next_time(self, now: float) -> float:
-        """When this entry needs the keeper again."""
-        deadline = self.lease.deadline
-        return min(self.due, deadline) if self.renewable(now) else deadline
+_FOREVER: Final = float("inf")
 
 
 class Keeper:
@@ -92,7 +67,9 @@ class Keeper:
         self._store = store
         self._clock = clock
         self._events = events
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
+        # Of leases whose release nobody waits for: when to ask, and how.
+        self._let_go: dict[Lease, tuple[float, Callable[..., None]]] = {}
         self._guard: Any = native.allocate_lock()
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
@@ -107,7 +84,7 @@ class Keeper:
 
     def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the keeper's thread."""
-        entry = _Entry(lease, 0.0, on_lost)
+        entry = Entry(lease, 0.0, on_lost)
         entry.due = lease.acquired_at + entry.interval * (1 - _JITTER * random.random())
         with self._guard:
             self._entries[id(lease)] = entry
@@ -127,6 +104,26 @@ class Keeper:
         # time limit) must not find it held.
         self._entries.pop(id(lease), None)
         lease.end()
+
+    def let_go(self, lease: Lease, collect: Callable[..., None]) -> bool:
+        """As :meth:`discard`; ``collect`` is called at its next turn, if it isn't confirmed before.
+
+        The thread has planned that turn already: to be woken by each release would cost the body as
+        much as a round trip. False: the lease isn't renewed, and has no turn.
+        """
+        entry = self._entries.get(id(lease))
+        if entry is None:
+            return False
+        # As early as any lease of this kind has its turn, so that the next one doesn't wake the
+        # thread either. Noted here before it is gone there: a sweep in between finds it in one.
+        due = lease.acquired_at + entry.interval * (1 - _JITTER)
+        self._let_go[lease] = due, collect
+        self.discard(lease)
+        return True
+
+    def confirmed(self, lease: Lease) -> None:
+        """Its release was heard of, or is waited for."""
+        self._let_go.pop(lease, None)
 
     def ask(self, lease: Lease) -> None:
         """Renew ``lease`` now, on this thread, and declare it lost if it is."""
@@ -149,12 +146,15 @@ class Keeper:
         if batch:
             self._renew(batch)
             self._declare_overdue()
+        self._collect()
         now = self._clock.now()
         with self._guard:
             shortest, self._shortest = self._shortest, float("inf")
             entries = self._snapshot()
-            if entries:
-                self._wakes_at = min(entry.next_time(now) for entry in entries)
+            turns = [due for due, _ in list(self._let_go.values())]
+            turns += [entry.next_time(now) for entry in entries]
+            if turns:
+                self._wakes_at = min(turns)
             else:
                 # Where short bodies come one after the other, the next one's lease has likely no
                 # shorter interval, so it needn't wake this thread: that costs each body as much as
@@ -162,12 +162,26 @@ class Keeper:
                 self._wakes_at = now + shortest * (1 - _JITTER)
             return None if self._wakes_at == float("inf") else max(0.0, self._wakes_at - now)
 
-    def _snapshot(self) -> list[_Entry]:
+    def _collect(self) -> None:
+        now = self._clock.now()
+        waiting = list(self._let_go.items())
+        overdue = [(lease, collect) for lease, (due, collect) in waiting if due <= now]
+        for lease, _ in overdue:
+            self._let_go.pop(lease, None)  # asked once
+        for collect in {collect for _, collect in overdue}:
+            try:
+                collect(timeout=self._patience([lease for lease, _ in overdue], now))
+            except Exception:
+                logger.exception("nothing was heard of releases that nobody waited for")
+        if overdue:
+            self._declare_overdue()
+
+    def _snapshot(self) -> list[Entry]:
         # One step of the interpreter: a release takes no guard, and may come between any two
         # entries of a loop over the dictionary.
         return list(self._entries.values())
 
-    def _due(self) -> list[_Entry]:
+    def _due(self) -> list[Entry]:
         """What is due, and with it what would be before the next sweep: one pipeline, not two."""
         now = self._clock.now()
         with self._guard:
@@ -177,7 +191,7 @@ class Keeper:
         horizon = now + min(entry.interval for entry in entries)
         return [entry for entry in entries if entry.due <= horizon]
 
-    def _renew(self, batch: list[_Entry]) -> None:
+    def _renew(self, batch: list[Entry]) -> None:
         leases = [entry.lease for entry in batch]
         sent = self._clock.now()
         try:
@@ -197,10 +211,10 @@ class Keeper:
             # Not of the batch alone: who isn't due yet waits for this reply too.
             leases = [*batch, *(entry.lease for entry in self._snapshot())]
         # At its deadline a body is told of its loss, so nobody waits for a reply beyond that.
-        left = min(lease.deadline for lease in leases) - now
+        left = min((one.deadline for one in leases if not one.released), default=_FOREVER) - now
         return patience(min(lease.ttl for lease in leases), left)
 
-    def _take(self, entry: _Entry, reply: Renewal, sent: float) -> None:
+    def _take(self, entry: Entry, reply: Renewal, sent: float) -> None:
         lease = entry.lease
         if id(lease) not in self._entries:
             return  # released meanwhile
@@ -217,7 +231,7 @@ class Keeper:
             entry.due = sent + entry.interval
         # Else the reply came after the deadline: lost for good, declared by _declare_overdue.
 
-    def _postpone(self, entry: _Entry, error: str) -> None:
+    def _postpone(self, entry: Entry, error: str) -> None:
         now = self._clock.now()
         entry.failures += 1
         entry.error = error
@@ -238,7 +252,7 @@ class Keeper:
             else:
                 self._lose(entry, LossReason.EXPIRED, "the process was stopped or starved")
 
-    def _lose(self, entry: _Entry, reason: LossReason, detail: str) -> None:
+    def _lose(self, entry: Entry, reason: LossReason, detail: str) -> None:
         lease = entry.lease
         if self._entries.pop(id(lease), None) is None:
             return

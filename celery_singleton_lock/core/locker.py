@@ -6,7 +6,11 @@ Promises
     by token on the way out, whatever the exception. A release never raises.
 
 Does not promise
-    That a release reaches the store: if it doesn't, the ttl frees the key.
+    That a release reaches the store: if it doesn't, the ttl frees the key. One that nobody waits
+    for has reached the kernel when the task ends. Should the connection break in that moment, it is
+    made again when this process asks the store next, or within a third of the ttl. Only if the
+    process dies before, it is left to the worker parent, or the ttl; and a message that wasn't
+    acknowledged by then runs once more, for the marker that says "done" was in the same script.
 
 Sequence of an acquire::
 
@@ -20,19 +24,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper, timeout_for
 from celery_singleton_lock.core.lease import Lease, SharedDeadline, Token
-from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released, Store
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Granted,
+    PostingStore,
+    Refused,
+    Release,
+    Released,
+    Store,
+)
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 __all__ = ["Locker"]
 
 # The second try meets a fresh connection: a server restart leaves every idle one broken.
 _TRIES: Final = 2
+# Seconds after an acquire for which its connection counts as one that stands. Idle for longer, it
+# may have been cut; and whose body took longer doesn't notice a round trip.
+_FRESH: Final = 1.0
 
 
 class Ledger(Protocol):
@@ -61,6 +77,7 @@ class Locker:
         self._keeper = keeper
         self._events = events
         self._ledger = ledger
+        self._posting = store if isinstance(store, PostingStore) else None
 
     def acquire(
         self,
@@ -138,6 +155,46 @@ class Locker:
             self._tell(EventName.RELEASED, lease, held=round(held, 3))
             return Released.RELEASED
         return reply
+
+    def give_back(self, lease: Lease, call: Release) -> None:
+        """As :meth:`release`, where nobody needs the reply: it is waited for only if it has to be.
+
+        RELEASED is told when it is sent; should it be lost, and made again in vain, RELEASE_FAILED
+        is told later, on another thread or in another task. The ledger keeps the lease until the
+        store has confirmed that it is free: should this process die before, its parent frees it.
+        """
+        try:
+            if self._post(lease, call):
+                held = self.clock.now() - lease.acquired_at
+                self._tell(EventName.RELEASED, lease, held=round(held, 3))
+                return
+        except BaseException:
+            # A soft time limit, or SIGTERM. If it was about to be sent, the keeper will hear of it.
+            self._keeper.discard(lease)
+            raise
+        self.release(lease, call)
+
+    def _post(self, lease: Lease, call: Release) -> bool:
+        """Whether the release was sent, and will be heard of."""
+        store = self._posting
+        age = self.clock.now() - lease.acquired_at
+        if store is None or age > _FRESH or lease.lost or lease.process != os.getpid():
+            return False
+        if not self._keeper.let_go(lease, store.collect):
+            return False
+        lease.released = True
+        heard = partial(self._heard, lease)
+        if store.post(call, timeout=timeout_for(lease.ttl), heard=heard):
+            return True
+        self._keeper.confirmed(lease)
+        return False
+
+    def _heard(self, lease: Lease, error: StoreError | None) -> None:
+        self._keeper.confirmed(lease)
+        if error is None:
+            self._strike(lease.token)
+        else:
+            self._tell(EventName.RELEASE_FAILED, lease, error=str(error), frees_in=lease.ttl)
 
     def forget(self, call: Acquire) -> None:
         """Release by token what ``call`` may have been granted; silent if the store is away."""

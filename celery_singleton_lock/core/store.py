@@ -7,12 +7,13 @@ lost reply; doing it twice is doing it once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Record, Token
+from celery_singleton_lock.errors import StoreError
 
 __all__ = [
     "Acquire",
@@ -23,6 +24,7 @@ __all__ = [
     "MarkerState",
     "Permission",
     "Permit",
+    "PostingStore",
     "Refused",
     "Relation",
     "Release",
@@ -326,4 +328,34 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close this process's connections."""
+        ...
+
+
+@runtime_checkable
+class PostingStore(Store, Protocol):
+    """One that can take a release without anybody waiting for its reply. Not every store can."""
+
+    def post(
+        self, call: Release, *, timeout: float, heard: Callable[[StoreError | None], None]
+    ) -> bool:
+        """Send a release; whatever the same process asks for afterwards finds it carried out.
+
+        Args:
+            call: As of :meth:`release`.
+            timeout: Seconds to wait for each reply, should it have to be made again.
+            heard: Called once, on any thread, unless this returns False: with None when the store
+                has confirmed it, or with the error when it was made again in vain.
+
+        Returns:
+            Whether it was sent. If not, it can only be waited for.
+        """
+        ...
+
+    def collect(self, *, timeout: float) -> None:
+        """Hear of each posted release that was sent before; make those again of which nothing is
+        heard.
+
+        Args:
+            timeout: Seconds to wait for each reply.
+        """
         ...

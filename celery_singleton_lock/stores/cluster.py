@@ -14,7 +14,7 @@ Does not promise
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +35,12 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.connections import Connections, checked
+from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.nodes import NodeConnections
 from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, record_of
 from celery_singleton_lock.stores.redis import RENEW, SETTLE_CLAIM, RedisStore
 from celery_singleton_lock.stores.renewal import renewal_call, renewals_of
+from celery_singleton_lock.stores.replies import checked
 from celery_singleton_lock.stores.script import Call, Script, milliseconds
 
 __all__ = ["ClusterStore"]
@@ -99,6 +100,13 @@ class ClusterStore(RedisStore):
         if reply is Released.RELEASED or (reply is Released.NOT_OURS and claim.phase is None):
             self._settle_stray(call.token, claim, timeout)
         return reply
+
+    def post(
+        self, call: Release, *, timeout: float, heard: Callable[[StoreError | None], None]
+    ) -> bool:
+        if _stray(call.keys[0], call.claim) is not None:
+            return False  # what becomes of that claim depends on the reply
+        return super().post(call, timeout=timeout, heard=heard)
 
     def mark(
         self,

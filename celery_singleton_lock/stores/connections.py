@@ -16,7 +16,6 @@ import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -25,28 +24,28 @@ from redis.retry import Retry
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.replies import receive, told
+from celery_singleton_lock.stores.connection_url import connection_url
+from celery_singleton_lock.stores.posted import PostedRelease
+from celery_singleton_lock.stores.replies import checked, receive, told
 from celery_singleton_lock.stores.resp import ProtocolError, Replies, pack
 from celery_singleton_lock.stores.transport import Command
 
 __all__ = [
     "Connections",
     "Exchange",
-    "ScriptForgotten",
-    "checked",
-    "connection_url",
 ]
 
-# Valkey speaks Redis' protocol; redis-py reads only the names that Redis has.
-_AS_REDIS: Final = {"valkey": "redis", "valkeys": "rediss"}
 _BROKEN: Final = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
     OSError,
     ProtocolError,
 )
-# CLUSTERDOWN and MASTERDOWN end with a failover, TRYAGAIN with the migration of a slot.
-_PASSING: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
+
+
+# A connection of redis-py, whose methods are only partly typed, and what it owes: the reply to a
+# release, which comes before the reply to its next command.
+_Idle = tuple[Any, PostedRelease | None]
 
 
 class Connections:
@@ -74,8 +73,7 @@ class Connections:
             self._made(timeout=1.0)
         except (ValueError, TypeError) as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
-        # Connections of redis-py, whose methods are only partly typed.
-        self._idle: dict[tuple[int, float], deque[Any]] = {}
+        self._idle: dict[tuple[int, float], deque[_Idle]] = {}
 
     @property
     def address(self) -> str:
@@ -121,8 +119,9 @@ class Connections:
         """
         idle = self._idle_for(timeout)
         fresh = False
+        owes: PostedRelease | None = None
         try:
-            connection = idle.pop()
+            connection, owes = idle.pop()
         except IndexError:
             connection, fresh = self.new(timeout), True
         try:
@@ -130,13 +129,63 @@ class Connections:
                 self.greet(connection)
             # Not redis-py's packing, which costs as much as the sending.
             connection.send_packed_command([pack(commands)], check_health=False)
-            return Exchange(self, connection, idle, len(commands))
+            return Exchange(self, (connection, owes), idle, len(commands))
+        except BaseException as exc:
+            _close(connection, owes)
+            if isinstance(exc, (redis.exceptions.RedisError, OSError)):
+                raise self.translated(exc) from exc
+            raise
+
+    def post(self, command: Command, timeout: float, posted: PostedRelease) -> bool:
+        """Send a command, and leave its reply to whoever uses the connection next.
+
+        Returns:
+            Whether it was sent: only on a connection that stands, and owes no reply yet. Where one
+            has to be made, or nobody has read for a while, a reply is as good as waited for.
+        """
+        idle = self._idle_for(timeout)
+        try:
+            connection, owes = idle.pop()
+        except IndexError:
+            return False
+        if owes is not None:
+            idle.append((connection, owes))
+            return False
+        try:
+            connection.send_packed_command([pack([command])], check_health=False)
         except (redis.exceptions.RedisError, OSError) as exc:
             connection.disconnect()
-            raise self.translated(exc) from exc
+            self.translated(exc)
+            return False
         except BaseException:
             connection.disconnect()
             raise
+        idle.append((connection, posted))
+        return True
+
+    def collect(self, timeout: float) -> None:
+        """Read what this thread's idle connections owe; what doesn't come in time is lost.
+
+        Args:
+            timeout: Seconds, for each.
+        """
+        thread = _thread()
+        for (owner, _), idle in list(self._idle.items()):
+            # Another thread's hub reads its sockets alone.
+            for item in list(idle) if owner == thread else ():
+                if item[1] is None:
+                    continue
+                try:
+                    idle.remove(item)
+                except ValueError:
+                    continue  # in use: who uses it reads what it owes
+                exchange = Exchange(self, item, idle, 0)
+                try:
+                    exchange.replies(within=timeout)
+                except StoreError:
+                    pass  # closed below, and so lost
+                finally:
+                    exchange.end()
 
     def has_idle(self, timeout: float) -> bool:
         """Whether the next command would go out without connecting first."""
@@ -186,36 +235,44 @@ class Connections:
 class Exchange:
     """A pipeline that was sent, on a connection of its own until :meth:`end`."""
 
-    __slots__ = ("_connection", "_connections", "_count", "_idle", "_read", "_replies")
+    __slots__ = ("_connection", "_connections", "_count", "_idle", "_owes", "_read", "_replies")
 
     def __init__(
-        self, connections: Connections, connection: Any, idle: deque[Any], count: int
+        self, connections: Connections, taken: _Idle, idle: deque[_Idle], count: int
     ) -> None:
         self._connections = connections
-        self._connection = connection
+        self._connection, self._owes = taken
         self._idle = idle
         self._count = count
         self._read = False
         self._replies = Replies()
 
-    def replies(self, is_late: Callable[[], bool] | None = None) -> list[Any]:
+    def replies(
+        self, is_late: Callable[[], bool] | None = None, *, within: float | None = None
+    ) -> list[Any]:
         """All of them, error replies as values.
 
         Args:
             is_late: Whether to take only what has arrived already.
+            within: Seconds to wait for each, other than the connection's own.
 
         Raises:
             StoreUnavailable, StoreError: They don't come.
         """
-        connection = self._connection
+        connection, owes = self._connection, self._owes
+        count = self._count if owes is None else self._count + 1
         replies: list[Any] = []
         try:
-            while len(replies) < self._count:
-                data = receive(connection, wait=is_late is None or not is_late())
+            while len(replies) < count:
+                data = receive(connection, 0.0 if is_late is not None and is_late() else within)
                 replies += [told(connection, reply) for reply in self._replies.feed(data)]
         except (redis.exceptions.RedisError, OSError, ProtocolError) as exc:
             raise self._connections.translated(exc) from exc
         self._read = True
+        if owes is not None:
+            # From here on the connection owes nothing, whatever strikes while others are told.
+            self._owes = None
+            owes.hear(replies.pop(0))
         return replies
 
     def end(self) -> None:
@@ -224,67 +281,20 @@ class Exchange:
         if connection is None:
             return
         if self._read:
-            self._idle.append(connection)
+            self._idle.append((connection, None))
         else:
-            connection.disconnect()
+            _close(connection, self._owes)
 
 
-class ScriptForgotten(Exception):
-    """NOSCRIPT: the server was restarted, or its scripts were flushed."""
-
-
-def checked(replies: list[Any]) -> list[Any]:
-    """``replies``, unless one of them is an error: the first is raised.
-
-    Raises:
-        ScriptForgotten: The server knows no such script.
-        StoreUnavailable, StoreError: A refusal, which passes by itself or doesn't.
-    """
-    for reply in replies:
-        if isinstance(reply, redis.exceptions.NoScriptError):
-            raise ScriptForgotten
-        if isinstance(reply, redis.exceptions.ResponseError):
-            raise _mapped(reply) from reply
-    return replies
-
-
-def connection_url(url: str) -> str:
-    """The form redis-py reads, of a URL in Celery's or kombu's form.
-
-    ``redis+socket:///path?virtual_host=1`` is kombu's for a unix socket; the ssl module's names of
-    ``ssl_cert_reqs`` are Celery's; ``valkey://`` and ``valkeys://`` are read as Redis' own names.
-    """
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    parts = parts._replace(scheme=_AS_REDIS.get(parts.scheme, parts.scheme))
-    if parts.scheme == "redis+socket":
-        db = query.pop("virtual_host", "") or query.pop("db", "") or "0"
-        query["db"] = db.strip("/")
-        parts = parts._replace(scheme="unix", path=unquote(parts.path))
-    if "ssl_cert_reqs" in query:
-        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    # Not geturl(): it drops the // of a unix:// URL, which has no host.
-    suffix = f"?{urlencode(query)}" if query else ""
-    return f"{parts.scheme}://{parts.netloc}{parts.path}{suffix}"
-
-
-def _mapped(error: redis.exceptions.ResponseError) -> StoreError:
-    # None of these is a grant. What passes by itself is worth another try at once.
-    if isinstance(error, redis.exceptions.ReadOnlyError):
-        return StoreUnavailable(f"the store is a replica now: {error}")
-    if isinstance(error, _PASSING) or str(error).startswith("NOREPLICAS"):
-        return StoreUnavailable(f"the store can't answer now: {error}")
-    if isinstance(error, redis.exceptions.AskError):  # and MovedError, its subclass
-        return StoreError(
-            f"the store is one node of a Redis Cluster ({error}): name it redis+cluster://"
-        )
-    # A wrong type or a missing right doesn't pass.
-    return StoreError(f"the store refuses: {error}")
-
-
-def _disconnect_all(idle: deque[Any]) -> None:
+def _disconnect_all(idle: deque[_Idle]) -> None:
     while idle:
-        idle.pop().disconnect()
+        _close(*idle.pop())
+
+
+def _close(connection: Any, owes: PostedRelease | None) -> None:
+    if owes is not None:
+        owes.lose()  # first: closing may be interrupted
+    connection.disconnect()
 
 
 def _thread() -> int:

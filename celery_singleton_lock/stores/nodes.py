@@ -22,9 +22,11 @@ import redis
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.connections import Connections, Exchange, checked
+from celery_singleton_lock.stores.connections import Connections, Exchange
 from celery_singleton_lock.stores.hosts import Hosts
 from celery_singleton_lock.stores.parcel import Parcel, parcels_of
+from celery_singleton_lock.stores.posted import PostedRelease
+from celery_singleton_lock.stores.replies import checked
 from celery_singleton_lock.stores.topology import Address, Topology
 from celery_singleton_lock.stores.transport import Command
 
@@ -109,6 +111,19 @@ class NodeConnections:
         for parcel in parcels:
             parcel.fill(replies, StoreUnavailable("the store is moving this key: try again"))
         return replies
+
+    def post(self, command: Command, timeout: float, posted: PostedRelease) -> bool:
+        """As of a transport. A node that says MOVED has done nothing, and it is made again."""
+        if self._topology is None or self._stale:
+            return False
+        (parcel,) = parcels_of([command])
+        address = self._topology.master_of(parcel.slot)
+        return address is not None and self._node(address).post(command, timeout, posted)
+
+    def collect(self, timeout: float) -> None:
+        """As of a transport."""
+        for node in list(self._nodes.values()):
+            node.collect(timeout)
 
     def masters(self, timeout: float) -> list[Connections]:
         """To each node that has slots.

@@ -18,12 +18,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.connections import ScriptForgotten
 from celery_singleton_lock.stores.exchange import Exchange
 from celery_singleton_lock.stores.link_sets import LinkSets
 from celery_singleton_lock.stores.links import Link
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.stores.redlock_url import Node
+from celery_singleton_lock.stores.replies import ScriptForgotten
 from celery_singleton_lock.stores.resp import ErrorReply, pack
 from celery_singleton_lock.stores.waiting import wait
 

@@ -2,7 +2,7 @@
 
 Promises
     Each operation is one EVALSHA, so it happens wholly or not at all. Nothing is retried in here
-    but a script that the server had forgotten.
+    but a script that the server had forgotten, and a release that nobody waits for (see `posted`).
 
 Does not promise
     Exclusion over a failover: an acknowledged write may be lost with the old master. That at least
@@ -33,11 +33,14 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.connections import Connections, ScriptForgotten
+from celery_singleton_lock.stores.connections import Connections
+from celery_singleton_lock.stores.lease_calls import acquire_call, phase_of, release_call
 from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, RedisOperators
 from celery_singleton_lock.stores.operators import record_of as _record
+from celery_singleton_lock.stores.posted import PostedReleases
 from celery_singleton_lock.stores.renewal import chunks_of, renewal_call, renewals_of
 from celery_singleton_lock.stores.replicas import Replicas
+from celery_singleton_lock.stores.replies import ScriptForgotten
 from celery_singleton_lock.stores.script import Call
 from celery_singleton_lock.stores.script import Script as _Script
 from celery_singleton_lock.stores.script import milliseconds as _ms
@@ -56,8 +59,6 @@ _FREE = _Script("free")
 _PERMIT = _Script("permit")
 _SHARDS = _Script("shards")
 _CAPABILITIES: Final = Capabilities(fence=True, name="redis", renews_for_others=True)
-# Where a script expects a claim's phase: there is no claim.
-_NO_CLAIM: Final = "-"
 
 
 class RedisStore(RedisOperators):
@@ -90,6 +91,9 @@ class RedisStore(RedisOperators):
         self._fence_base = fence_base
         self._replicas = Replicas(wait_replicas)
         self._shards = Shards(self.shards, self._write_shards_down)
+        self._posted = PostedReleases(self._release)
+        # Shards whose server has run the release's script, as far as this process knows.
+        self._taught: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -100,35 +104,27 @@ class RedisStore(RedisOperators):
         return self._shards.disagreement(key, OPERATOR_TIMEOUT)
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
-        key, token = call.slots[0], call.token
-        self._check_shards(key, timeout)
-        keys = [Keyspace.fence(key), Keyspace.marker(key, token.attempt), *call.slots]
-        arguments = [
-            token.task,
-            token.nesting,
-            token.retries,
-            token.nonce,
-            _ms(call.ttl),
-            call.sequence,
-            call.holder.to_json(),
-            self._fence_base,
-            _phase(call.claim),
-            int(call.frees_claim),
-            int(call.yields),
-            int(call.keeps_claim),
-        ]
-        if call.claim is not None:
-            keys.append(call.claim.key)
+        reply = self._acquire(call, timeout)
+        overtaken = isinstance(reply, Refused) and self._posted.overtaken(reply.record)
+        if overtaken:
+            self._posted.make_again(overtaken)
+            return self._acquire(call, timeout)
+        return reply
+
+    def _acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
+        self._check_shards(call.slots[0], timeout)
         wait = self._replicas.wait(timeout)
-        reply, *counts = self._pipeline(_ACQUIRE, [(keys, arguments)], timeout, then=wait)
-        word, *rest = reply
-        if word != b"granted":
-            record = _record(rest[0], rest[1], rest[2]) if rest else None
+        reply, *counts = self._ask(
+            _ACQUIRE, acquire_call(call, self._fence_base), timeout, then=wait
+        )
+        granted = _granted(call, reply)
+        if granted is None:
+            word, *found = reply
+            record = _record(*found) if found else None
             return Refused(relation=Relation(word.decode()), record=record)
-        granted = Granted(key=rest[0].decode(), fence=int(rest[1]) or None)
         too_few = self._replicas.too_few(granted.key, counts)
         if too_few:
-            self._take_back(granted.key, token, timeout)
+            self._take_back(granted.key, call.token, timeout)
             raise StoreUnavailable(too_few)
         return granted
 
@@ -141,25 +137,27 @@ class RedisStore(RedisOperators):
         return [found[index] for index in range(len(leases))]
 
     def release(self, call: Release, *, timeout: float) -> Released:
-        token = call.token
-        reply = self._run(
-            _RELEASE,
-            [Keyspace.marker(call.keys[0], token.attempt), *call.keys]
-            + ([call.claim.key] if call.claim else []),
-            [
-                token.attempt,
-                token.nonce,
-                str(call.become or ""),
-                _ms(call.become_ttl),
-                str(call.next_token or token),
-                str(call.marker or ""),
-                _ms(call.marker_ttl),
-                _phase(call.claim),
-                _ms(call.claim.ttl if call.claim else 0),
-            ],
-            timeout,
-        )
-        return Released(reply.decode())
+        released = self._release(call, timeout)
+        if self._posted.lost:
+            self._posted.repeat()
+        return released
+
+    def post(
+        self, call: Release, *, timeout: float, heard: Callable[[StoreError | None], None]
+    ) -> bool:
+        if Keyspace.shard(call.keys[0]) not in self._taught:
+            return False  # where nobody waits, nobody hears in time that the script is unknown
+        posted = self._posted.begin(call, timeout, heard)
+        (command,) = _RELEASE.evalsha([release_call(call)])
+        if self._connections.post(command, timeout, posted):
+            return True
+        self._posted.withdraw(posted)
+        return False
+
+    def collect(self, *, timeout: float) -> None:
+        self._connections.collect(timeout)
+        self._posted.lost.extend(self._posted.open())
+        self._posted.repeat(timeout)
 
     def mark(
         self,
@@ -176,10 +174,18 @@ class RedisStore(RedisOperators):
         arguments = [str(state), sequence, token.nonce, _ms(ttl)]
         if claim is not None:
             keys.append(claim.key)
-            arguments += [token.task, _phase(claim), _ms(claim.ttl)]
+            arguments += [token.task, phase_of(claim), _ms(claim.ttl)]
         self._run(_MARK, keys, arguments, timeout)
 
     def admit(self, call: Admit, *, timeout: float) -> Record | None:
+        record = self._admit(call, timeout)
+        overtaken = self._posted.overtaken(record)
+        if overtaken is not None:
+            self._posted.make_again(overtaken)
+            return self._admit(call, timeout)
+        return record
+
+    def _admit(self, call: Admit, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
         arguments = [call.token.task, _ms(call.ttl), call.holder.to_json(), call.instead_of]
         reply = self._run(_ADMIT, [call.key], arguments, timeout)
@@ -191,7 +197,7 @@ class RedisStore(RedisOperators):
         return record
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        arguments = [token.task, _phase(change), _ms(change.ttl)]
+        arguments = [token.task, phase_of(change), _ms(change.ttl)]
         self._run(SETTLE_CLAIM, [change.key], arguments, timeout)
 
     def permit(self, call: Permit, *, timeout: float) -> Permission:
@@ -212,13 +218,38 @@ class RedisStore(RedisOperators):
         keys = [key, Keyspace.fence(key)]
         return bool(self._run(_FREE, keys, [token or ""], OPERATOR_TIMEOUT))
 
+    def inspect(self, key: str) -> Record | None:
+        self._collect_rest()
+        return super().inspect(key)
+
     def close(self) -> None:
+        self._collect_rest()
         self._connections.close()
+
+    def _collect_rest(self) -> None:
+        if self._posted.open():
+            self.collect(timeout=OPERATOR_TIMEOUT)
 
     def _run(
         self, script: _Script, keys: Sequence[Any], arguments: Sequence[Any], timeout: float
     ) -> Any:
-        return self._pipeline(script, [(keys, arguments)], timeout)[0]
+        return self._ask(script, (keys, arguments), timeout)[0]
+
+    def _ask(
+        self, script: _Script, call: Call, timeout: float, *, then: Sequence[Command] = ()
+    ) -> list[Any]:
+        """Run ``script`` once; the first answer there is after a posted release was lost makes it
+        again. Not a heartbeat's, for which others wait.
+        """
+        replies = self._pipeline(script, [call], timeout, then=then)
+        if self._posted.lost:
+            self._posted.repeat()
+        return replies
+
+    def _release(self, call: Release, timeout: float) -> Released:
+        (reply,) = self._pipeline(_RELEASE, [release_call(call)], timeout)
+        self._taught.add(Keyspace.shard(call.keys[0]))
+        return Released(reply.decode())
 
     def _pipeline(
         self,
@@ -237,6 +268,7 @@ class RedisStore(RedisOperators):
             # gets in between, and the login needs no right to SCRIPT.
             if script is _ACQUIRE:
                 self._shards.forget()
+                self._taught.clear()
             return self._connections.run([*script.eval(calls), *then], timeout)
 
     def _renewals(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
@@ -259,5 +291,8 @@ class RedisStore(RedisOperators):
             pass  # the ttl frees it; what matters is that nobody runs under it
 
 
-def _phase(claim: ClaimChange | None) -> str:
-    return _NO_CLAIM if claim is None else str(claim.phase or "")
+def _granted(call: Acquire, reply: Any) -> Granted | None:
+    if isinstance(reply, bytes):
+        return Granted(key=call.slots[0], fence=int(reply) or None)
+    word, *slot = reply
+    return Granted(key=slot[0].decode(), fence=None) if word == b"granted" else None

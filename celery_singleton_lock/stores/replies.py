@@ -1,4 +1,4 @@
-"""Replies of a Redis server in redis-py's words: errors by their class, among the others."""
+"""Replies of a Redis server in redis-py's words, and its refusals in the library's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any, Final
 
 import redis
 
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.resp import ErrorReply
 
-__all__ = ["read", "receive", "told"]
+__all__ = ["ScriptForgotten", "checked", "read", "receive", "told"]
 
 _BYTES: Final = 1 << 16
+# CLUSTERDOWN and MASTERDOWN end with a failover, TRYAGAIN with the migration of a slot.
+_PASSING: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
 
 
 def read(connection: Any) -> Any:
@@ -34,18 +37,22 @@ def told(connection: Any, reply: Any) -> Any:
     return error
 
 
-def receive(connection: Any, *, wait: bool) -> bytes:
-    """What comes next on ``connection``, or what has come already.
+def receive(connection: Any, within: float | None = None) -> bytes:
+    """What comes next on ``connection``.
+
+    Args:
+        connection: redis-py's.
+        within: Seconds to wait; 0: what has come already; None: as long as the connection does.
 
     Not redis-py's reading, which costs more than the system call; nor its can_read(), which takes
     what there is into a buffer of its own.
     """
     sock = connection._sock
     try:
-        if wait:
+        if within is None:
             data: bytes = sock.recv(_BYTES)
         else:
-            sock.settimeout(0)
+            sock.settimeout(within)
             try:
                 data = sock.recv(_BYTES)
             finally:
@@ -55,3 +62,36 @@ def receive(connection: Any, *, wait: bool) -> bytes:
     if not data:
         raise redis.exceptions.ConnectionError("the server closed the connection")
     return data
+
+
+class ScriptForgotten(Exception):
+    """NOSCRIPT: the server was restarted, or its scripts were flushed."""
+
+
+def checked(replies: list[Any]) -> list[Any]:
+    """``replies``, unless one of them is an error: the first is raised.
+
+    Raises:
+        ScriptForgotten: The server knows no such script.
+        StoreUnavailable, StoreError: A refusal, which passes by itself or doesn't.
+    """
+    for reply in replies:
+        if isinstance(reply, redis.exceptions.NoScriptError):
+            raise ScriptForgotten
+        if isinstance(reply, redis.exceptions.ResponseError):
+            raise _mapped(reply) from reply
+    return replies
+
+
+def _mapped(error: redis.exceptions.ResponseError) -> StoreError:
+    # None of these is a grant. What passes by itself is worth another try at once.
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return StoreUnavailable(f"the store is a replica now: {error}")
+    if isinstance(error, _PASSING) or str(error).startswith("NOREPLICAS"):
+        return StoreUnavailable(f"the store can't answer now: {error}")
+    if isinstance(error, redis.exceptions.AskError):  # and MovedError, its subclass
+        return StoreError(
+            f"the store is one node of a Redis Cluster ({error}): name it redis+cluster://"
+        )
+    # A wrong type or a missing right doesn't pass.
+    return StoreError(f"the store refuses: {error}")

@@ -13,6 +13,9 @@ __all__ = ["ErrorReply", "ProtocolError", "Replies", "pack"]
 
 # A reply of ours has two levels at most; what is deeper is somebody else's.
 _MAX_DEPTH: Final = 8
+# To write a length down costs as much as all else about a word.
+_SHORT: Final = 256
+_LENGTHS: Final = tuple(b"$%d" % length for length in range(_SHORT))
 
 
 class ErrorReply(str):
@@ -33,14 +36,16 @@ def pack(commands: Iterable[Sequence[Any]]) -> bytes:
     """The bytes of ``commands``, each its name (of one word or two) and arguments: text, bytes or
     numbers.
     """
-    parts: list[bytes] = []
+    lines: list[bytes] = []
     for name, *arguments in commands:
-        words = [*name.split(" "), *arguments]
-        parts.append(b"*%d\r\n" % len(words))
-        for item in words:
-            data = item if isinstance(item, bytes) else str(item).encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
+        words = [*name.split(" "), *arguments] if " " in name else [name, *arguments]
+        lines.append(b"*%d" % len(words))
+        for word in words:
+            data = word if isinstance(word, bytes) else str(word).encode()
+            length = len(data)
+            lines += (_LENGTHS[length] if length < _SHORT else b"$%d" % length, data)
+    lines.append(b"")
+    return b"\r\n".join(lines)
 
 
 class Replies:
@@ -74,10 +79,11 @@ class Replies:
         return replies
 
     def _parse(self, start: int, depth: int = 0) -> tuple[Any, int]:
-        end = self._data.find(b"\r\n", start)
+        data = self._data
+        end = data.find(b"\r\n", start)
         if end < 0:
             raise _Incomplete
-        kind, line, after = self._data[start : start + 1], self._data[start + 1 : end], end + 2
+        kind, line, after = data[start : start + 1], data[start + 1 : end], end + 2
         if kind == b"+":
             return line, after
         if kind == b"-":
@@ -86,14 +92,14 @@ class Replies:
             number = int(line)
         except ValueError:
             kind, number = b"", 0
+        if kind == b"$" and number >= 0:
+            return self._bulk(after, number)
         if kind == b":":
             return number, after
         if kind not in (b"$", b"*") or number < -1 or depth > _MAX_DEPTH:
-            raise ProtocolError(f"no reply of Redis: {self._data[start : start + 40]!r}")
+            raise ProtocolError(f"no reply of Redis: {data[start : start + 40]!r}")
         if number == -1:
             return None, after
-        if kind == b"$":
-            return self._bulk(after, number)
         items = []
         for _ in range(number):
             item, after = self._parse(after, depth + 1)

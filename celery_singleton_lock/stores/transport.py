@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from celery_singleton_lock.stores.posted import PostedRelease
+
 __all__ = ["Command", "Transport"]
 
 #: Name and arguments, as redis-py packs them.
@@ -25,6 +27,20 @@ class Transport(Protocol):
             ScriptForgotten: A server knows no such script.
             StoreUnavailable, StoreError: No answer; a refusal.
         """
+        ...
+
+    def post(self, command: Command, timeout: float, posted: PostedRelease) -> bool:
+        """Send a script's run whose reply is read later; False: it wasn't sent, and can't be now.
+
+        Args:
+            command: EVALSHA, with keys of one shard.
+            timeout: Seconds; of the connections to choose from.
+            posted: Who hears the reply, or that there will be none.
+        """
+        ...
+
+    def collect(self, timeout: float) -> None:
+        """Read, within seconds for each, what idle connections owe."""
         ...
 
     def close(self) -> None:

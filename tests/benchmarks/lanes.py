@@ -41,7 +41,7 @@ def _redis() -> Iterator[Lane]:
         client = redis.Redis.from_url(server.url())
         yield Lane(
             [
-                mine,
+                *mine,
                 peers.redis_py_lock(client),
                 peers.raw_pair(client),
                 peers.python_redis_lock(client),
@@ -56,7 +56,7 @@ def _valkey() -> Iterator[Lane]:
         url = server.url().replace("redis://", "valkey://")
         with ours(url) as mine:
             client = redis.Redis.from_url(server.url())
-            yield Lane([mine, peers.redis_py_lock(client), peers.raw_pair(client)], {server.port})
+            yield Lane([*mine, peers.redis_py_lock(client), peers.raw_pair(client)], {server.port})
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def _sentinel() -> Iterator[Lane]:
         sentinel = Sentinel([("127.0.0.1", port) for port in servers.sentinel_ports])
         ports = {*servers.sentinel_ports, *(server.port for server in servers.servers)}
         client = sentinel.master_for(MASTER)
-        yield Lane([mine, peers.redis_py_lock(client, "redis-py Lock, master_for")], ports)
+        yield Lane([*mine, peers.redis_py_lock(client, "redis-py Lock, master_for")], ports)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def _cluster() -> Iterator[Lane]:
     with Cluster() as servers, ours(servers.url) as mine:
         ports = [node.port for node in servers.nodes]
         client = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", port) for port in ports])
-        yield Lane([mine, peers.redis_py_lock(client, "redis-py Lock, RedisCluster")], ports)
+        yield Lane([*mine, peers.redis_py_lock(client, "redis-py Lock, RedisCluster")], ports)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _redlock() -> Iterator[Lane]:
     with RedlockNodes(5) as nodes, ours(nodes.url()) as mine:
         urls = [node.url() for node in nodes]
         yield Lane(
-            [mine, peers.pottery_redlock(urls), peers.redlock_py(urls)],
+            [*mine, peers.pottery_redlock(urls), peers.redlock_py(urls)],
             {node.port for node in nodes},
         )
 
@@ -94,7 +94,7 @@ def _etcd() -> Iterator[Lane]:
         member = (cluster.leader() + 1) % 3
         with ours(cluster.url(members=(member,))) as mine:
             client = Etcd3Client(host="127.0.0.1", port=cluster.ports[member], api_path="/v3/")
-            yield Lane([mine, peers.etcd3gw_lock(client)], cluster.ports)
+            yield Lane([*mine, peers.etcd3gw_lock(client)], cluster.ports)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def _zookeeper() -> Iterator[Lane]:
             client.ensure_path(layout.bucket_path(number))
         stack.callback(client.close)
         stack.callback(client.stop)
-        yield Lane([mine, peers.kazoo_lock(client)], ensemble.ports)
+        yield Lane([*mine, peers.kazoo_lock(client)], ensemble.ports)
 
 
 #: By name, in the order of the table.

@@ -11,21 +11,23 @@ from typing import Final
 from celery import Celery
 
 from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import Acquire, Release
+from celery_singleton_lock.core.store import Acquire, PostingStore, Release
 from celery_singleton_lock.runtime import Runtime
 from tests.benchmarks.contest import Contender, Role
 
-__all__ = ["NAME", "TTL", "ours"]
+__all__ = ["TTL", "ours"]
 
 #: Seconds: of every contender's locks.
 TTL: Final = 30
 
-NAME: Final = "celery-singleton-lock"
+_NAME: Final = "celery-singleton-lock"
 
 
 @contextmanager
-def ours(url: str) -> Iterator[Contender]:
-    """On the store that ``url`` names."""
+def ours(url: str) -> Iterator[list[Contender]]:
+    """On the store that ``url`` names: as at a task's end; and where that is another thing, as on
+    leaving a ``hold()``, which waits for the reply to its release.
+    """
     app = Celery("benchmark", broker="memory://")
     app.conf.singleton_lock_url = url
     runtime = Runtime(app)
@@ -51,10 +53,17 @@ def ours(url: str) -> Iterator[Contender]:
         assert isinstance(lease, Lease), lease
         return lease
 
+    def give_back(lease: Lease) -> None:
+        runtime.locker.give_back(lease, Release(keys=(lease.key,), token=lease.token))
+
     def release(lease: Lease) -> None:
         runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
 
+    contenders = [Contender(_NAME, Role.OURS, acquire, give_back)]
+    if isinstance(runtime.store, PostingStore):
+        waiting = f"{_NAME}, waiting for the release"
+        contenders.append(Contender(waiting, Role.INFORMATION, acquire, release))
     try:
-        yield Contender(NAME, Role.OURS, acquire, release)
+        yield contenders
     finally:
         runtime.close()

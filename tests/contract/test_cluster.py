@@ -137,6 +137,49 @@ def test_a_moved_slot_is_followed_and_learnt(store: ClusterStore, cluster: Clust
         move_back(cluster, slot_of(key), target, source)
 
 
+@slow
+@pytest.mark.parametrize("next_one_asks", [True, False])
+def test_a_posted_release_follows_its_slot(
+    store: ClusterStore, cluster: Cluster, next_one_asks: bool
+) -> None:
+    source, target, _ = cluster.masters()
+    key, other = key_on(cluster, source), key_on(cluster, source)
+    give(store, key, take(store, key))  # the script is known
+    token = take(store, key)
+    cluster.begin_to_move(slot_of(key), source, target)
+    cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
+    cluster.end_move(slot_of(key), target)
+    try:
+        heard: list[StoreError | None] = []
+        call = Release(keys=(key,), token=token)
+        assert store.post(call, timeout=TIMEOUT, heard=heard.append)
+        if next_one_asks:
+            take(store, other)
+        else:
+            store.collect(timeout=TIMEOUT)
+        assert heard == [None]
+        assert cluster.keys_in(slot_of(key), target).count(key) == 0
+    finally:
+        move_back(cluster, slot_of(key), target, source)
+
+
+@slow
+def test_a_posted_release_outlives_its_node() -> None:
+    with Cluster() as cluster, closing(ClusterStore(cluster.url)) as store:
+        first = cluster.masters()[0]
+        key = key_on(cluster, first)
+        give(store, key, take(store, key))
+        token = take(store, key)
+        first.kill()
+        heard: list[StoreError | None] = []
+        call = Release(keys=(key,), token=token)
+        assert store.post(call, timeout=TIMEOUT, heard=heard.append)
+        cluster.wait_until_promoted(key, first)
+        store.collect(timeout=TIMEOUT)
+        assert heard == [None]
+        assert store.inspect(key) is None
+
+
 def move_back(cluster: Cluster, slot: int, source: PrivateServer, target: PrivateServer) -> None:
     cluster.begin_to_move(slot, source, target)
     keys = cluster.keys_in(slot, source)

@@ -139,6 +139,85 @@ def test_after_a_body_the_keeper_looks_once_more_and_then_rests(bench: Bench) ->
     assert bench.store.batches == []
 
 
+# --- releases that nobody waits for --------------------------------------------------------------
+
+
+class Collected:
+    """Notes when the store was asked for what it heard, and for how long it may wait."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.clock = bench.clock
+        self.calls: list[tuple[float, float]] = []
+
+    def __call__(self, *, timeout: float) -> None:
+        self.calls.append((self.clock.now(), timeout))
+
+
+def test_what_was_let_go_is_asked_for_once_within_a_third_of_its_ttl(bench: Bench) -> None:
+    collected, begin = Collected(bench), bench.clock.now()
+    assert bench.keeper.let_go(bench.hold(ttl=60), collected)
+    assert len(bench.keeper) == 0
+    bench.advance(600)
+    ((at, timeout),) = collected.calls
+    assert 18 <= at - begin <= 20
+    assert timeout == timeout_for(60)
+    assert bench.keeper.sweep() is None
+
+
+def test_what_was_confirmed_is_asked_for_no_more(bench: Bench) -> None:
+    collected = Collected(bench)
+    lease = bench.hold(ttl=60)
+    bench.keeper.let_go(lease, collected)
+    bench.keeper.confirmed(lease)
+    bench.advance(600)
+    assert collected.calls == []
+
+
+def test_what_is_not_renewed_has_no_turn_to_be_asked_for(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.keeper.discard(lease)
+    assert not bench.keeper.let_go(lease, Collected(bench))
+
+
+def test_a_long_lease_does_not_delay_the_question_for_a_short_one(bench: Bench) -> None:
+    collected, begin = Collected(bench), bench.clock.now()
+    bench.hold("long", ttl=6000)
+    bench.keeper.let_go(bench.hold("short", ttl=60), collected)
+    bench.advance(30)
+    ((at, _),) = collected.calls
+    assert at - begin <= 20
+
+
+def test_the_question_waits_no_longer_than_a_body_that_runs_can_wait(bench: Bench) -> None:
+    collected = Collected(bench)
+    bench.keeper.let_go(bench.hold("gone", ttl=60), collected)
+    bench.clock.advance(18)
+    bench.hold("runs", ttl=0.6)
+    bench.keeper.sweep()
+    ((_, timeout),) = collected.calls
+    assert timeout == timeout_for(0.6)
+
+
+def test_a_question_that_fails_is_not_asked_again_and_ends_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[float] = []
+
+    def collect(*, timeout: float) -> None:
+        calls.append(timeout)
+        raise ZeroDivisionError
+
+    bench.keeper.let_go(bench.hold("gone", ttl=60), collect)
+    lease = bench.hold("runs", ttl=60)
+    bench.advance(120)
+    assert len(calls) == 1
+    assert "nothing was heard" in caplog.text
+    assert not lease.lost
+
+
+# --- many leases ---------------------------------------------------------------------------------
+
+
 def test_leases_that_are_due_together_share_one_pipeline(bench: Bench) -> None:
     for number in range(100):
         bench.hold(str(number), ttl=60)
@@ -438,8 +517,13 @@ def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
     assert len(store.batches) <= count + 1
 
 
-def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) -> None:
     sweeps: list[float | None] = []
+    collected: list[float] = []
+
+    def collect(*, timeout: float) -> None:
+        collected.append(timeout)
 
     class Counting(Keeper):
         def sweep(self) -> float | None:
@@ -454,9 +538,15 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one() -> None:
             lease = hold(store, clock, keeper, f"short {number}", 60.0, None, lambda lease: None)
             # Only what would be due sooner than all before it wakes the thread: of 300 random
             # times that is so for six, and for 30 about never.
-            keeper.discard(lease)
+            if waits:
+                keeper.discard(lease)
+            else:
+                assert keeper.let_go(lease, collect)
+            if number % 2:
+                keeper.confirmed(lease)
             store.release(Release(keys=(lease.key,), token=lease.token))
         assert len(sweeps) < 30
+        assert collected == []
         # A lease that needs the thread sooner than that does wake it.
         urgent = hold(store, clock, keeper, "urgent", 0.3, None, lambda lease: None)
         was_valid_until = urgent.valid_until

@@ -294,6 +294,33 @@ def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
     assert [event.name for event in bench.events] == [EventName.ACQUIRED] * 2
 
 
+def test_where_releases_cannot_be_posted_the_end_of_a_task_waits_for_the_reply(
+    bench: Bench,
+) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(False, StoreUnavailable("away"))]
+    bench.locker.give_back(lease, give(lease))
+    assert bench.names() == ["acquire", "release", "release"]
+    assert bench.nothing_is_held()
+    assert bench.events[-1].name is EventName.RELEASED
+
+
+def test_an_exception_thrown_into_the_end_of_a_task_ends_the_renewing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+
+    def terminated() -> float:
+        raise SystemExit
+
+    monkeypatch.setattr(bench.clock, "now", terminated)
+    with pytest.raises(SystemExit):
+        bench.locker.give_back(lease, give(lease))
+    assert len(bench.keeper) == 0
+
+
 # --- events --------------------------------------------------------------------------------------
 
 

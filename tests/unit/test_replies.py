@@ -62,11 +62,11 @@ def test_what_has_come_is_taken_without_waiting_and_later_reads_wait_again(
 ) -> None:
     connection, theirs = connected
     with pytest.raises(redis.exceptions.TimeoutError, match="no reply in time"):
-        receive(connection, wait=False)
+        receive(connection, within=0)
     theirs.sendall(b"+OK\r\n")
-    assert receive(connection, wait=False) == b"+OK\r\n"
+    assert receive(connection, within=0) == b"+OK\r\n"
     theirs.sendall(b"+AGAIN\r\n")
-    assert receive(connection, wait=True) == b"+AGAIN\r\n"
+    assert receive(connection) == b"+AGAIN\r\n"
     assert connection._sock is not None
     assert connection._sock.gettimeout() == 20
 
@@ -77,4 +77,4 @@ def test_a_connection_that_the_server_closed_is_broken(
     connection, theirs = connected
     theirs.close()
     with pytest.raises(redis.exceptions.ConnectionError, match="closed"):
-        receive(connection, wait=True)
+        receive(connection)

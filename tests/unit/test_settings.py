@@ -14,7 +14,7 @@ from celery_singleton_lock import SettingsError
 from celery_singleton_lock.core.options import ConflictAction
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
-from celery_singleton_lock.stores.connections import connection_url
+from celery_singleton_lock.stores.connection_url import connection_url
 from celery_singleton_lock.stores.hosts import Hosts
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import RedisStore

@@ -26,6 +26,7 @@ from celery_singleton_lock.testing.contract.claims import ClaimContract
 from celery_singleton_lock.testing.contract.markers import MarkerContract
 from celery_singleton_lock.testing.contract.operators import OperatorContract
 from celery_singleton_lock.testing.contract.permits import PermitContract
+from celery_singleton_lock.testing.contract.posting import PostingContract
 from celery_singleton_lock.testing.contract.release import ReleaseContract
 from celery_singleton_lock.testing.contract.renewal import RenewalContract
 from celery_singleton_lock.testing.contract.slots import SlotContract
@@ -38,6 +39,7 @@ class StoreContract(
     SlotContract,
     RenewalContract,
     ReleaseContract,
+    PostingContract,
     MarkerContract,
     ClaimContract,
     ClaimedAcquireContract,

@@ -1,0 +1,57 @@
+"""What one acquire and one release send: KEYS and ARGV of their scripts.
+
+What is not there is left out, for each word costs both sides: most tasks have no claim, and most
+releases delete.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.store import Acquire, ClaimChange, Release
+from celery_singleton_lock.stores.script import Call, milliseconds
+
+__all__ = ["acquire_call", "phase_of", "release_call"]
+
+
+def acquire_call(call: Acquire, fence_base: int) -> Call:
+    """Of ``acquire.lua``; fences are above ``fence_base``."""
+    token, claim = call.token, call.claim
+    key = call.slots[0]
+    attempt = token.attempt
+    keys = [Keyspace.fence(key), Keyspace.marker(key, attempt), *call.slots]
+    arguments: list[Any] = [
+        f"{attempt}|{token.nonce}",
+        milliseconds(call.ttl),
+        call.sequence,
+        call.holder.to_json(),
+        fence_base,
+    ]
+    if claim is not None:
+        keys.append(claim.key)
+        flags = (call.frees_claim, call.yields, call.keeps_claim)
+        arguments += [phase_of(claim), *map(int, flags)]
+    return keys, arguments
+
+
+def release_call(call: Release) -> Call:
+    """Of ``release.lua``."""
+    token, claim = call.token, call.claim
+    attempt = token.attempt
+    keys = [Keyspace.marker(call.keys[0], attempt), *call.keys]
+    arguments: list[Any] = [attempt, token.nonce]
+    if call.marker or call.become or claim is not None:
+        arguments += [str(call.marker or ""), milliseconds(call.marker_ttl)]
+    if call.become or claim is not None:
+        become_ttl = milliseconds(call.become_ttl)
+        arguments += [str(call.become or ""), become_ttl, str(call.next_token or token)]
+    if claim is not None:
+        keys.append(claim.key)
+        arguments += [phase_of(claim), milliseconds(claim.ttl)]
+    return keys, arguments
+
+
+def phase_of(claim: ClaimChange) -> str:
+    """What a script reads of a claim's change."""
+    return str(claim.phase or "")

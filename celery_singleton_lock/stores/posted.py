@@ -1,0 +1,173 @@
+"""Releases that were sent, and whose replies nobody waited for.
+
+Promises
+    Of each it is heard once how it ended. What was not confirmed is made again, in the waiting way:
+    an error reply and a connection that broke by the next call of the store, whatever that asks
+    for; all of them by `collect`, which the keeper's thread calls.
+
+Does not promise
+    Anything beyond the life of this process: what it sent before it ended is in the kernel's hands,
+    which delivers it as long as the connection lives.
+
+States of one::
+
+    sent --its reply is read, before that of the connection's next command--> confirmed
+      |  +--an error reply, or the connection is closed--> lost --made again--> confirmed, or failed
+      +--collect(): nothing has come----------------------------^
+
+To make a release again is harmless: it compares a token that was minted for one delivery and is
+never acquired with again, and the script leaves alone what the first one left behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery_singleton_lock.core.lease import Kind, Record
+from celery_singleton_lock.core.store import Release, Released
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+
+__all__ = ["PostedRelease", "PostedReleases"]
+
+# The second try meets a fresh connection: a server restart leaves every idle one broken.
+_TRIES: Final = 2
+# Of those confirmed last: who was overtaken by an acquire was so within a moment.
+_REMEMBERED: Final = 64
+
+
+class PostedRelease:
+    """One that was sent.
+
+    Args:
+        call: What was asked for.
+        timeout: Seconds to wait for each reply, should it be made again.
+        heard: Called once, on any thread: with None if it was confirmed, else with the error.
+    """
+
+    __slots__ = ("_all", "call", "heard", "timeout")
+
+    def __init__(
+        self,
+        call: Release,
+        timeout: float,
+        heard: Callable[[StoreError | None], None],
+        others: PostedReleases,
+    ) -> None:
+        self.call = call
+        self.timeout = timeout
+        self.heard = heard
+        self._all = others
+
+    def hear(self, reply: Any) -> None:
+        """Take the reply to it, or the error that came instead."""
+        if isinstance(reply, Exception):
+            self.lose()
+        else:
+            self._all.end(self, None)
+
+    def lose(self) -> None:
+        """There will be no reply, or it was a bad one."""
+        self._all.lost.append(self)
+
+
+class PostedReleases:
+    """Those of one store in one process.
+
+    Each step is one of the interpreter's: bodies, the keeper and an exception thrown into any of
+    them may come in between.
+
+    Args:
+        release: Makes one in the waiting way, within seconds per reply.
+    """
+
+    def __init__(self, release: Callable[[Release, float], Released]) -> None:
+        self._release = release
+        self._open: set[PostedRelease] = set()
+        self._confirmed: deque[PostedRelease] = deque(maxlen=_REMEMBERED)
+        #: To be made again; not empty is all that the hot path asks.
+        self.lost: deque[PostedRelease] = deque()
+
+    def begin(
+        self, call: Release, timeout: float, heard: Callable[[StoreError | None], None]
+    ) -> PostedRelease:
+        """Before it is sent: whatever strikes from now on, `collect` finds it."""
+        posted = PostedRelease(call, timeout, heard, self)
+        self._open.add(posted)
+        return posted
+
+    def withdraw(self, posted: PostedRelease) -> None:
+        """It could not be sent, and its caller makes it in another way."""
+        self._open.discard(posted)
+
+    def end(self, posted: PostedRelease, error: StoreError | None) -> None:
+        """It was confirmed, or (``error``) can't be."""
+        try:
+            self._open.remove(posted)
+        except KeyError:
+            return  # made again meanwhile
+        self._confirmed.append(posted)
+        posted.heard(error)
+
+    def open(self) -> list[PostedRelease]:
+        """Those of which nothing was heard."""
+        return list(self._open)
+
+    def repeat(self, longest: float = float("inf")) -> None:
+        """Make again what is lost; no reply is waited for longer than ``longest`` seconds."""
+        error: StoreUnavailable | None = None
+        while self.lost:
+            try:
+                posted = self.lost.popleft()
+            except IndexError:
+                return  # another thread was faster
+            if posted not in self._open:
+                continue
+            if error is None:
+                error = self._again(posted, min(posted.timeout, longest))
+            else:
+                self.end(posted, error)  # a store that is silent is so to all of them
+
+    def overtaken(self, record: Record | None) -> PostedRelease | None:
+        """The release after which ``record`` could not have been found.
+
+        Commands on one connection keep their order. But who releases and who asks next may use
+        different ones: there are some per timeout, and one for each thread that is at it.
+        """
+        if record is None:
+            return None
+        for posted in (*self.open(), *self._confirmed.copy()):
+            call, claim = posted.call, posted.call.claim
+            if record.kind is Kind.LEASE:
+                found = record.token == str(call.token) and record.key in call.keys
+            else:
+                frees = claim is not None and claim.phase is None and claim.key == record.key
+                found = frees and (record.kind, record.token) == (Kind.CLAIM, call.token.task)
+            if found:
+                return posted
+        return None
+
+    def make_again(self, posted: PostedRelease) -> None:
+        """Now, in the waiting way, whatever is known of it.
+
+        Raises:
+            StoreError: The store refuses, or doesn't answer.
+        """
+        self._release(posted.call, posted.timeout)
+
+    def _again(self, posted: PostedRelease, timeout: float) -> StoreUnavailable | None:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                self._release(posted.call, timeout)
+            except StoreUnavailable as exc:
+                if not tries_left:
+                    self.end(posted, exc)
+                    return exc
+            except StoreError as exc:
+                self.end(posted, exc)
+                return None
+            else:
+                self.end(posted, None)
+                return None
+        raise AssertionError("unreachable")
