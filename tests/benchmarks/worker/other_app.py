@@ -1,7 +1,8 @@
 """Plain Celery, other people's packages, and recipes in a task's body, in one app.
 
-None of the packages does anything to tasks that don't use it. Ours does: it connects a signal. So
-ours has an app, and a worker, of its own.
+None of the packages does anything to tasks that don't use it. Ours does: it connects a signal, as
+soon as `celery` looks for the commands that packages add to it. So ours has an app and a worker of
+its own, and here that signal is disconnected.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+from celery.signals import task_postrun
 from celery_heimdall import HeimdallTask
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
+from celery_singleton_lock.task import _settle_rest
 from tests.benchmarks import peers
 from tests.benchmarks.contest import Contender
-from tests.benchmarks.worker.wiring import LOCK_URL, TTL, PairTimes, add_mark, make_app, work
+from tests.benchmarks.worker.wiring import LOCK_URL, TTL, add_mark, make_app, tell, work
+
+task_postrun.disconnect(_settle_rest)
+assert not task_postrun.receivers, task_postrun.receivers
 
 app = make_app("other")
 app.conf.ONCE = {
@@ -26,10 +32,9 @@ app.conf.ONCE = {
 }
 app.conf.singleton_backend_url = LOCK_URL
 
-_times: PairTimes = []
 _client = redis.Redis.from_url(LOCK_URL)
 
-mark = add_mark(app, _times)
+mark = add_mark(app)
 
 
 class _Heimdall(HeimdallTask):
@@ -54,7 +59,12 @@ def singleton(number: int, seconds: float) -> None:
     work(seconds)
 
 
-@app.task(name="heimdall", base=_Heimdall, heimdall={"unique": True, "unique_timeout": TTL})
+# By default it waits a second in the worker, for the lock that the publisher of the same task took.
+@app.task(
+    name="heimdall",
+    base=_Heimdall,
+    heimdall={"unique": True, "unique_timeout": TTL, "unique_lock_blocking": False},
+)
 def heimdall(number: int, seconds: float) -> None:
     work(seconds)
 
@@ -78,19 +88,13 @@ python_redis_lock = _in_body("python_redis_lock", peers.python_redis_lock(_clien
 pottery = _in_body("pottery", peers.pottery_redlock([LOCK_URL]))
 raw_pair = _in_body("raw_pair", peers.raw_pair(_client))
 
-_raw = peers.raw_pair(_client)
 
-
-@app.task(name="timed_pair")
-def timed_pair(number: int, seconds: float) -> None:
-    """A raw pair, timed where a task needs it: between all that Celery does."""
-    begin = time.perf_counter()
-    _raw.release(_raw.acquire(f"timed:{number}"))
-    _times.append(time.perf_counter() - begin)
-
-
-@app.task(name="pairs_in_a_row")
-def pairs_in_a_row(count: int) -> None:
-    """Raw pairs, one after the other, as the other benchmarks time them."""
+@app.task(name="pairs", ignore_result=True)
+def pairs(count: int) -> None:
+    """Raw pairs, one after the other, each timed: the unit."""
+    lock, times = peers.raw_pair(_client), []
     for number in range(count):
-        timed_pair(number, 0)
+        begin = time.perf_counter()
+        lock.cycle(number)
+        times.append(time.perf_counter() - begin)
+    tell(pairs=times)

@@ -8,7 +8,7 @@ from tests.benchmarks.worker.wiring import LOCK_URL, add_mark, make_app, work
 app = make_app("own")
 app.conf.singleton_lock_url = LOCK_URL
 
-mark = add_mark(app, [])
+mark = add_mark(app)
 
 
 @app.task(name="beside")

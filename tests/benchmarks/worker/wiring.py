@@ -1,4 +1,4 @@
-"""What both apps of the worker benchmark have: where everything is, and tasks that mark moments.
+"""What both apps of the worker benchmark have: where everything is, and a task that marks moments.
 
 The environment, in the worker and in the process that publishes: BROKER_URL, also of the results;
 LOCK_URL, a server of its own; COUNT, a port: what goes to that server is counted (and slowed down).
@@ -10,32 +10,33 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cache
 from typing import Any, Final
 
 import redis
 from celery import Celery
+from celery.signals import task_received
 
 from tests.benchmarks.wire import Count, Wire
+from tests.benchmarks.worker.waves import MARKS
 
-__all__ = ["BROKER_URL", "LOCK_URL", "MARKS", "TTL", "PairTimes", "add_mark", "make_app", "work"]
+__all__ = ["LOCK_URL", "TTL", "add_mark", "make_app", "tell", "work"]
 
-BROKER_URL: Final = os.environ["BROKER_URL"]
+_BROKER_URL: Final = os.environ["BROKER_URL"]
 LOCK_URL: Final = os.environ["LOCK_URL"]
 
 #: Seconds: of every lock, and of every claim.
 TTL: Final = 3600
 
-#: The list in the broker's server that the marks go to.
-MARKS: Final = "benchmark-marks"
-
-#: Seconds that lock operations took in this process since the last mark, one by one.
-PairTimes = list[float]
+# As long as the process lives.
+_LISTENING: Final = ExitStack()
 
 
 def make_app(name: str) -> Celery:
     """An app as most are: results are kept, messages acknowledged early, defaults otherwise."""
-    app = Celery(name, broker=BROKER_URL, backend=BROKER_URL, set_as_current=False)
+    app = Celery(name, broker=_BROKER_URL, backend=_BROKER_URL, set_as_current=False)
     app.conf.update(broker_connection_retry_on_startup=True)
     return app
 
@@ -46,21 +47,39 @@ def work(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def add_mark(app: Celery, times: PairTimes) -> Callable[..., Any]:
-    """The task that begins and ends a wave: it tells when it ran, and hands over ``times``."""
-    # In the process that runs the body: a redis-py client may be carried over a fork.
-    client = redis.Redis.from_url(BROKER_URL)
+def tell(**what: Any) -> None:
+    """Say something to the process that measures."""
+    _teller().rpush(MARKS, json.dumps(what))
+
+
+def add_mark(app: Celery) -> Callable[..., Any]:
+    """The task that begins and ends a wave.
+
+    It tells when it ran, and when this process received each message since the last mark, that one
+    and its own included: in a solo worker, which receives a message when it is done with the one
+    before.
+    """
     wire = _listening_wire()
+    received: list[float] = []
+
+    @task_received.connect(weak=False)
+    def note(**_: Any) -> None:
+        received.append(time.monotonic())
 
     @app.task(name=f"{app.main}.mark", ignore_result=True)
-    def mark(wave: str) -> None:
-        at = time.monotonic()
+    def mark() -> None:
+        at, processor = time.monotonic(), time.process_time()
         count = wire.take() if wire else Count(0, 0)
-        line = {"wave": wave, "at": at, "pairs": list(times), **asdict(count)}
-        times.clear()
-        client.rpush(MARKS, json.dumps(line))
+        tell(at=at, processor=processor, received=received, **asdict(count))
+        del received[:-1]
 
     return mark
+
+
+@cache
+def _teller() -> redis.Redis:
+    # Carried over a fork, redis-py's pool makes new connections by itself.
+    return redis.Redis.from_url(_BROKER_URL)
 
 
 def _listening_wire() -> Wire | None:
@@ -68,5 +87,5 @@ def _listening_wire() -> Wire | None:
     if not port:
         return None
     wire = Wire({int(port)})
-    wire.listening().__enter__()  # for as long as the process lives
+    _LISTENING.enter_context(wire.listening())
     return wire
