@@ -7,9 +7,10 @@ import sys
 from typing import Any, Final
 
 from tests.benchmarks import stores
+from tests.benchmarks.micro import command as micro
 from tests.benchmarks.worker import command as worker
 
-_BENCHMARKS: Final[dict[str, Any]] = {"stores": stores, "worker": worker}
+_BENCHMARKS: Final[dict[str, Any]] = {"stores": stores, "worker": worker, "micro": micro}
 
 
 def main() -> None:
