@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.benchmarks.micro.finding import Finding
 from tests.benchmarks.plots import Bar, Chart, draw
 from tests.benchmarks.samples import Spread
 from tests.benchmarks.worker.contenders import CELERY, CONTENDERS, OURS, SKIP
+from tests.conftest import missing
 from tests.harness.processes import ROOT
 
 PEERS = ("celery_heimdall", "celery_once", "celery_singleton", "matplotlib", "pottery", "redlock")
@@ -23,13 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture(autouse=True)
 def peers() -> None:
-    missing = [name for name in PEERS if importlib.util.find_spec(name) is None]
-    if not missing:
-        return
-    what = f"{', '.join(missing)} not installed: pip install -e '.[bench]'"
-    if os.environ.get("CI"):
-        pytest.fail(what)
-    pytest.skip(what)
+    absent = [name for name in PEERS if importlib.util.find_spec(name) is None]
+    if absent:
+        missing(f"{', '.join(absent)} not installed: pip install -e '.[bench]'")
 
 
 def output_of(*arguments: str) -> str:
