@@ -18,6 +18,8 @@ _DIRECTORY: Final = ROOT / "docs" / "benchmarks"
 def publish(name: str, text: str, data: Any, charts: list[Chart]) -> None:
     """Replace what an earlier run of the benchmark ``name`` has left, and say what was written."""
     _DIRECTORY.mkdir(exist_ok=True)
+    for chart in charts:
+        text += f"\n![{chart.title}]({_DIRECTORY.name}/{chart.name}.svg)\n"
     written = [_PAGE, _DIRECTORY / f"{name}.json"]
     written[0].write_text(replace_section(_PAGE.read_text(), name, text))
     written[1].write_text(json.dumps(data, indent=2) + "\n")

@@ -43,6 +43,8 @@ def test_an_overhead_is_what_a_task_takes_more_than_celery_alone_in_the_same_rou
 def test_the_publishing_of_a_claim_is_compared_by_what_it_costs_more() -> None:
     found = laps(plain=0.0)
     assert round(found.publishing_over(CLAIMED, "celery-once").middle, 6) == 1
+    running, both = found.overheads(CLAIMED), found.together(CLAIMED)
+    assert [round(a - b, 6) for a, b in zip(both, running, strict=True)] == [0.003, 0.006]
 
 
 def test_the_table_begins_with_the_least_and_names_what_is_no_lock() -> None:
@@ -51,7 +53,7 @@ def test_the_table_begins_with_the_least_and_names_what_is_no_lock() -> None:
     assert table.startswith("**solo, no-op**: Celery alone takes 4500 [3750 .. 5250] µs a task")
     first, second = table.splitlines()[4:6]
     assert first.startswith("| a plain task beside singleton tasks (no lock) | 0 [0 .. 0] |")
-    assert second == f"| **{OURS}** | 750 [625 .. 875] | 0.50 [0.50 .. 0.50] | 750 | 2 |"
+    assert second == f"| **{OURS}** | 750 [625 .. 875] | 0.50 [0.50 .. 0.50] | 750 | 750 | 2 |"
     assert f"**{SKIP}**" in table
 
 

@@ -73,6 +73,11 @@ class Laps:
         pairs = zip(self.waves[name], self.waves[CELERY], strict=True)
         return [median(wave.publishing) - median(plain.publishing) for wave, plain in pairs]
 
+    def together(self, name: str) -> list[float]:
+        """Seconds that publishing one and running it take more."""
+        pairs = zip(self.overheads(name), self.publishing(name), strict=True)
+        return [running + publishing for running, publishing in pairs]
+
     def in_pairs(self, name: str) -> Spread:
         """Overheads as multiples of a raw pair of the same round."""
         return _ratio(self.overheads(name), self.pair)

@@ -36,8 +36,8 @@ def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
         f"**{course}**: Celery alone takes {_text(plain)} µs a task; a raw pair {_text(pair)} µs",
         "",
         "| lock | more than Celery alone [p25 .. p75], µs | in raw pairs [p25 .. p75] "
-        "| processor time of the worker, µs | requests to the locks' server |",
-        "|---|---:|---:|---:|---:|",
+        "| with publishing, µs | processor time of the worker, µs | requests to the locks |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for name in _ordered(laps):
         micros, pairs = _micros(spread(laps.overheads(name))), laps.in_pairs(name)
@@ -45,7 +45,8 @@ def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
         processor = ""
         if course.pool == "solo":
             processor = f"{median(laps.processor(name)) * _MICROSECONDS:.0f}"
-        cells = (_label(name), _text(micros), _text(pairs, 2), processor, requests)
+        together = f"{median(laps.together(name)) * _MICROSECONDS:.0f}"
+        cells = (_label(name), _text(micros), _text(pairs, 2), together, processor, requests)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -77,6 +78,7 @@ def as_data(found: Mapping[Course, Laps], counts: Mapping[str, Count]) -> dict[s
                     "role": str(_BY_NAME[name].role),
                     "task": asdict(spread(laps.tasks(name))),
                     "over_celery": asdict(spread(laps.overheads(name))),
+                    "together_over_celery": asdict(spread(laps.together(name))),
                     "processor_over_celery": asdict(spread(laps.processor(name))),
                     "over_celery_in_raw_pairs": asdict(laps.in_pairs(name)),
                     "over_celery_in_its_tasks": asdict(laps.over_plain(name)),
