@@ -1,17 +1,26 @@
-"""`python -m tests.benchmarks [stores] [options]`; without a name, all of them."""
+"""`python -m tests.benchmarks [stores|worker|micro] [options]`; without a name, all of them."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import Any, Final
 
 from tests.benchmarks import stores
+from tests.benchmarks.micro import command as micro
+from tests.benchmarks.worker import command as worker
+
+_BENCHMARKS: Final[dict[str, Any]] = {"stores": stores, "worker": worker, "micro": micro}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.benchmarks", description=__doc__)
-    parser.add_argument("benchmark", nargs="?", choices=["stores"], default="stores")
-    stores.add_options(parser)
-    stores.benchmark(parser.parse_args())
+    commands = parser.add_subparsers(dest="benchmark", required=True)
+    for name, module in _BENCHMARKS.items():
+        module.add_options(commands.add_parser(name, description=module.__doc__))
+    for arguments in [sys.argv[1:]] if sys.argv[1:] else [[name] for name in _BENCHMARKS]:
+        options = parser.parse_args(arguments)
+        _BENCHMARKS[options.benchmark].benchmark(options)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
-from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.contest import Result, run
 from tests.benchmarks.lanes import LANES
 from tests.benchmarks.machine import machine, packages, servers
+from tests.benchmarks.publication import publish
 from tests.benchmarks.report import as_data, as_table, behind
-from tests.benchmarks.section import replace_section
-from tests.harness.processes import ROOT
 
 __all__ = ["add_options", "benchmark"]
 
-_PAGE: Final = ROOT / "docs" / "benchmarks.md"
-_DATA: Final = ROOT / "docs" / "benchmarks" / "stores.json"
 _PACKAGES: Final = (
     *("celery-singleton-lock", "redis", "python-redis-lock", "pottery", "redlock-py"),
     *("etcd3gw", "kazoo"),
@@ -65,15 +60,4 @@ def benchmark(options: argparse.Namespace) -> None:
     for line in behind(results) or ["ahead of every peer"]:
         print(line)
     if options.save:
-        _save(f"{as_table(results)}\n{about}\n", results)
-
-
-def _save(text: str, results: dict[str, Result]) -> None:
-    _PAGE.write_text(replace_section(_PAGE.read_text(), "stores", text))
-    _DATA.parent.mkdir(exist_ok=True)
-    _DATA.write_text(json.dumps(as_data(results), indent=2) + "\n")
-    print(f"written: {_relative(_PAGE)}, {_relative(_DATA)}")
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+        publish("stores", f"{as_table(results)}\n{about}\n", as_data(results), [])

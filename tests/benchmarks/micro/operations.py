@@ -1,0 +1,126 @@
+"""Single operations, as multiples of a raw pair that is timed in the same rounds."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+
+import redis
+from celery import Celery
+
+from celery_singleton_lock import singleton_task
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.store import Acquire, Admit, Refused
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from tests.benchmarks import peers
+from tests.benchmarks.contest import Contender, Role, run
+from tests.benchmarks.micro.finding import Finding
+from tests.benchmarks.ours import TTL, ours
+from tests.benchmarks.samples import ratios
+
+__all__ = ["operations"]
+
+_GOALS: Final = {"acquire + release": 0.85}
+_ADMIT_TIMEOUT: Final = 1.0
+
+
+def operations(rounds: int, block: float, order: random.Random) -> list[Finding]:
+    """Time them all.
+
+    Args:
+        rounds: Of blocks in shuffled order.
+        block: Seconds of a block.
+        order: Shuffles.
+    """
+    with PrivateServer(binary=find_binary()) as server, ours(server.url()) as mine:
+        raw = peers.raw_pair(redis.Redis.from_url(server.url()))
+        runtime, tasks = _app(server.url())
+        contenders = [
+            raw,
+            Contender("acquire + release", Role.OURS, mine.acquire, mine.release),
+            _only("a refused acquire, as of a skip", _refused(runtime)),
+            _only("a claim, as of publishing", _claimed(runtime)),
+            _only("key of all arguments", _key(tasks["all"])),
+            _only("key by template", _key(tasks["template"])),
+        ]
+        try:
+            result = run(contenders, {server.port}, rounds=rounds, block=block, order=order)
+        finally:
+            runtime.close()
+    return [
+        Finding(name, ratio, "raw pairs", _GOALS.get(name))
+        for name, ratio in ratios(result.seconds, raw.name).items()
+        if name != raw.name
+    ]
+
+
+def _app(url: str) -> tuple[Runtime, dict[str, Any]]:
+    app = Celery("benchmark", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = url
+
+    @singleton_task(app=app, name="all")
+    def all_arguments(account: int, currency: str = "EUR") -> None: ...
+
+    @singleton_task(app=app, name="template", key="account:{account}")
+    def template(account: int, currency: str = "EUR") -> None: ...
+
+    return Runtime.of(app), {name: app.tasks[name] for name in ("all", "template")}
+
+
+def _only(name: str, operation: Callable[[str], Any]) -> Contender:
+    return Contender(name, Role.INFORMATION, operation, lambda _: None)
+
+
+def _key(task: Any) -> Callable[[str], Any]:
+    numbers = count()
+    return lambda _: task.singleton_rest([next(numbers)], {"currency": "EUR"}, as_sent=False)
+
+
+def _refused(runtime: Runtime) -> Callable[[str], Any]:
+    def call(task_id: str) -> Acquire:
+        return Acquire(
+            slots=(runtime.keyspace.lock("benchmark.task", "held"),),
+            token=Token(task_id, 0, 0, "n"),
+            holder=_holder(runtime, task_id),
+            ttl=TTL,
+        )
+
+    runtime.locker.acquire(call("holder"))
+    numbers = count()
+
+    def refused(_: str) -> None:
+        assert isinstance(runtime.locker.acquire(call(f"other-{next(numbers)}")), Refused)
+
+    return refused
+
+
+def _claimed(runtime: Runtime) -> Callable[[str], Any]:
+    numbers = count()
+
+    def claimed(_: str) -> None:
+        task_id = f"claimed-{next(numbers)}"
+        key = runtime.keyspace.claim("task", runtime.keyspace.lock("benchmark.task", task_id))
+        call = Admit(
+            key=key,
+            token=Token(task_id, 0, 0, "-"),
+            holder=_holder(runtime, task_id),
+            ttl=TTL,
+            instead_of="",
+        )
+        assert runtime.store.admit(call, timeout=_ADMIT_TIMEOUT) is None
+
+    return claimed
+
+
+def _holder(runtime: Runtime, task_id: str) -> Holder:
+    return Holder(
+        task="benchmark.task",
+        task_id=task_id,
+        worker=runtime.worker,
+        pid=os.getpid(),
+        since=runtime.clock.wall(),
+    )

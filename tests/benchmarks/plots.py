@@ -1,0 +1,96 @@
+"""Ratios as pictures: a bar for each contender, a line for where half of the rounds lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.benchmarks.samples import Spread
+
+__all__ = ["Bar", "Chart", "draw"]
+
+_OURS: Final = "#1b6ca8"
+_OTHERS: Final = "#b8bec4"
+_INK: Final = "#333333"
+_INCHES_PER_BAR: Final = 0.34
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One contender."""
+
+    name: str
+    ratio: Spread
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One picture.
+
+    Attributes:
+        name: Of its files.
+        title: Above it.
+        unit: Below it: of what the bars are multiples.
+        bars: From top to bottom.
+    """
+
+    name: str
+    title: str
+    unit: str
+    bars: Sequence[Bar]
+
+
+def draw(chart: Chart, directory: Path) -> list[Path]:
+    """Write it as PNG and as SVG; their paths."""
+    # Here, for it takes a second: only who saves a run needs it.
+    import matplotlib
+
+    matplotlib.use("agg")
+    # The same picture is the same file: no random names, and text that can be searched.
+    matplotlib.rcParams.update({"svg.hashsalt": chart.name, "svg.fonttype": "none"})
+    from matplotlib import pyplot
+
+    bars = list(reversed(chart.bars))
+    middles = [bar.ratio.middle for bar in bars]
+    spreads = [
+        [max(0.0, bar.ratio.middle - bar.ratio.low) for bar in bars],
+        [max(0.0, bar.ratio.high - bar.ratio.middle) for bar in bars],
+    ]
+    figure, axes = pyplot.subplots(figsize=(9, 1.1 + _INCHES_PER_BAR * len(bars)))
+    axes.barh(
+        [bar.name for bar in bars],
+        middles,
+        xerr=spreads,
+        color=[_OURS if bar.ours else _OTHERS for bar in bars],
+        height=0.62,
+        error_kw={"ecolor": _INK, "elinewidth": 1, "capsize": 2},
+    )
+    for place, bar in enumerate(bars):
+        end = max(bar.ratio.high, bar.ratio.middle, 0.0)
+        axes.annotate(
+            f"{bar.ratio.middle:.2f}",
+            (end, place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=_INK,
+        )
+    axes.axvline(1, color=_INK, linewidth=0.8, linestyle=":")
+    axes.set_title(chart.title, loc="left", fontsize=11, color=_INK)
+    axes.set_xlabel(chart.unit, fontsize=9, color=_INK)
+    axes.tick_params(labelsize=9, colors=_INK, length=0)
+    axes.margins(x=0.12)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    written = []
+    for kind in ("png", "svg"):
+        path = directory / f"{chart.name}.{kind}"
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(path, dpi=110, bbox_inches="tight", metadata=metadata)
+        written.append(path)
+    pyplot.close(figure)
+    return written

@@ -1,0 +1,36 @@
+"""Singleton tasks, and a plain one beside them."""
+
+from __future__ import annotations
+
+from celery_singleton_lock import singleton_task
+from tests.benchmarks.worker.wiring import LOCK_URL, add_mark, make_app, work
+
+app = make_app("own")
+app.conf.singleton_lock_url = LOCK_URL
+
+mark = add_mark(app)
+
+
+@app.task(name="beside")
+def beside(number: int, seconds: float) -> None:
+    work(seconds)
+
+
+@singleton_task(app=app, name="locked")
+def locked(number: int, seconds: float) -> None:
+    work(seconds)
+
+
+@singleton_task(app=app, name="locked_by_template", key="account:{number}")
+def locked_by_template(number: int, seconds: float) -> None:
+    work(seconds)
+
+
+@singleton_task(app=app, name="claimed_until_start", unique="until_start")
+def claimed_until_start(number: int, seconds: float) -> None:
+    work(seconds)
+
+
+@singleton_task(app=app, name="claimed_until_done", unique="until_done")
+def claimed_until_done(number: int, seconds: float) -> None:
+    work(seconds)

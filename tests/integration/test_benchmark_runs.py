@@ -1,0 +1,84 @@
+"""The benchmarks that need more than a process run through, and count what needs no clock."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.micro.finding import Finding
+from tests.benchmarks.plots import Bar, Chart, draw
+from tests.benchmarks.samples import Spread
+from tests.benchmarks.worker.contenders import CELERY, CONTENDERS, OURS, SKIP
+from tests.conftest import missing
+from tests.harness.processes import ROOT
+
+PEERS = ("celery_heimdall", "celery_once", "celery_singleton", "matplotlib", "pottery", "redlock")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(autouse=True)
+def peers() -> None:
+    absent = [name for name in PEERS if importlib.util.find_spec(name) is None]
+    if absent:
+        missing(f"{', '.join(absent)} not installed: pip install -e '.[bench]'")
+
+
+def output_of(*arguments: str) -> str:
+    command = [sys.executable, "-m", "tests.benchmarks", *arguments]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def rows_of(output: str) -> dict[str, list[str]]:
+    """The cells of each row of the first table, by the first of them, without its stars."""
+    rows = {}
+    for line in output.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and cells[0].strip("*") not in rows:
+            rows[cells[0].strip("*")] = cells
+    return rows
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_every_contender_runs_at_a_worker_and_its_requests_are_counted(pool: str) -> None:
+    sizes = ("--rounds", "1", "--generations", "1", "--tasks", "20", "--work", "0")
+    rows = rows_of(output_of("worker", "--pool", pool, *sizes))
+    requests = {name: cells[-1] for name, cells in rows.items()}
+    for contender in CONTENDERS:
+        if contender.name != CELERY:
+            assert any(name.startswith(contender.name) for name in rows), contender.name
+    assert (requests[OURS], requests[SKIP]) == ("2", "1")
+    assert requests["redis-py Lock in the body"] == "2"
+    assert requests["a plain task beside singleton tasks (no lock)"] == "0"
+
+
+def test_the_parts_are_measured_one_by_one() -> None:
+    sizes = ("--rounds", "1", "--block", "0.01", "--body-seconds", "0.1")
+    leases, keys = ("--leases", "1", "--leases", "300"), ("--keys", "1", "--keys", "2000")
+    output = output_of("micro", *sizes, *leases, *keys)
+    for what in (
+        *("acquire + release", "a refused acquire, as of a skip", "key by template"),
+        *("a sweep over 300 leases", "bytes per lease in Redis (300)"),
+        *("import, over a bare `import celery`", "acquire + release with 2,000 keys held, over 1"),
+        *(
+            "a task in an app with 200 tasks, over 1",
+            "`celery singleton ls --json` with 2,000 keys",
+        ),
+    ):
+        assert f"| {what} |" in output, what
+
+
+def test_a_chart_becomes_a_png_and_an_svg(tmp_path: Path) -> None:
+    finding = Finding("theirs", Spread(1.0, 1.5, 2.0), "times")
+    bars = [Bar("ours", Spread(0.5, 0.6, 0.7), True), Bar(finding.what, finding.value, False)]
+    png, svg = draw(Chart("chart", "Title", "times", bars), tmp_path)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert all(word in svg.read_text() for word in ("theirs", "1.50", "Title"))
+    again = draw(Chart("chart", "Title", "times", bars), tmp_path)
+    assert again == [png, svg]
