@@ -22,7 +22,6 @@ from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.instrumentation.logging import log_event
 from celery_singleton_lock.instrumentation.monitor import Monitor
-from celery_singleton_lock.instrumentation.report import hide_store_url
 from celery_singleton_lock.instrumentation.signals import send_signal
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.shared_record import SharedRecord
@@ -31,8 +30,6 @@ from celery_singleton_lock.stores import open_store, shards_of
 __all__ = ["Runtime", "singleton_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
-
-hide_store_url()
 
 # Where an app keeps its runtimes, so that they end with it: {(process id, eager): Runtime}.
 _ATTRIBUTE = "_singleton_runtimes"
