@@ -79,9 +79,10 @@ def test_every_public_name_is_there_whatever_was_imported_before() -> None:
 def test_a_started_worker_has_imported_what_its_bodies_need() -> None:
     run = """
     import celery_singleton_lock.worker
-    from celery_singleton_lock.testing import SingletonStore
+    from celery_singleton_lock.runtime import Runtime
     from celery.app.trace import build_tracer
-    SingletonStore().install(app)
+    app.conf.singleton_lock_url = "memory://"
+    Runtime.of(app).store  # its bootstep asks it
     before = set(sys.modules)
     request = {"id": "1", "task": ours.name, "retries": 0, "replaced_task_nesting": 0}
     state = build_tracer(ours.name, ours, app=app)("1", ["k"], {}, request).info
