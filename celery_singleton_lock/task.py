@@ -341,7 +341,7 @@ def current_lease() -> Lease:
             "no lease is held here: current_lease() works inside the body of a singleton task or a "
             "hold() block, on the same thread; a task that is called directly takes no lock"
         )
-    return leases[-1]
+    return leases.innermost
 
 
 @signals.task_postrun.connect

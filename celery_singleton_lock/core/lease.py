@@ -152,29 +152,30 @@ class Holder:
     since: float = 0.0  # seconds since the epoch
     expires: float = 0.0  # of a claim: when its message does, seconds since the epoch; 0.0: never
 
-    def to_json(self) -> str:
+    def to_json(self, known_id: str = "") -> str:
+        """What :meth:`from_json` reads, without a task id that is known there: its token has it.
+
+        Written down twice, an id would be a fifth of all that the store keeps of a lease.
+        """
         # Not asdict(), which copies each field deeply: half of what an acquire computes.
         data: dict[str, Any] = {
             "task": self.task,
-            "task_id": self.task_id,
             "worker": self.worker,
             "pid": self.pid,
             "since": self.since,
         }
+        if self.task_id != known_id:
+            data["task_id"] = self.task_id
         if self.expires:
             data["expires"] = self.expires
         return _encode(data)
 
     @classmethod
-    def from_json(cls, text: str) -> Holder:
+    def from_json(cls, text: str, known_id: str = "") -> Holder:
         """What can be read of ``text``: a newer version may have written more, or otherwise."""
         try:
-            data = json.loads(text)
-            known = {
-                name: type(getattr(cls(), name))(data[name])
-                for name in asdict(cls())
-                if name in data
-            }
+            data = {"task_id": known_id, **json.loads(text)}
+            known = {name: kind(data[name]) for name, kind in _HOLDER_FIELDS if name in data}
         except (ValueError, TypeError, OverflowError, RecursionError):
             return cls()
         return cls(**known)
@@ -187,6 +188,9 @@ class Holder:
         # A hold() has no task; its id says where it is held.
         name = f"{self.task}[{self.task_id}]" if self.task else self.task_id
         return f"{name} on {self.worker} (pid {self.pid})"
+
+
+_HOLDER_FIELDS: Final = tuple((name, type(value)) for name, value in asdict(Holder()).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +218,7 @@ class Record:
             kind=Kind(kind),
             token=token,
             fence=None if is_claim else int(fence) or None,
-            holder=Holder.from_json(holder),
+            holder=Holder.from_json(holder, Token.task_id_of(token.partition("|")[0])),
             ttl=ttl,
             phase=Phase(fence) if is_claim else None,
         )

@@ -110,7 +110,7 @@ class RedisStore(RedisOperators):
             token.nonce,
             _ms(call.ttl),
             call.sequence,
-            call.holder.to_json(),
+            call.holder.to_json(token.task_id),
             self._fence_base,
             _phase(call.claim),
             int(call.frees_claim),
@@ -181,7 +181,8 @@ class RedisStore(RedisOperators):
 
     def admit(self, call: Admit, *, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
-        arguments = [call.token.task, _ms(call.ttl), call.holder.to_json(), call.instead_of]
+        holder = call.holder.to_json(call.token.task_id)
+        arguments = [call.token.task, _ms(call.ttl), holder, call.instead_of]
         reply = self._run(_ADMIT, [call.key], arguments, timeout)
         if not reply:
             return None
