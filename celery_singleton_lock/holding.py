@@ -18,7 +18,7 @@ from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.delivery import mint_nonce
 from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError
 from celery_singleton_lock.put_back import polling_pause
-from celery_singleton_lock.runtime import Runtime, singleton_tasks
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.tenure import HeldLeases, and_held, held_leases
 
 __all__ = ["hold"]
@@ -63,7 +63,7 @@ def hold(
             return
     nonce = mint_nonce()
     call = Acquire(
-        slots=runtime.keyspace.slots(full_key, _limit_of(real_app, scope)),
+        slots=runtime.keyspace.slots(full_key, runtime.limit_of(scope)),
         token=Token(f"hold-{nonce}", 0, 0, nonce),
         holder=Holder(
             task_id=f"hold-{nonce}",
@@ -123,12 +123,3 @@ def _conflict(call: Acquire, refused: Refused, patience: float) -> LockConflict:
         call.slots[0],
         refused.holder.for_error(),
     )
-
-
-def _limit_of(app: Any, scope: str) -> int:
-    """The limit that the tasks of ``scope`` have, if this process knows them; equal by check."""
-    for task in singleton_tasks(app):
-        policy = task.singleton_policy()
-        if (policy.scope or task.name) == scope:
-            return int(policy.limit)
-    return 1

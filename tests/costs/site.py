@@ -14,7 +14,7 @@ from uuid import UUID
 from celery import Celery
 from celery.app.trace import build_tracer
 
-from celery_singleton_lock import OnConflict, singleton_task
+from celery_singleton_lock import OnConflict, hold, singleton_task
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.delivery import HEADER, NONCE_KEY
@@ -98,6 +98,11 @@ class Site:
     def cycle(self) -> None:
         """Acquire and release."""
         self.release(self.acquire())
+
+    def hold(self) -> None:
+        """A ``with hold()`` of a key with tasks."""
+        with hold("account:block", scope=self.ours.name, ttl=TTL, app=self.app):
+            pass
 
     def renew(self) -> None:
         """Renew every lease of this process now, as the heartbeat does."""
