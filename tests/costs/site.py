@@ -5,6 +5,7 @@ What a worker does beside (fetching, its pool, its events) is Celery's alone, an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -105,9 +106,11 @@ class Site:
             pass
 
     def renew(self) -> None:
-        """Renew every lease of this process now, as the heartbeat does."""
+        """A sweep of the heartbeat in which every lease of this process is due."""
         keeper = self.runtime.keeper
-        keeper._renew(list(keeper._entries.values()))
+        for entry in keeper._entries.values():
+            entry.due = 0.0
+        assert keeper.sweep()
 
     @contextmanager
     def taken(self, name: str = "k", task: Any = None) -> Iterator[None]:
@@ -141,11 +144,26 @@ def _message(task: str, task_id: str, number: int) -> Mapping[str, Any]:
     }
 
 
+def _end_heartbeat(site: Site) -> None:
+    """Leave the sweeps to `Site.renew`: the thread's own would come in between, now and then."""
+    others = set(threading.enumerate())
+    site.cycle()
+    keeper = site.runtime.keeper
+    keeper.close()
+    for thread in set(threading.enumerate()) - others:
+        thread.join(60)
+        assert not thread.is_alive()
+    # As the thread would have: from now on no lease that comes has to wake it.
+    site.cycle()
+    keeper.sweep()
+
+
 @contextmanager
 def open_site(url: str, others: int = 0) -> Iterator[Site]:
     """A site, and its end."""
     site = Site(url, others)
     try:
+        _end_heartbeat(site)
         yield site
     finally:
         site.runtime.close()
