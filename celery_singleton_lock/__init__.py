@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.by_name import claim_and_send
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from celery_singleton_lock.core.key import PER_TASK
-from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.options import OnConflict
 from celery_singleton_lock.core.policy import CallOptions
 from celery_singleton_lock.decorator import singleton_task
@@ -20,15 +21,19 @@ from celery_singleton_lock.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_singleton_lock.hold import hold
-from celery_singleton_lock.instrumentation.signals import (
-    lease_acquired,
-    lease_conflict,
-    lease_lost,
-    lease_released,
-)
 from celery_singleton_lock.skipped import is_skipped
 from celery_singleton_lock.task import SingletonTask, current_lease
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.by_name import claim_and_send
+    from celery_singleton_lock.core.lease import Lease
+    from celery_singleton_lock.holding import hold
+    from celery_singleton_lock.instrumentation.signals import (
+        lease_acquired,
+        lease_conflict,
+        lease_lost,
+        lease_released,
+    )
 
 __version__ = "0.1.0"
 
@@ -58,3 +63,27 @@ __all__ = [
     "lease_released",
     "singleton_task",
 ]
+
+# What many processes that import this package never ask for: imported when they do. None has the
+# name of its module, which would take its place once something else imports that.
+_LATER = {
+    "claim_and_send": "by_name",
+    "Lease": "core.lease",
+    "hold": "holding",
+    "lease_acquired": "instrumentation.signals",
+    "lease_conflict": "instrumentation.signals",
+    "lease_lost": "instrumentation.signals",
+    "lease_released": "instrumentation.signals",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+        globals()[name] = value  # asked for once
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

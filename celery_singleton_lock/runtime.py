@@ -22,7 +22,6 @@ from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.instrumentation.logging import log_event
 from celery_singleton_lock.instrumentation.monitor import Monitor
-from celery_singleton_lock.instrumentation.report import hide_store_url
 from celery_singleton_lock.instrumentation.signals import send_signal
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.shared_record import SharedRecord
@@ -31,8 +30,6 @@ from celery_singleton_lock.stores import open_store, shards_of
 __all__ = ["Runtime", "singleton_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
-
-hide_store_url()
 
 # Where an app keeps its runtimes, so that they end with it: {(process id, eager): Runtime}.
 _ATTRIBUTE = "_singleton_runtimes"
@@ -67,6 +64,8 @@ class Runtime:
         self.events = Events([log_event, send_signal, Monitor(app)])
         #: Claims without a message that could not be freed: the task of each, by its key.
         self.orphans: dict[str, str] = {}
+        #: The limits of this app's tasks, by scope, and of how many tasks they are.
+        self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store
         self._parts: _Parts | None = None
         self._guard = threading.Lock()
@@ -95,6 +94,18 @@ class Runtime:
     def worker(self) -> str:
         """This process's name in records: the worker's, or the host's outside workers."""
         return Runtime.worker_name or gethostname()
+
+    def limit_of(self, scope: str) -> int:
+        """The limit that the tasks of ``scope`` have, if this process knows them; equal by check.
+
+        Read once: a ``hold()`` in a task must not cost more the more tasks its app has.
+        """
+        number = len(self.app.tasks)
+        if self._limits[0] != number:
+            policies = ((task.name, task.singleton_policy()) for task in singleton_tasks(self.app))
+            limits = {policy.scope or name: int(policy.limit) for name, policy in policies}
+            self._limits = (number, limits)
+        return self._limits[1].get(scope, 1)
 
     def close(self) -> None:
         """End the heartbeat and close the connections, where there are any."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import states
 from celery.result import EagerResult, ResultBase
 
-from celery_singleton_lock.core.lease import Holder
+if TYPE_CHECKING:
+    from celery_singleton_lock.core.lease import Holder
 
 __all__ = ["SkippedResult", "is_skipped", "skipped_value"]
 

@@ -1,11 +1,17 @@
-"""The task base class: Celery's hooks, each handing over to an execution."""
+"""The task base class: Celery's hooks, each handing over to an execution, or to a publication.
+
+Whoever declares tasks imports this, and most of those processes run none. So what publishes and
+what runs is imported by the first hook that needs it; a worker has it all before its pool forks, by
+its bootstep.
+"""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -23,39 +29,29 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from celery_singleton_lock.arguments import as_sent as see_as_sent
 from celery_singleton_lock.arguments import signature_of, stable_rest, validate
-from celery_singleton_lock.case import settle_claim_of
 from celery_singleton_lock.core.key import KeyMaker
-from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
-from celery_singleton_lock.delivery import (
-    HEADER,
-    call_header,
-    call_within,
-    is_put_back,
-)
 from celery_singleton_lock.errors import NoLease
-from celery_singleton_lock.execution import Execution
-from celery_singleton_lock.publish import (
-    Publication,
-    carry_claim,
-    continues,
-    is_canvas,
-    publish,
-)
-from celery_singleton_lock.request import mixed_request
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.settlement import stores_result
-from celery_singleton_lock.tenure import held_leases, logger
-from celery_singleton_lock.worker import SingletonStep
+from celery_singleton_lock.instrumentation.report import hide_store_url
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
+    from celery_singleton_lock.core.lease import Lease
+    from celery_singleton_lock.execution import Execution
+    from celery_singleton_lock.runtime import Runtime
+
 __all__ = ["SingletonTask", "current_lease"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+hide_store_url()
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# By name: what a worker needs is imported when it starts.
+_STEP = "celery_singleton_lock.worker:SingletonStep"
 #: Where a request keeps its execution between ``__call__`` and ``task_postrun``.
 _EXECUTION = "singleton_execution"
 
@@ -88,6 +84,8 @@ class SingletonTask(_Base[P, R]):
         others = [c for c in cls.__mro__ if c not in (SingletonTask, BaseTask)]
         request = next((c.__dict__["Request"] for c in others if "Request" in c.__dict__), None)
         if request is not None:
+            from celery_singleton_lock.request import mixed_request
+
             cls.Request = mixed_request(request)  # type: ignore[assignment]
         owner = next(c for c in cls.__mro__ if "__call__" in c.__dict__)
         if owner is cls or not issubclass(owner, SingletonTask):
@@ -98,7 +96,7 @@ class SingletonTask(_Base[P, R]):
     def on_bound(cls, app: Celery) -> None:
         """Celery calls this once the class has its app."""
         super().on_bound(app)
-        app.steps["worker"].add(SingletonStep)
+        app.steps["worker"].add(_STEP)
         if cls.track_started:
             # Celery writes STARTED before it calls us: over the result of a run whose late twin is
             # about to be dropped, and for calls that are about to be skipped. So we write it.
@@ -135,7 +133,7 @@ class SingletonTask(_Base[P, R]):
             own: The ``__call__`` of a subclass, which goes before ours.
             args, kwargs: Of the call.
         """
-        execution = request.__dict__[_EXECUTION] = Execution(self, request, args, kwargs)
+        execution = request.__dict__[_EXECUTION] = _execution_class()(self, request, args, kwargs)
 
         def body() -> Any:
             self._tell_started(request)
@@ -172,7 +170,7 @@ class SingletonTask(_Base[P, R]):
         if rest is None:
             return None
         scope = self.singleton_policy().scope or self.name
-        return Runtime.of(self.app).keyspace.lock(scope, rest)
+        return self._runtime().keyspace.lock(scope, rest)
 
     def singleton_rest(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, as_sent: bool
@@ -205,16 +203,25 @@ class SingletonTask(_Base[P, R]):
 
     @cached_property
     def _policy(self) -> Policy:
-        defaults = Runtime.of(self.app).settings.policy
+        defaults = self._runtime().settings.policy
         return merge(defaults, self.singleton or {}, where=f"@singleton_task on {self.name}")
 
     @cached_property
     def _key_maker(self) -> KeyMaker:
         return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
 
+    def _runtime(self) -> Runtime:
+        from celery_singleton_lock.runtime import Runtime
+
+        return Runtime.of(self.app)
+
     def _tell_started(self, request: Any) -> None:
         """Write the state STARTED, if ``track_started`` asks for it, now that the body will run."""
-        if self._tracks_started and not request.is_eager and stores_result(self, request):
+        if not self._tracks_started or request.is_eager:
+            return
+        from celery_singleton_lock.settlement import stores_result
+
+        if stores_result(self, request):
             meta = {"pid": os.getpid(), "hostname": request.hostname}
             self.backend.store_result(request.id, meta, states.STARTED, request=request)
 
@@ -240,6 +247,8 @@ class SingletonTask(_Base[P, R]):
             LockKeyError: The task is ``unique``, and its key can't be computed, or is not stable.
             TypeError, ValueError: ``singleton`` holds what a call may not set, or a wrong value.
         """
+        from celery_singleton_lock.delivery import HEADER, call_header, call_within, is_put_back
+
         where = f"apply_async(singleton=...) of {self.name}"
         given = check_call(self.singleton_policy, singleton, where=where)
         task_id = str(task_id) if task_id else uuid()
@@ -263,6 +272,14 @@ class SingletonTask(_Base[P, R]):
         key = self._key_to_publish(args, kwargs, options) if policy.unique else None
         if key is None:
             return send()
+        from celery_singleton_lock.publish import (
+            Publication,
+            carry_claim,
+            continues,
+            is_canvas,
+            publish,
+        )
+
         if continues(running, task_id):
             carry_claim(self.app, running.request, header, self.name, key, policy)
             return send()
@@ -291,7 +308,7 @@ class SingletonTask(_Base[P, R]):
         if rest is None:
             return None
         scope = self.singleton_policy().scope or self.name
-        return Runtime.of(self.app).keyspace.lock(scope, rest)
+        return self._runtime().keyspace.lock(scope, rest)
 
     @cached_property
     def _body(self) -> Callable[..., Any]:
@@ -332,13 +349,15 @@ def current_lease() -> Lease:
     Raises:
         NoLease: None is: the task was called directly, its key is None, or this is another thread.
     """
+    from celery_singleton_lock.tenure import held_leases
+
     leases = held_leases.get()
     if not leases:
         raise NoLease(
             "no lease is held here: current_lease() works inside the body of a singleton task or a "
             "hold() block, on the same thread; a task that is called directly takes no lock"
         )
-    return leases[-1]
+    return leases.innermost
 
 
 @signals.task_postrun.connect
@@ -354,6 +373,8 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     if (execution := _execution_of(request)) is not None:
         execution.settle(state, retval)
     else:
+        from celery_singleton_lock.case import settle_claim_of
+
         settle_claim_of(sender, request, state, retval)
 
 
@@ -361,4 +382,12 @@ def _execution_of(request: Any) -> Execution | None:
     # By its type: a header of a foreign publisher becomes an attribute of the request, too, and one
     # of this name must not pass for a body that has begun.
     found = getattr(request, "__dict__", {}).get(_EXECUTION)
-    return found if isinstance(found, Execution) else None
+    return found if found is not None and isinstance(found, _execution_class()) else None
+
+
+@cache
+def _execution_class() -> type[Execution]:
+    # Asked for several times in each task: an import statement there costs ten times as much.
+    from celery_singleton_lock.execution import Execution
+
+    return Execution

@@ -14,9 +14,9 @@ States::
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -45,12 +45,36 @@ from celery_singleton_lock.settlement import (
     reserve,
 )
 
-__all__ = ["Tenure", "held_leases"]
+__all__ = ["HeldLeases", "Tenure", "and_held", "held_leases"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-#: Leases of the running thread, greenlet or coroutine, outermost first.
-held_leases: ContextVar[tuple[Lease, ...]] = ContextVar("singleton_held_leases", default=())
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldLeases:
+    """A lease, and those around it: of one thread, greenlet or coroutine.
+
+    Not a tuple: of ten thousand blocks within each other, each would have one of its own.
+    """
+
+    innermost: Lease
+    others: HeldLeases | None
+
+    def __iter__(self) -> Iterator[Lease]:
+        found: HeldLeases | None = self
+        while found is not None:
+            yield found.innermost
+            found = found.others
+
+
+#: What is held where this is asked; empty: nothing is.
+held_leases: ContextVar[HeldLeases | tuple[()]] = ContextVar("singleton_held_leases", default=())
+
+
+def and_held(lease: Lease) -> HeldLeases:
+    """What is held here, once ``lease`` is too."""
+    return HeldLeases(lease, held_leases.get() or None)
+
 
 _LEFT: Final = "lost to its own twin"
 # A body that loses its lease this often has a store that can't keep one.
@@ -99,7 +123,7 @@ class Tenure:
             LeaseLost: It was lost, and the policy says fail.
             Exception: What the body raised.
         """
-        reset = held_leases.set((*held_leases.get(), lease))
+        reset = held_leases.set(and_held(lease))
         try:
             result = self._body.run(body)
         except LeaseInterrupt:

@@ -1,5 +1,5 @@
 """The worker's bootstep: checks what only a starting worker can, prepares memory for its pool, and
-starts the pulse over it.
+starts the pulse over it. With this module comes all that bodies need, before the pool forks.
 
 A bootstep that raises stops the worker; an exception in ``worker_init`` or ``worker_ready`` would
 only be logged.
@@ -8,7 +8,7 @@ only be logged.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 import click
 from celery import Celery, bootsteps
@@ -17,7 +17,9 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
+from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.instrumentation.monitor import Monitor
+from celery_singleton_lock.publish import publish
 from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
@@ -26,6 +28,10 @@ from celery_singleton_lock.shared_record import SharedRecord
 __all__ = ["SingletonStep", "check_eviction", "check_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
+
+# What a task's hooks import when they need it. Here, so that no child of the pool has to do it,
+# each while the time limit of its first task runs.
+_NEEDED_BY_BODIES: Final = (Execution, publish)
 
 
 class SingletonStep(bootsteps.StartStopStep):

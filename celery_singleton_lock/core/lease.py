@@ -63,6 +63,8 @@ _text = json.encoder.encode_basestring_ascii
 @lru_cache(maxsize=256)
 def _quoted(task_id: str) -> str:
     """Asked for some ten times per lease."""
+    if task_id.isascii() and task_id.replace("-", "").isalnum():
+        return task_id  # a UUID, or the like: of thousands that are renewed, the cache has a few
     # An id may be anybody's text: a lone surrogate in it is none, but has a name all the same.
     return quote(task_id, safe="-_.", errors="surrogatepass")
 
@@ -153,23 +155,24 @@ class Holder:
     since: float = 0.0  # seconds since the epoch
     expires: float = 0.0  # of a claim: when its message does, seconds since the epoch; 0.0: never
 
-    def to_json(self) -> str:
+    def to_json(self, known_id: str = "") -> str:
+        """What :meth:`from_json` reads, without a task id that is known there: its token has it.
+
+        Written down twice, an id would be a fifth of all that the store keeps of a lease.
+        """
+        task_id = "" if self.task_id == known_id else f'"task_id":{_text(self.task_id)},'
         expires = f',"expires":{json.dumps(self.expires)}' if self.expires else ""
         return (
-            f'{{"task":{_text(self.task)},"task_id":{_text(self.task_id)},'
-            f'"worker":{_text(self.worker)},"pid":{self.pid},"since":{self.since!r}{expires}}}'
+            f'{{"task":{_text(self.task)},{task_id}"worker":{_text(self.worker)},'
+            f'"pid":{self.pid},"since":{self.since!r}{expires}}}'
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Holder:
+    def from_json(cls, text: str, known_id: str = "") -> Holder:
         """What can be read of ``text``: a newer version may have written more, or otherwise."""
         try:
-            data = json.loads(text)
-            known = {
-                name: type(getattr(cls(), name))(data[name])
-                for name in asdict(cls())
-                if name in data
-            }
+            data = {"task_id": known_id, **json.loads(text)}
+            known = {name: kind(data[name]) for name, kind in _HOLDER_FIELDS if name in data}
         except (ValueError, TypeError, OverflowError, RecursionError):
             return cls()
         return cls(**known)
@@ -182,6 +185,9 @@ class Holder:
         # A hold() has no task; its id says where it is held.
         name = f"{self.task}[{self.task_id}]" if self.task else self.task_id
         return f"{name} on {self.worker} (pid {self.pid})"
+
+
+_HOLDER_FIELDS: Final = tuple((name, type(value)) for name, value in asdict(Holder()).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +215,7 @@ class Record:
             kind=Kind(kind),
             token=token,
             fence=None if is_claim else int(fence) or None,
-            holder=Holder.from_json(holder),
+            holder=Holder.from_json(holder, Token.task_id_of(token.partition("|")[0])),
             ttl=ttl,
             phase=Phase(fence) if is_claim else None,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -146,6 +145,8 @@ class OnConflict:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for a name that is close to a known one, else the known ones."""
     known = sorted(known)
+    import difflib  # not for those who make no mistake
+
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
 

@@ -25,7 +25,7 @@ def acquire_call(call: Acquire, fence_base: int) -> Call:
         f"{attempt}|{token.nonce}",
         milliseconds(call.ttl),
         call.sequence,
-        call.holder.to_json(),
+        call.holder.to_json(token.task_id),
         fence_base,
     ]
     if claim is not None:

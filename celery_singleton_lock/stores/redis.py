@@ -187,7 +187,8 @@ class RedisStore(RedisOperators):
 
     def _admit(self, call: Admit, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
-        arguments = [call.token.task, _ms(call.ttl), call.holder.to_json(), call.instead_of]
+        holder = call.holder.to_json(call.token.task_id)
+        arguments = [call.token.task, _ms(call.ttl), holder, call.instead_of]
         reply = self._run(_ADMIT, [call.key], arguments, timeout)
         if not reply:
             return None

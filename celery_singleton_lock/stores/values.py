@@ -127,9 +127,10 @@ def format_value(value: Value) -> str:
     """
     if isinstance(value, Held):
         fence = _OWN_NUMBER if value.fence is None else value.fence
-        return f"{value.kind} {value.token} {fence} {value.holder.to_json()}"
+        return f"{value.kind} {value.token} {fence} {value.holder.to_json(value.token.task_id)}"
     if isinstance(value, Claim):
-        return f"{Kind.CLAIM} {value.task} {value.phase} {value.holder.to_json()}"
+        holder = value.holder.to_json(Token.task_id_of(value.task))
+        return f"{Kind.CLAIM} {value.task} {value.phase} {holder}"
     if isinstance(value, Marker):
         return f"{value.state} {value.sequence} {value.nonce}"
     if isinstance(value, LastRun):
@@ -146,8 +147,10 @@ def parse_value(text: str, number: int) -> Value:
     try:
         kind, token, third, holder = text.split(" ", 3)
         if kind == Kind.CLAIM:
-            return Claim(token, Phase(third), Holder.from_json(holder))
+            publisher = Holder.from_json(holder, Token.task_id_of(token))
+            return Claim(token, Phase(third), publisher)
         fence = number if third == _OWN_NUMBER else int(third)
-        return Held(Kind(kind), Token.parse(token), fence, Holder.from_json(holder))
+        named = Token.parse(token)
+        return Held(Kind(kind), named, fence, Holder.from_json(holder, named.task_id))
     except ValueError:
         return Foreign()

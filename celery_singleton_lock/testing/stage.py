@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery, current_app
 
 from celery_singleton_lock.core.lease import Kind, Lease, Record
-from celery_singleton_lock.hold import hold
+from celery_singleton_lock.holding import hold
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import current_lease

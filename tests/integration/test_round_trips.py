@@ -145,7 +145,7 @@ def renewals(client: redis.Redis, count: int) -> Iterator[Renewal]:
 
 TTL = 3.0
 LEASES = 1000
-CHUNK = 250
+CHUNK = 125
 HOLDER = f"""
 import signal, sys, threading
 from contextlib import ExitStack

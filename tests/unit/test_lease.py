@@ -107,6 +107,9 @@ def test_a_reservation_is_for_the_next_attempt_whatever_its_delivery() -> None:
 def test_a_holder_survives_its_text() -> None:
     holder = Holder(task="app.sync", task_id="a b", worker="w@ü", pid=1, since=2.5)
     assert Holder.from_json(holder.to_json()) == holder
+    assert Holder.from_json(holder.to_json("another"), "another") == holder
+    assert "a b" not in holder.to_json("a b")
+    assert Holder.from_json(holder.to_json("a b"), "a b") == holder
     assert str(holder) == "app.sync[a b] on w@ü (pid 1)"
     assert str(Holder(task_id="hold-1", worker="h", pid=2)) == "hold-1 on h (pid 2)"
 
@@ -134,7 +137,7 @@ def test_a_holder_with_absurd_numbers_is_read_as_nobody(text: str) -> None:
 def test_a_record_is_read_from_its_value() -> None:
     record = Record.parse("k", 'l t|0.0|n 12 {"task":"a"}', 3.5)
     assert (record.kind, record.token, record.fence) == (Kind.LEASE, "t|0.0|n", 12)
-    assert (record.holder.task, record.ttl) == ("a", 3.5)
+    assert (record.holder.task, record.holder.task_id, record.ttl) == ("a", "t", 3.5)
     assert record.phase is None
     assert Record.parse("k", "l t|0.0|n 0 {}", 1).fence is None
 
@@ -144,7 +147,8 @@ def test_a_claim_is_read_from_its_value(phase: Phase) -> None:
     record = Record.parse("k", f'q t+a1 {phase} {{"task":"a","worker":"w x"}}', 3.5)
     assert (record.key, record.kind, record.token) == ("k", Kind.CLAIM, "t+a1")
     assert (record.phase, record.fence, record.ttl) == (phase, None, 3.5)
-    assert (record.holder.task, record.holder.worker) == ("a", "w x")
+    assert (record.holder.task, record.holder.task_id) == ("a", "t")
+    assert record.holder.worker == "w x"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.delivery import mint_nonce
 from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError
 from celery_singleton_lock.put_back import polling_pause
-from celery_singleton_lock.runtime import Runtime, singleton_tasks
-from celery_singleton_lock.tenure import held_leases
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.tenure import HeldLeases, and_held, held_leases
 
 __all__ = ["hold"]
 
@@ -63,7 +63,7 @@ def hold(
             return
     nonce = mint_nonce()
     call = Acquire(
-        slots=runtime.keyspace.slots(full_key, _limit_of(real_app, scope)),
+        slots=runtime.keyspace.slots(full_key, runtime.limit_of(scope)),
         token=Token(f"hold-{nonce}", 0, 0, nonce),
         holder=Holder(
             task_id=f"hold-{nonce}",
@@ -81,9 +81,12 @@ def hold(
         # A signal's exception, after the grant and before we have it in hand.
         runtime.locker.forget(call)
         raise
+    # This frame lives as long as the block: in thousands of them, what none needs any more would
+    # take a quarter of all that the leases take.
+    del policy, full_key, nonce, call
     reset = None
     try:
-        reset = held_leases.set((*held_leases.get(), lease))
+        reset = held_leases.set(and_held(lease))
         yield lease
     finally:
         # First of all: nothing that goes wrong below may leave the lease with the keeper.
@@ -92,7 +95,7 @@ def hold(
             _leave(reset)
 
 
-def _leave(reset: ContextToken[tuple[Lease, ...]]) -> None:
+def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:
     try:
         held_leases.reset(reset)
     except ValueError:
@@ -120,12 +123,3 @@ def _conflict(call: Acquire, refused: Refused, patience: float) -> LockConflict:
         call.slots[0],
         refused.holder.for_error(),
     )
-
-
-def _limit_of(app: Any, scope: str) -> int:
-    """The limit that the tasks of ``scope`` have, if this process knows them; equal by check."""
-    for task in singleton_tasks(app):
-        policy = task.singleton_policy()
-        if (policy.scope or task.name) == scope:
-            return int(policy.limit)
-    return 1

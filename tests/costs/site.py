@@ -1,0 +1,172 @@
+"""One app in this process, with a real lock store: its tasks run in Celery's own tracer, no worker.
+
+What a worker does beside (fetching, its pool, its events) is Celery's alone, and not counted here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Final
+from uuid import UUID
+
+from celery import Celery
+from celery.app.trace import build_tracer
+
+from celery_singleton_lock import OnConflict, hold, singleton_task
+from celery_singleton_lock.core.lease import Holder, Lease, Token
+from celery_singleton_lock.core.store import Acquire, Refused, Release
+from celery_singleton_lock.delivery import HEADER, NONCE_KEY
+from celery_singleton_lock.runtime import Runtime
+
+__all__ = ["Site", "open_site"]
+
+# Seconds: nothing is renewed or expires while something is counted.
+TTL: Final = 600.0
+_WORKER: Final = "celery@host.example"
+_numbers = count()
+
+
+class Site:
+    """An app and its runtime.
+
+    Args:
+        url: Of the store.
+        others: How many more singleton tasks the app shall have.
+
+    Attributes:
+        plain: A task of Celery's that does nothing.
+        ours: The same under a lease. The rest are ours too:
+        late: Acknowledged late.
+        patient: Put back where the key is taken.
+        unique: Claimed when it is published.
+    """
+
+    def __init__(self, url: str, others: int = 0) -> None:
+        self.app = app = Celery("costs", broker="memory://", set_as_current=False)
+        app.conf.singleton_lock_url = url
+        self.plain: Any = app.task(_body, name="costs.plain")
+        shared: dict[str, Any] = {"app": app, "key": "account:{account_id}", "ttl": TTL}
+        self.ours: Any = singleton_task(name="costs.ours", **shared)(_body)
+        self.late: Any = singleton_task(name="costs.late", acks_late=True, **shared)(_body)
+        self.patient: Any = singleton_task(
+            name="costs.patient", on_conflict=OnConflict.retry(), **shared
+        )(_body)
+        self.unique: Any = singleton_task(name="costs.unique", unique="until_done", **shared)(_body)
+        for number in range(others):
+            singleton_task(name=f"costs.other_{number}", **shared)(_body)
+        app.finalize()
+        self.runtime = Runtime.of(app)
+        self._tracers: dict[str, Any] = {}
+
+    def run(self, task: Any, name: str = "k", **request: Any) -> Any:
+        """A delivery of ``task``, as a worker's child gets it; what Celery would store."""
+        tracer = self._tracers.get(task.name)
+        if tracer is None:
+            tracer = self._tracers[task.name] = build_tracer(task.name, task, app=self.app)
+        number = next(_numbers)
+        task_id = str(UUID(int=number))
+        message = {**_message(task.name, task_id, number), **request}
+        return tracer(task_id, [name], {}, message).retval
+
+    def publish(self, task: Any, name: str = "k") -> Any:
+        """A call, as a web request makes it."""
+        return task.apply_async((name,), task_id=str(UUID(int=next(_numbers))))
+
+    def acquire(self, name: str = "k", task: Any = None) -> Lease | Refused:
+        """What an execution of a task (`ours`) asks the locker."""
+        task_name = (task or self.ours).name
+        number = next(_numbers)
+        task_id = str(UUID(int=number))
+        return self.runtime.locker.acquire(
+            Acquire(
+                slots=(self.runtime.keyspace.lock(task_name, f"account:{name}"),),
+                token=Token(task_id, 0, 0, f"{number:016x}"),
+                holder=Holder(
+                    task=task_name, task_id=task_id, worker=_WORKER, pid=4321, since=1.7e9
+                ),
+                ttl=TTL,
+            )
+        )
+
+    def release(self, lease: Lease | Refused) -> None:
+        """As an early release or the end of a `hold` does."""
+        assert isinstance(lease, Lease), lease
+        self.runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+
+    def cycle(self) -> None:
+        """Acquire and release."""
+        self.release(self.acquire())
+
+    def hold(self) -> None:
+        """A ``with hold()`` of a key with tasks."""
+        with hold("account:block", scope=self.ours.name, ttl=TTL, app=self.app):
+            pass
+
+    def renew(self) -> None:
+        """A sweep of the heartbeat in which every lease of this process is due."""
+        keeper = self.runtime.keeper
+        for entry in keeper._entries.values():
+            entry.due = 0.0
+        assert keeper.sweep()
+
+    @contextmanager
+    def taken(self, name: str = "k", task: Any = None) -> Iterator[None]:
+        """Somebody else has the key of a task (`ours`)."""
+        # Not hold(): whose block it is in, that enters its lease again.
+        lease = self.acquire(name, task)
+        yield
+        self.release(lease)
+
+
+def _body(account_id: str) -> None:
+    """Nothing."""
+
+
+def _message(task: str, task_id: str, number: int) -> Mapping[str, Any]:
+    """What Celery's request holds of a message that a worker received."""
+    return {
+        "lang": "py",
+        "task": task,
+        "id": task_id,
+        "root_id": task_id,
+        "parent_id": None,
+        "group": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "replaced_task_nesting": 0,
+        "hostname": _WORKER,
+        "delivery_info": {"exchange": "", "routing_key": "celery", "redelivered": False},
+        "headers": {HEADER: {"id": task_id, "call": f"{number:08x}"}},
+        NONCE_KEY: f"{number:016x}",
+    }
+
+
+def _end_heartbeat(site: Site) -> None:
+    """Leave the sweeps to `Site.renew`: the thread's own would come in between, now and then."""
+    others = set(threading.enumerate())
+    site.cycle()
+    keeper = site.runtime.keeper
+    keeper.close()
+    for thread in set(threading.enumerate()) - others:
+        thread.join(60)
+        assert not thread.is_alive()
+    # As the thread would have: from now on no lease that comes has to wake it.
+    site.cycle()
+    keeper.sweep()
+
+
+@contextmanager
+def open_site(url: str, others: int = 0) -> Iterator[Site]:
+    """A site, and its end."""
+    site = Site(url, others)
+    try:
+        _end_heartbeat(site)
+        yield site
+    finally:
+        site.runtime.close()
+        with site.app.connection_for_write() as connection:
+            connection.default_channel.queue_purge("celery")
+        site.app.close()

@@ -1,0 +1,93 @@
+"""What an import brings along, by name: which modules are there, not how long they take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Final
+
+from tests.harness.processes import ROOT
+
+PACKAGE: Final = "celery_singleton_lock"
+# What Celery has imported once an app has a task: everybody has that.
+APP: Final = """
+import json, sys
+from celery import Celery
+app = Celery("costs", broker="memory://")
+@app.task(name="costs.plain")
+def plain(): pass
+app.finalize()
+before = set(sys.modules)
+"""
+SHOW: Final = """
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+DECLARE: Final = """
+from celery_singleton_lock import is_skipped, singleton_task
+@singleton_task(app=app, name="costs.ours", key="account:{account_id}")
+def ours(account_id): pass
+ours.name
+"""
+
+
+def modules(*code: str) -> set[str]:
+    """What a fresh interpreter has imported by the end of ``code``, beyond an app with a task."""
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent("".join((APP, *code, SHOW)))],
+        capture_output=True,
+        check=True,
+        cwd=ROOT,
+        text=True,
+        timeout=60,
+    )
+    return set(json.loads(ran.stdout.splitlines()[-1]))
+
+
+def test_who_declares_a_task_imports_neither_what_runs_it_nor_a_client() -> None:
+    found = modules(DECLARE)
+    assert {name for name in found if not name.startswith(PACKAGE)} <= {
+        *("hashlib", "_hashlib", "_blake2"),  # for digests of arguments, and each client's too
+    }
+    assert {name.removeprefix(PACKAGE + ".") for name in found if name.startswith(PACKAGE)} == {
+        PACKAGE,
+        *("arguments", "decorator", "errors", "skipped", "task"),
+        *("core", "core.key", "core.options", "core.policy"),
+        *("instrumentation", "instrumentation.report"),
+    }
+
+
+def test_every_public_name_is_there_whatever_was_imported_before() -> None:
+    check = """
+    import importlib
+    import celery_singleton_lock as package
+    importlib.import_module("celery_singleton_lock.holding")
+    import celery_singleton_lock.testing.stage
+    from celery_singleton_lock import *
+    assert callable(hold) and Lease.__name__ == "Lease", (hold, Lease)
+    assert set(package.__all__) <= set(dir(package))
+    assert all(name in globals() for name in package.__all__)
+    try:
+        package.nothing
+    except AttributeError as exc:
+        assert "nothing" in str(exc)
+    """
+    modules(textwrap.dedent(check))
+
+
+def test_a_started_worker_has_imported_what_its_bodies_need() -> None:
+    run = """
+    import celery_singleton_lock.worker
+    from celery_singleton_lock.runtime import Runtime
+    from celery.app.trace import build_tracer
+    app.conf.singleton_lock_url = "memory://"
+    Runtime.of(app).store  # its bootstep asks it
+    before = set(sys.modules)
+    request = {"id": "1", "task": ours.name, "retries": 0, "replaced_task_nesting": 0}
+    state = build_tracer(ours.name, ours, app=app)("1", ["k"], {}, request).info
+    assert state is None, state
+    ours.apply_async(("k",), singleton={"unique": "until_done"})
+    """
+    found = modules(DECLARE, textwrap.dedent(run))
+    assert {name for name in found if name.startswith(PACKAGE)} == set()
