@@ -12,6 +12,7 @@ from tests.benchmarks.machine import machine, packages, servers
 from tests.benchmarks.micro.finding import Finding, as_table
 from tests.benchmarks.micro.growth import growth
 from tests.benchmarks.micro.imports import imports
+from tests.benchmarks.micro.listing import listing
 from tests.benchmarks.micro.operations import operations
 from tests.benchmarks.micro.renewal import renewal
 from tests.benchmarks.plots import Bar, Chart
@@ -20,7 +21,7 @@ from tests.benchmarks.publication import publish
 __all__ = ["add_options", "benchmark"]
 
 _PACKAGES: Final = ("celery-singleton-lock", "celery", "redis")
-_PARTS: Final = ("operations", "renewal", "imports", "growth")
+_PARTS: Final = ("operations", "renewal", "imports", "growth", "listing")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +61,7 @@ def benchmark(options: argparse.Namespace) -> None:
         "renewal": lambda: renewal(leases, max(1, rounds // 4), options.body_seconds),
         "imports": lambda: imports(max(1, rounds // 2), order),
         "growth": lambda: growth(keys, rounds, block, order),
+        "listing": lambda: listing(keys[-1]),
     }
     found: dict[str, list[Finding]] = {}
     for name in options.only or _PARTS:

@@ -1,19 +1,13 @@
-"""What must not depend on how much there is: keys in the store, tasks in the app; and `ls`."""
+"""What must not depend on how much there is: keys in the store, tasks in the app."""
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
 from typing import Any, Final
 
-import redis
 from celery import Celery
 from celery.app.trace import build_tracer
 
@@ -23,28 +17,13 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.server import PrivateServer, find_binary
 from tests.benchmarks.contest import Contender, Role, run
 from tests.benchmarks.micro.finding import Finding
+from tests.benchmarks.micro.listing import fill
 from tests.benchmarks.ours import ours
-from tests.benchmarks.samples import ratios, spread
-from tests.harness.processes import ROOT
+from tests.benchmarks.samples import ratios
 
 __all__ = ["growth"]
 
 _TASKS: Final = (1, 200)
-_FILL: Final = """\
-for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do
-  redis.call('SET', string.format('csl:{celery:0}:filler:%032x', i), ARGV[3], 'PX', 3600000)
-end
-"""
-_FILLED_AT_ONCE: Final = 10_000
-# A lease as the store holds one.
-_VALUE: Final = (
-    "l 7c1f8f6e-0d0b-4b6c-9a52-000000000000|0.0|0123456789abcdef 1790000000000000 "
-    '{"task":"benchmark.task","worker":"worker1@example","pid":4711,"since":1790000000.123}'
-)
-
-_LS: Final = ("-A", "tests.benchmarks.worker.own_app", "singleton", "ls", "--json")
-# Microseconds: faster commands of the server are not looked at.
-_SLOW: Final = 100
 
 
 def growth(keys: list[int], rounds: int, block: float, order: random.Random) -> list[Finding]:
@@ -54,17 +33,10 @@ def growth(keys: list[int], rounds: int, block: float, order: random.Random) -> 
             number: stack.enter_context(PrivateServer(binary=find_binary())) for number in keys
         }
         for number, server in servers.items():
-            _fill(server.url(), number)
+            fill(server.url(), number)
         found = _by_keys(servers, rounds, block, order)
         found += _by_tasks(servers[keys[0]].url(), rounds, block, order)
-        found += _listing(servers[keys[-1]].url(), keys[-1])
     return found
-
-
-def _fill(url: str, number: int) -> None:
-    client = redis.Redis.from_url(url, socket_timeout=None)
-    for first in range(0, number, _FILLED_AT_ONCE):
-        client.eval(_FILL, 0, first, min(first + _FILLED_AT_ONCE, number) - 1, _VALUE)
 
 
 def _by_keys(
@@ -136,43 +108,3 @@ def _run_of(app: Celery) -> Callable[[str], Any]:
         tracers[number % len(tracers)](task_id, [number], {}, request)
 
     return once
-
-
-def _listing(url: str, keys: int) -> list[Finding]:
-    """`celery singleton ls`, whole, and what the server's other clients notice of it."""
-    stop, waits = threading.Event(), [0.0]
-    thread = threading.Thread(target=_ping, args=(url, stop, waits))
-    client = redis.Redis.from_url(url)
-    client.config_set("slowlog-max-len", 100_000)
-    client.config_set("slowlog-log-slower-than", _SLOW)
-    client.slowlog_reset()
-    thread.start()
-    environment = {**os.environ, "BROKER_URL": url, "LOCK_URL": url}
-    begin = time.perf_counter()
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "celery", *_LS],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
-        seconds = time.perf_counter() - begin
-    finally:
-        stop.set()
-        thread.join()
-    durations = [entry["duration"] for entry in client.slowlog_get(100_000)]
-    slowest = max([*durations, _SLOW]) / 1000
-    return [
-        Finding(f"`celery singleton ls --json` with {keys:,} keys", spread([seconds]), "s"),
-        Finding("its longest command, at the server", spread([slowest]), "ms", 5),
-        Finding("longest wait of another client for a PING meanwhile", spread([max(waits)]), "ms"),
-    ]
-
-
-def _ping(url: str, stop: threading.Event, waits: list[float]) -> None:
-    client = redis.Redis.from_url(url)
-    while not stop.wait(0.001):
-        begin = time.perf_counter()
-        client.ping()
-        waits.append((time.perf_counter() - begin) * 1000)
