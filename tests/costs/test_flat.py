@@ -85,6 +85,7 @@ def own_server() -> Iterator[PrivateServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_task_asks_the_same_of_a_server_with_many_held_keys(own_server: PrivateServer) -> None:
     watched = Watched(own_server.url())
     with open_site(own_server.url()) as site, site.taken("held"):
