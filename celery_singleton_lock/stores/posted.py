@@ -85,7 +85,9 @@ class PostedReleases:
     def __init__(self, release: Callable[[Release, float], Released]) -> None:
         self._release = release
         self._open: set[PostedRelease] = set()
-        self._confirmed: deque[PostedRelease] = deque(maxlen=_REMEMBERED)
+        self._confirmed: deque[PostedRelease] = deque()
+        # The latest one on each key, of those that are open or remembered.
+        self._latest: dict[str, PostedRelease] = {}
         #: To be made again; not empty is all that the hot path asks.
         self.lost: deque[PostedRelease] = deque()
 
@@ -95,11 +97,13 @@ class PostedReleases:
         """Before it is sent: whatever strikes from now on, `collect` finds it."""
         posted = PostedRelease(call, timeout, heard, self)
         self._open.add(posted)
+        self._latest.update(dict.fromkeys(_keys_of(call), posted))
         return posted
 
     def withdraw(self, posted: PostedRelease) -> None:
         """It could not be sent, and its caller makes it in another way."""
         self._open.discard(posted)
+        self._forget(posted)
 
     def end(self, posted: PostedRelease, error: StoreError | None) -> None:
         """It was confirmed, or (``error``) can't be."""
@@ -108,6 +112,8 @@ class PostedReleases:
         except KeyError:
             return  # made again meanwhile
         self._confirmed.append(posted)
+        if len(self._confirmed) > _REMEMBERED:
+            self._forget(self._confirmed.popleft())
         posted.heard(error)
 
     def open(self) -> list[PostedRelease]:
@@ -135,18 +141,15 @@ class PostedReleases:
         Commands on one connection keep their order. But who releases and who asks next may use
         different ones: there are some per timeout, and one for each thread that is at it.
         """
-        if record is None:
+        posted = self._latest.get(record.key) if record is not None else None
+        if record is None or posted is None:
             return None
-        for posted in (*self.open(), *self._confirmed.copy()):
-            call, claim = posted.call, posted.call.claim
-            if record.kind is Kind.LEASE:
-                found = record.token == str(call.token) and record.key in call.keys
-            else:
-                frees = claim is not None and claim.phase is None and claim.key == record.key
-                found = frees and (record.kind, record.token) == (Kind.CLAIM, call.token.task)
-            if found:
-                return posted
-        return None
+        call, claim = posted.call, posted.call.claim
+        if record.kind is Kind.LEASE:
+            return posted if record.token == str(call.token) else None
+        frees = claim is not None and claim.phase is None and claim.key == record.key
+        same = (record.kind, record.token) == (Kind.CLAIM, call.token.task)
+        return posted if frees and same else None
 
     def make_again(self, posted: PostedRelease) -> None:
         """Now, in the waiting way, whatever is known of it.
@@ -155,6 +158,11 @@ class PostedReleases:
             StoreError: The store refuses, or doesn't answer.
         """
         self._release(posted.call, posted.timeout)
+
+    def _forget(self, posted: PostedRelease) -> None:
+        for key in _keys_of(posted.call):
+            if self._latest.get(key) is posted:
+                self._latest.pop(key, None)
 
     def _again(self, posted: PostedRelease, timeout: float) -> StoreUnavailable | None:
         for tries_left in reversed(range(_TRIES)):
@@ -171,3 +179,7 @@ class PostedReleases:
                 self.end(posted, None)
                 return None
         raise AssertionError("unreachable")
+
+
+def _keys_of(call: Release) -> tuple[str, ...]:
+    return call.keys if call.claim is None else (*call.keys, call.claim.key)
