@@ -97,8 +97,6 @@ class SingletonTask(_Base[P, R]):
         """Celery calls this once the class has its app."""
         super().on_bound(app)
         app.steps["worker"].add(_STEP)
-        # Not on import: an app without singleton tasks would pay for it after each of its tasks.
-        signals.task_postrun.connect(_settle_rest)
         if cls.track_started:
             # Celery writes STARTED before it calls us: over the result of a run whose late twin is
             # about to be dropped, and for calls that are about to be skipped. So we write it.
@@ -362,6 +360,7 @@ def current_lease() -> Lease:
     return leases.innermost
 
 
+@signals.task_postrun.connect
 def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
     """Settle what ``after_return`` didn't.
 

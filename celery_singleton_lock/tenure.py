@@ -174,11 +174,13 @@ class Tenure:
             logger.exception("singleton: %s is released plainly", lease.key)
             call = replace(_plainly(lease), claim=self._freed_claim())
         locker = self._case.runtime.locker
-        if state is None:
-            locker.release(lease, call)  # this process may be about to end
+        if state is None or call.marker is not None:
+            # This process may be about to end; or the message is acknowledged next, and nothing but
+            # the marker keeps its twins from running once more.
+            locker.release(lease, call)
         else:
             # Nothing that follows asks what the store says: the result is stored, and what Celery
-            # sends and acknowledges now, it would after any reply.
+            # sends now, it would after any reply.
             locker.give_back(lease, call)
 
     def _max_hold(self) -> float | None:

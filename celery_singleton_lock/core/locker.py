@@ -9,8 +9,7 @@ Does not promise
     That a release reaches the store: if it doesn't, the ttl frees the key. One that nobody waits
     for has reached the kernel when the task ends. Should the connection break in that moment, it is
     made again when this process asks the store next, or within a third of the ttl. Only if the
-    process dies before, it is left to the worker parent, or the ttl; and a message that wasn't
-    acknowledged by then runs once more, for the marker that says "done" was in the same script.
+    process dies before, it is left to the worker parent, or the ttl.
 
 Sequence of an acquire::
 

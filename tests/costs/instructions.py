@@ -56,10 +56,22 @@ class Instructions:
         return "\n".join(f"{count:7} {name}" for name, count in rows)
 
 
-def least(work: Callable[[], Any], times: int = _TIMES) -> Instructions:
-    """The count of ``work`` that had the least of several; it is done once before, to warm up."""
+def least(
+    work: Callable[[], Any], times: int = _TIMES, before: Callable[[], Any] = lambda: None
+) -> Instructions:
+    """The count of ``work`` that had the least of several; it is done once before, to warm up.
+
+    Args:
+        work: What is counted.
+        times: How often.
+        before: Done before each, and not counted.
+    """
     work()
-    return min((_count(work) for _ in range(times)), key=lambda found: found.total)
+    counts = []
+    for _ in range(times):
+        before()
+        counts.append(_count(work))
+    return min(counts, key=lambda found: found.total)
 
 
 def _count(work: Callable[[], Any]) -> Instructions:

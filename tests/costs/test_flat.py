@@ -51,9 +51,9 @@ def site(redis_url: str) -> Iterator[Site]:
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_task_costs_the_same_in_an_app_of_many(work: str, site: Site, redis_url: str) -> None:
-    alone = least(lambda: WORKS[work](site))
+    alone = least(lambda: WORKS[work](site), before=site.collect)
     with open_site(redis_url, others=_TASKS) as crowded:
-        among = least(lambda: WORKS[work](crowded))
+        among = least(lambda: WORKS[work](crowded), before=crowded.collect)
     assert among.total == alone.total, f"more with {_TASKS} tasks:\n{among.beyond(alone).most()}"
 
 

@@ -12,7 +12,7 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from celery_singleton_lock import is_skipped
-from celery_singleton_lock import task as task_module
+from celery_singleton_lock import publish as publish_module
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, wait_until
@@ -113,7 +113,7 @@ def test_a_chord_whose_member_duplicates_a_long_call_outside_it_completes_at_onc
 def test_were_a_duplicate_not_published_its_chord_would_hang(
     stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_module, "is_canvas", lambda options: False)
+    monkeypatch.setattr(publish_module, "is_canvas", lambda options: False)
     outside = occupy(stage, stage.app.once, name)
     members = [stage.app.once.si(name), stage.app.once.si(f"{name}-free")]
     result = chord(members)(stage.app.collect.s())
