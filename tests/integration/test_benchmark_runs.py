@@ -46,16 +46,17 @@ def rows_of(output: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
-def test_every_contender_runs_at_a_worker_and_its_requests_are_counted(pool: str) -> None:
+def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -> None:
     sizes = ("--rounds", "1", "--generations", "1", "--tasks", "20", "--work", "0")
     rows = rows_of(output_of("worker", "--pool", pool, *sizes))
-    requests = {name: cells[-1] for name, cells in rows.items()}
+    waits = {name: cells[-1] for name, cells in rows.items()}
     for contender in CONTENDERS:
         if contender.name != CELERY:
             assert any(name.startswith(contender.name) for name in rows), contender.name
-    assert (requests[OURS], requests[SKIP]) == ("2", "1")
-    assert requests["redis-py Lock in the body"] == "2"
-    assert requests["a plain task beside singleton tasks (no lock)"] == "0"
+    # Nobody waits for the reply to the release of a task that is acknowledged early.
+    assert (waits[OURS], waits[SKIP]) == ("1", "1")
+    assert waits["redis-py Lock in the body"] == "2"
+    assert waits["a plain task beside singleton tasks (no lock)"] == "0"
 
 
 def test_the_parts_are_measured_one_by_one() -> None:

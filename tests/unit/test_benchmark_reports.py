@@ -70,8 +70,8 @@ def test_a_goal_that_is_missed_is_said() -> None:
 def test_the_data_have_every_contender_of_every_course() -> None:
     data = report.as_data({SOLO: laps(plain=0.0)}, {OURS: Count(2, 2)})["solo, no-op"]
     assert set(data["contenders"]) == {contender.name for contender in CONTENDERS}
-    assert data["contenders"][OURS]["requests"] == 2
-    assert data["contenders"][CELERY]["requests"] is None
+    assert data["contenders"][OURS]["replies_waited_for"] == 2
+    assert data["contenders"][CELERY]["replies_waited_for"] is None
     charts = report.as_charts({SOLO: laps(plain=0.0)})
     assert [chart.name for chart in charts] == ["worker-solo-0ms", "publishing"]
 

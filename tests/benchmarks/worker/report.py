@@ -36,17 +36,18 @@ def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
         f"**{course}**: Celery alone takes {_text(plain)} µs a task; a raw pair {_text(pair)} µs",
         "",
         "| lock | more than Celery alone [p25 .. p75], µs | in raw pairs [p25 .. p75] "
-        "| with publishing, µs | processor time of the worker, µs | requests to the locks |",
+        "| with publishing, µs | processor time of the worker, µs "
+        "| replies of the lock server waited for |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name in _ordered(laps):
         micros, pairs = _micros(spread(laps.overheads(name))), laps.in_pairs(name)
-        requests = str(counts[name].requests) if name in counts else ""
+        waits = str(counts[name].requests) if name in counts else ""
         processor = ""
         if course.pool == "solo":
             processor = f"{median(laps.processor(name)) * _MICROSECONDS:.0f}"
         together = f"{median(laps.together(name)) * _MICROSECONDS:.0f}"
-        cells = (_label(name), _text(micros), _text(pairs, 2), together, processor, requests)
+        cells = (_label(name), _text(micros), _text(pairs, 2), together, processor, waits)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -84,7 +85,7 @@ def as_data(found: Mapping[Course, Laps], counts: Mapping[str, Count]) -> dict[s
                     "over_celery_in_its_tasks": asdict(laps.over_plain(name)),
                     "publishing": asdict(spread(_middles(laps, name))),
                     "publishing_over_celery": asdict(spread(laps.publishing(name))),
-                    "requests": counts[name].requests if name in counts else None,
+                    "replies_waited_for": counts[name].requests if name in counts else None,
                 }
                 for name in laps.waves
             },
