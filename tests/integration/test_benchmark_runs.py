@@ -64,7 +64,11 @@ def test_the_parts_are_measured_one_by_one() -> None:
     leases, keys = ("--leases", "1", "--leases", "300"), ("--keys", "1", "--keys", "2000")
     output = output_of("micro", *sizes, *leases, *keys)
     for what in (
-        *("acquire + release", "a refused acquire, as of a skip", "key by template"),
+        *(
+            "acquire + release, as at a task's end",
+            "a refused acquire, as of a skip",
+            "key by template",
+        ),
         *("a sweep over 300 leases", "bytes per lease in Redis (300)"),
         *("import, over a bare `import celery`", "acquire + release with 2,000 keys held, over 1"),
         *(

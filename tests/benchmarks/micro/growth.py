@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ def _by_keys(
         contenders = []
         for number, server in servers.items():
             one = stack.enter_context(ours(server.url()))
-            contenders.append(Contender(f"{number:,}", Role.OURS, one.acquire, one.release))
+            contenders.append(replace(one[0], name=f"{number:,}"))
         ports = {server.port for server in servers.values()}
         result = run(contenders, ports, rounds=rounds, block=block, order=order)
     few = contenders[0].name
