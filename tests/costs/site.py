@@ -51,8 +51,12 @@ class Site:
     def __init__(self, url: str, others: int = 0) -> None:
         self.app = app = Celery("costs", broker="memory://", set_as_current=False)
         app.conf.singleton_lock_url = url
-        self.plain: Any = app.task(_body, name="costs.plain")
-        shared: dict[str, Any] = {"app": app, "key": "account:{account_id}", "ttl": TTL}
+        self.plain: Any = app.task(_body, name="costs.plain", shared=False)
+        # Celery gives an app's tasks to all apps that come after it, unless it is told not to.
+        shared: dict[str, Any] = {
+            **{"app": app, "shared": False},
+            **{"key": "account:{account_id}", "ttl": TTL},
+        }
         self.ours: Any = singleton_task(name="costs.ours", **shared)(_body)
         self.late: Any = singleton_task(name="costs.late", acks_late=True, **shared)(_body)
         self.patient: Any = singleton_task(

@@ -28,10 +28,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
-app = Celery("requests", broker="memory://")
+app = Celery("requests", broker="memory://", set_as_current=False)
 
 
-@singleton_task(app=app, key="{name}", unique="until_done")
+@singleton_task(app=app, shared=False, key="{name}", unique="until_done")
 def sync(name: str) -> None: ...
 
 
