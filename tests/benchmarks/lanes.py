@@ -99,7 +99,7 @@ def _etcd() -> Iterator[Lane]:
 
 @contextmanager
 def _zookeeper() -> Iterator[Lane]:
-    with ZooKeeperEnsemble(3) as ensemble, ExitStack() as stack:
+    with ZooKeeperEnsemble(3, durable=True) as ensemble, ExitStack() as stack:
         member = (ensemble.leader() + 1) % 3  # as in etcd
         mine = stack.enter_context(ours(ensemble.url(members=(member,))))
         client = KazooClient(hosts=f"127.0.0.1:{ensemble.ports[member]}", timeout=TTL)

@@ -37,6 +37,8 @@ class ZooKeeperEnsemble:
         tick: Seconds; sessions last two ticks at least.
         max_session: Seconds; the server's default is 20 ticks.
         tls: A second port, on which clients speak TLS and show a certificate; `url` names it.
+        durable: Whether each write waits for the disk, as ZooKeeper does by default. Not needed to
+            outlive a killed process; and on a shared disk a single write may wait for seconds.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class ZooKeeperEnsemble:
         tick: float = 0.5,
         max_session: float = 1e5,
         tls: Certificates | None = None,
+        durable: bool = False,
     ) -> None:
         java = find_zookeeper()
         if java is None:
@@ -73,6 +76,7 @@ class ZooKeeperEnsemble:
             )
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         options = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        options += [] if durable else ["-Dzookeeper.forceSync=no"]
         self._commands = [
             [
                 java,
