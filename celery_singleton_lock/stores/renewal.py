@@ -12,8 +12,8 @@ from celery_singleton_lock.stores.script import Call, milliseconds
 
 __all__ = ["chunks_of", "renewal_call", "renewals_of"]
 
-# One EVALSHA over N keys stalls the server 2 to 3 us a key: 125 keys keep that under half a
-# millisecond on a slow machine too, and one pipeline carries all chunks.
+# One EVALSHA over N keys stalls the server: 125 keys took it 0.8 to 0.9 ms on two shared, virtual
+# cores (`make bench ARGS=micro`). One pipeline carries all chunks.
 _CHUNK: Final = 125
 
 _RENEWALS: Final = {

@@ -40,6 +40,7 @@ from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import HOLDER, admit, publish
 from celery_singleton_lock.testing.server import PrivateServer, free_port
+from tests.costs.site import open_site
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT
 
@@ -604,3 +605,13 @@ def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) 
             leaving.apply(("fourth",))
         assert not store._posted.open(), "a process that may be about to end waits"
         assert raw.keys("*fourth*") == []
+
+
+def test_the_marker_of_a_task_that_is_acknowledged_late_is_waited_for(redis_url: str) -> None:
+    with open_site(redis_url) as site:
+        posted = site.runtime.store._posted  # type: ignore[attr-defined]
+        site.collect()
+        site.run(site.late)
+        assert posted.open() == []
+        site.run(site.ours)
+        assert len(posted.open()) == 1, "an early acknowledged one's release is not"
