@@ -5,28 +5,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from celery_singleton_lock.core.key import PER_TASK
-from celery_singleton_lock.core.options import OnConflict
-from celery_singleton_lock.core.policy import CallOptions
-from celery_singleton_lock.decorator import singleton_task
-from celery_singleton_lock.errors import (
-    DuplicateTask,
-    FenceUnavailable,
-    LeaseLost,
-    LockConflict,
-    LockKeyError,
-    NoLease,
-    SettingsError,
-    SingletonLockError,
-    StoreError,
-    StoreUnavailable,
-)
-from celery_singleton_lock.skipped import is_skipped
-from celery_singleton_lock.task import SingletonTask, current_lease
-
 if TYPE_CHECKING:
     from celery_singleton_lock.by_name import claim_and_send
+    from celery_singleton_lock.core.key import PER_TASK
     from celery_singleton_lock.core.lease import Lease
+    from celery_singleton_lock.core.options import OnConflict
+    from celery_singleton_lock.core.policy import CallOptions
+    from celery_singleton_lock.decorator import singleton_task
+    from celery_singleton_lock.errors import (
+        DuplicateTask,
+        FenceUnavailable,
+        LeaseLost,
+        LockConflict,
+        LockKeyError,
+        NoLease,
+        SettingsError,
+        SingletonLockError,
+        StoreError,
+        StoreUnavailable,
+    )
     from celery_singleton_lock.holding import hold
     from celery_singleton_lock.instrumentation.signals import (
         lease_acquired,
@@ -34,6 +31,8 @@ if TYPE_CHECKING:
         lease_lost,
         lease_released,
     )
+    from celery_singleton_lock.skipped import is_skipped
+    from celery_singleton_lock.task import SingletonTask, current_lease
 
 __version__ = "0.1.0"
 
@@ -64,16 +63,34 @@ __all__ = [
     "singleton_task",
 ]
 
-# What many processes that import this package never ask for: imported when they do. None has the
-# name of its module, which would take its place once something else imports that.
+# Imported when asked for, as Celery's own names are: the command `celery` imports whatever adds
+# a command to it, and a worker without singleton tasks has to pay nothing for this package. No name
+# is that of its module, which would take its place once something else imports that.
 _LATER = {
-    "claim_and_send": "by_name",
+    "PER_TASK": "core.key",
+    "CallOptions": "core.policy",
+    "DuplicateTask": "errors",
+    "FenceUnavailable": "errors",
     "Lease": "core.lease",
+    "LeaseLost": "errors",
+    "LockConflict": "errors",
+    "LockKeyError": "errors",
+    "NoLease": "errors",
+    "OnConflict": "core.options",
+    "SettingsError": "errors",
+    "SingletonLockError": "errors",
+    "SingletonTask": "task",
+    "StoreError": "errors",
+    "StoreUnavailable": "errors",
+    "claim_and_send": "by_name",
+    "current_lease": "task",
     "hold": "holding",
+    "is_skipped": "skipped",
     "lease_acquired": "instrumentation.signals",
     "lease_conflict": "instrumentation.signals",
     "lease_lost": "instrumentation.signals",
     "lease_released": "instrumentation.signals",
+    "singleton_task": "decorator",
 }
 
 if not TYPE_CHECKING:

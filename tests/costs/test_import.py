@@ -58,6 +58,18 @@ def test_who_declares_a_task_imports_neither_what_runs_it_nor_a_client() -> None
     }
 
 
+def test_the_command_celery_imports_no_more_than_the_names_of_ours() -> None:
+    """Every worker where the package is installed, singleton tasks or not, is started by it."""
+    command = """
+    from celery import signals
+    from celery.bin.celery import celery
+    assert "singleton" in celery.commands
+    assert not signals.task_postrun.receivers, "a receiver is paid for by every task"
+    """
+    found = modules(textwrap.dedent(command))
+    assert {name for name in found if name.startswith(PACKAGE)} == {PACKAGE, f"{PACKAGE}.cli"}
+
+
 def test_every_public_name_is_there_whatever_was_imported_before() -> None:
     check = """
     import importlib

@@ -1,0 +1,193 @@
+"""Who holds or claims what, and freeing it by hand."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+from celery.bin.base import CeleryCommand, CLIContext
+
+from celery_singleton_lock.cli.doctor import doctor
+from celery_singleton_lock.cli.table import describe, row_of, table
+from celery_singleton_lock.core.lease import Kind, Record
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.runtime import Runtime
+
+__all__ = ["COMMANDS"]
+
+
+@click.command(cls=CeleryCommand)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@click.argument("pattern", default="")
+@click.pass_context
+def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
+    """List what is held or claimed; PATTERN is part of a key, or a glob with * and ?.
+
+    Of a claim, WORKER, PID and SINCE tell who published its message, and when.
+    """
+    runtime = _runtime(ctx)
+    with _errors_for_people():
+        glob = runtime.keyspace.match_all()
+        records = sorted(runtime.store.scan(glob), key=lambda record: record.key)
+        for key, what in getattr(runtime.store, "strays", lambda pattern: ())(glob):
+            click.echo(f"not ours: {key!r} {what}; see `doctor`", err=True)
+    matching = [record for record in records if _matches(record.key, pattern)]
+    if as_json:
+        click.echo(json.dumps([row_of(record) for record in matching], indent=2))
+    elif matching:
+        click.echo(table(matching))
+    else:
+        click.echo("nothing is held")
+
+
+@click.command(cls=CeleryCommand)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, or null.")
+@click.argument("key")
+@click.pass_context
+def show(ctx: click.Context, key: str, as_json: bool) -> None:
+    """Show who holds KEY: as `ls` prints it, or only what stands behind its scope.
+
+    A claim is named as `ls` prints it, or without csl:{...}: alone.
+    """
+    with _errors_for_people():
+        record = _find(_runtime(ctx), key)
+    if as_json:
+        click.echo(json.dumps(row_of(record) if record else None, indent=2))
+    elif record:
+        click.echo(describe(record))
+    else:
+        click.echo(f"{key} is free")
+    ctx.exit(0 if record else 1)
+
+
+@click.command(cls=CeleryCommand)
+@click.option("--token", help="Free it only if this token (see `show`) still has it.")
+@click.option("--force", is_flag=True, help="Whoever has it, without asking. The fence rises.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.argument("key")
+@click.pass_context
+def release(ctx: click.Context, key: str, token: str | None, force: bool, as_json: bool) -> None:
+    """Free KEY. Its holder hears of it at its next heartbeat, and is interrupted.
+
+    Without --force the token is compared: if somebody else has got the key meanwhile, nothing is
+    freed. A claim's message stays where it is, and runs.
+    """
+    runtime = _runtime(ctx)
+    with _errors_for_people():
+        record = _find(runtime, key)
+        if record is None:
+            freed = False
+        else:
+            if not force and token is None:
+                _confirm(record, as_json)
+            freed = runtime.store.free(record.key, None if force else token or record.token)
+    if as_json:
+        click.echo(json.dumps({"key": record.key if record else key, "released": freed}))
+    elif freed:
+        click.echo(f"released {record.key if record else key}")
+    elif record is None:
+        click.echo(f"{key} is free already", err=True)
+    else:
+        click.echo(f"not released: {record.key} is held by another token now", err=True)
+    ctx.exit(0 if freed else 1)
+
+
+COMMANDS: Final[dict[str, click.Command]] = {
+    "doctor": doctor,
+    "ls": ls,
+    "release": release,
+    "show": show,
+}
+
+
+def _confirm(record: Record, as_json: bool) -> None:
+    if as_json:
+        raise click.UsageError("with --json give --token TOKEN or --force")
+    click.echo(describe(record))
+    warning = _OF_A_CLAIM if record.kind is Kind.CLAIM else _OF_A_LEASE
+    click.confirm(f"{warning} Release?", abort=True)
+
+
+# What a release leads to.
+_OF_A_LEASE: Final = (
+    "If its body still runs, another may start beside it until the holder's next heartbeat "
+    "(a third of its ttl)."
+)
+_OF_A_CLAIM: Final = "Its message stays where it is, and an equal call can be published beside it."
+
+
+def _runtime(ctx: click.Context) -> Runtime:
+    context: CLIContext = ctx.obj
+    app: Any = context.app
+    app.finalize()
+    return Runtime.of(app)
+
+
+def _find(runtime: Runtime, key: str) -> Record | None:
+    """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too.
+
+    ``task.lock_key()`` of a task with ``limit`` above 1 leaves out the slot: so may ``key``. A
+    claim, whose name ends as its lease's, is never named by less than all behind ``csl:{...}:``.
+    """
+    if key.startswith("csl:{"):
+        record = runtime.store.inspect(key)
+        if record is not None:
+            return record
+    records = list(runtime.store.scan(runtime.keyspace.match_all()))
+    for shorten in _SPELLINGS:
+        found = [record for record in records if key == shorten(record.key)]
+        if shorten is not _without_prefix:
+            found = [record for record in found if record.kind is not Kind.CLAIM]
+        if len(found) > 1:
+            names = "\n".join(f"  {record.key}" for record in found)
+            raise click.UsageError(f"{key!r} names several keys; give one of them:\n{names}")
+        if found:
+            return found[0]
+    return None
+
+
+def _without_prefix(key: str) -> str:
+    return key.partition("}:")[2]
+
+
+def _without_scope(key: str) -> str:
+    return _without_prefix(key).partition(":")[2]
+
+
+def _without_slot(key: str) -> str:
+    base, _, slot = key.rpartition("#")
+    return base if slot.isdecimal() else key
+
+
+# The more a spelling leaves out, the later its turn: what is named whole is meant.
+_SPELLINGS: Final[tuple[Callable[[str], str], ...]] = (
+    _without_prefix,
+    _without_scope,
+    _without_slot,
+    lambda key: _without_slot(_without_prefix(key)),
+    lambda key: _without_slot(_without_scope(key)),
+)
+
+
+def _matches(key: str, pattern: str) -> bool:
+    if not pattern:
+        return True
+    if any(c in pattern for c in "*?["):
+        return fnmatch.fnmatchcase(key, pattern) or fnmatch.fnmatchcase(
+            _without_prefix(key), pattern
+        )
+    return pattern in key
+
+
+class _errors_for_people:
+    """The library's errors as one line and exit status 1, without a traceback."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, SingletonLockError):
+            raise click.ClickException(str(error)) from error
