@@ -8,6 +8,7 @@ takes all writes; CHAOS_BROKEN, the part of the lock that is broken on purpose (
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from celery import Celery, signals
@@ -131,7 +132,12 @@ def _taken(task_id: str = "", task: Any = None, **_: Any) -> None:
 
 @signals.task_postrun.connect(weak=False)
 def _left(task_id: str = "", state: Any = None, retval: Any = None, **_: Any) -> None:
-    if is_skipped(retval):
+    leaving = sys.exception()
+    if leaving is not None and not isinstance(leaving, Exception):
+        # Celery has called the state SUCCESS when the body returned; but a worker's shutdown has
+        # struck before all was stored and sent, and a message acknowledged late comes back.
+        state = None
+    elif is_skipped(retval):
         _write("skip", task_id=task_id)
     error = type(retval).__name__ if isinstance(retval, BaseException) else None
     _write("left", task_id=task_id, state=state and str(state), error=error)

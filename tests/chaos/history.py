@@ -16,7 +16,7 @@
     refused     the lock raised LockConflict, whether or not Celery could store that
     skip        the call ended without having run, because its key was held
     taken, left the task was entered by a pool process (``worker``, ``copy``); ended, with its
-                ``state``
+                ``state`` (None: by SystemExit or the like, also after its body had returned)
     death       a process was killed here, or had died before
     fault       something was broken from ``at`` to ``end``: ``name``, ``target``
     loss        the store lost what it had acknowledged, or its leases: fences up to ``fence_to``

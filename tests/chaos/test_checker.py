@@ -395,6 +395,12 @@ def test_a_job_whose_release_nobody_acknowledged_may_run_again() -> None:
     assert story.kinds() == []
 
 
+def test_a_job_that_a_shutdown_struck_before_its_success_was_recorded_may_run_again() -> None:
+    story = Story().published("j").taken("j", 1).body("a", 1, 2, job="j")
+    story = left(story.add("released", 2.1, task_id="j"), "j", 2.2, None)
+    assert story.body("b", 5, 6, job="j").kinds() == []
+
+
 def test_an_early_job_may_run_again() -> None:
     story = Story().published("j", "early").taken("j", 1)
     story.body("a", 1, 2, job="j", late=False).add("released", 2.1, task_id="j")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.chaos.bodies import bodies
-from tests.chaos.history import History
+from tests.chaos.history import VARIABLE, History
 from tests.chaos.pictures import draw
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.chaos.resource import Resource
@@ -22,6 +26,7 @@ from tests.chaos.schedule import SORTS, Lane, sorts_for, timetable
 from tests.chaos.verdict import Kind as What
 from tests.chaos.verdict import Violation
 from tests.harness.journal import Record
+from tests.harness.processes import ROOT
 
 
 def test_the_resource_refuses_what_is_older_than_the_newest_it_has_seen(tmp_path: Path) -> None:
@@ -43,6 +48,30 @@ def test_a_history_that_is_read_while_it_is_written_ends_where_the_reading_began
     history.write("start", run="a", at=time.monotonic())
     history.write("start", run="b", at=time.monotonic() + 3600)
     assert [record.run for record in history.records()] == ["a"]
+
+
+def test_a_task_that_a_shutdown_struck_after_its_body_has_no_state(tmp_path: Path) -> None:
+    """Celery has called it SUCCESS by then."""
+    struck = textwrap.dedent("""
+        import contextlib
+        from celery.app.trace import build_tracer
+        from tests.chaos.app import app
+        def shut_down(*args, **kwargs):
+            raise SystemExit
+        @app.task(name="plain")
+        def plain():
+            return 1
+        plain.backend.mark_as_done = shut_down
+        request = {"id": "j", "task": "plain"}
+        with contextlib.suppress(SystemExit):
+            build_tracer("plain", plain, app=app)("j", [], {}, request)
+    """)
+    unused = {"BROKER_URL": "memory://", "RESULT_URL": "cache+memory://", "LOCK_URL": "memory://"}
+    environment = {"TTL": "2", "VISIBILITY_TIMEOUT": "3", VARIABLE: str(tmp_path), **unused}
+    program = [sys.executable, "-c", struck]
+    subprocess.run(program, check=True, cwd=ROOT, env=os.environ | environment, timeout=60)
+    (left,) = [record for record in History(tmp_path).records() if record.event == "left"]
+    assert left.data["state"] is None
 
 
 def test_one_seed_gives_one_timetable() -> None:
