@@ -40,11 +40,7 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.entry import Entry
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.lease import Lease, Loss, LossReason
-from celery_singleton_lock.core.pace import (
-    MAX_TIMEOUT,
-    patience,
-    timeout_for,
-)
+from celery_singleton_lock.core.pace import MAX_TIMEOUT, patience, timeout_for
 from celery_singleton_lock.core.store import Renewal, Store
 from celery_singleton_lock.errors import StoreError
 
@@ -120,6 +116,15 @@ class Keeper:
         self._let_go[lease] = due, collect
         self.discard(lease)
         return True
+
+    def sent(self, lease: Lease, collect: Callable[..., None]) -> None:
+        """The release of what was let go is on its way: its turn comes from now on.
+
+        A short ttl's may have come since :meth:`let_go`, and found nothing to hear of.
+        """
+        if lease not in self._let_go:
+            self._let_go[lease] = self._clock.now(), collect
+            self._ring()
 
     def confirmed(self, lease: Lease) -> None:
         """Its release was heard of, or is waited for."""

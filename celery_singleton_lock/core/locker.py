@@ -184,6 +184,7 @@ class Locker:
         lease.released = True
         heard = partial(self._heard, lease)
         if store.post(call, timeout=timeout_for(lease.ttl), heard=heard):
+            self._keeper.sent(lease, store.collect)
             return True
         self._keeper.confirmed(lease)
         return False

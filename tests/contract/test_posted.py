@@ -393,6 +393,30 @@ def test_a_release_that_a_replica_refused_is_made_again_on_the_new_master(
     assert not bench.is_owed(lease)
 
 
+def test_a_keeper_that_turns_before_the_release_is_sent_asks_for_it_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The turn of a short ttl may come while the body's thread is between letting go and sending.
+    post = bench.store.post
+
+    def after_a_turn(*args: Any, **options: Any) -> bool:
+        bench.keeper.sweep()
+        bench.cut()
+        return post(*args, **options)
+
+    lease = bench.begin(new_key(), ttl=3.0)
+    bench.raw.persist(lease.key)  # no ttl does it instead
+    bench.clock.advance(0.95)
+    monkeypatch.setattr(bench.store, "post", after_a_turn)
+    bench.post(lease)
+    assert not bench.is_free(lease.key)
+    assert bench.keeper._alarm.acquire(timeout=0), "it may sleep for ever"
+    bench.keeper.sweep()
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+    assert bench.keeper.sweep() is None
+
+
 # --- the keeper's own thread ---------------------------------------------------------------------
 
 
