@@ -37,8 +37,15 @@ class Check:
         return not self.violated
 
 
+_POSTS = ("TTL=2", "POSTS", "NO_STRAYS")
+# Where nothing expires, a posted release that was lost has to be made again.
+_WITHOUT_TTL = (*_POSTS, "SURE", "NO_EXPIRY", "LIVENESS")
+
 # Parts of the statements in the models.
 _EXCLUSION = "latest"
+_UNTOUCHED = "key==c[0].token"
+_OVERSTAYED = "overstayed<"
+_NOTED = "owed_token!=key"
 _ORDER = ">=newest"
 _ONE_BODY = "trusts&&"
 _DONE_ONCE = "over["
@@ -63,6 +70,17 @@ CHECKS = (
         ("TTL=2", "FENCES", "LOSSES=1", "NO_STRAYS", "HORIZON=4", "GRANTS=3"),
     ),
     Check("no lock is stuck", _LEASE, ("TTL=2", "LIVENESS"), search=Search.FAIR),
+    Check("posted releases: strays", _LEASE, ("TTL=2", "POSTS", "ONE_SIDED")),
+    Check("posted releases: free within a ttl", _LEASE, (*_POSTS, "OVERSTAYS")),
+    Check("posted releases: the parents renew", _LEASE, (*_POSTS, "PULSE", "ONE_SIDED")),
+    Check("posted releases, again a ttl after a loss", _LEASE, (*_POSTS, "LOSSES=1", "ONE_SIDED")),
+    Check(
+        "posted releases: no lock is stuck",
+        _LEASE,
+        (*_POSTS, "LIVENESS", "ONE_SIDED"),
+        search=Search.FAIR,
+    ),
+    Check("posted releases: free without a ttl", _LEASE, _WITHOUT_TTL, search=Search.FAIR),
     Check("deliveries, conflicts wait: 1 fault", _DELIVERY, ("FAULTS=1",)),
     Check("deliveries, conflicts skip: 2 faults", _DELIVERY, ("FAULTS=2", "SKIPS")),
     Check("every job is done", _DELIVERY, ("FAULTS=1", "SKIPS", "LIVENESS"), search=Search.FAIR),
@@ -92,6 +110,35 @@ CHECKS = (
         "GRANTS=3",
     ),
     _refuted("keys that don't expire", _LEASE, _FOREVER, "NO_EXPIRY", "LIVENESS", "TTL=2"),
+    _refuted(
+        "made again without owner check",
+        _LEASE,
+        _UNTOUCHED,
+        "AGAIN_WITHOUT_OWNER",
+        *_POSTS,
+    ),
+    _refuted(
+        "a posted token is acquired with again",
+        _LEASE,
+        _UNTOUCHED,
+        "TOKEN_AGAIN",
+        *_POSTS,
+    ),
+    _refuted(
+        "what was posted is renewed",
+        _LEASE,
+        _OVERSTAYED,
+        *("KEEPER_GOES_ON", "OVERSTAYS", *_POSTS),
+    ),
+    _refuted(
+        "a dead child's posted release is forgotten",
+        _LEASE,
+        _NOTED,
+        "LEDGER_FORGETS",
+        *_POSTS,
+    ),
+    _refuted("a lost release stays lost", _LEASE, _FOREVER, "LOST_FOR_GOOD", *_WITHOUT_TTL),
+    _refuted("asked for before it is sent", _LEASE, _FOREVER, "TURN_BEFORE_POST", *_WITHOUT_TTL),
     _refuted("no nonce", _DELIVERY, _ONE_BODY, "NO_NONCE", "FAULTS=1"),
     _refuted("no ordinal", _DELIVERY, _ONE_BODY, "NO_ORDINAL", "FAULTS=1"),
     _refuted("no done marker", _DELIVERY, _DONE_ONCE, "NO_MARKER", "FAULTS=1"),

@@ -14,9 +14,17 @@
  * one. The second try of a release is such a stray too. NO_STRAYS leaves them out. With PULSE the
  * worker parents renew too.
  *
+ * With POSTS a body may end without waiting for its release's reply, as short ones do with Redis. Which
+ * connection the next command takes is left open: it may overtake the release. Of each client one
+ * release at a time is not confirmed. That it is made again is one step, with what is heard of it:
+ * nothing depends on what happens in between. SURE leaves out all that only the ttl can repair: a
+ * posted release may be lost, but whoever waits for a reply gets it, and a parent outlives its child.
+ * ONE_SIDED: only the first client posts, and has strays.
+ *
  * Must-fail variants, each a protection taken out: NO_OWNER_CHECK, NO_DEADLINE, NO_MARGIN,
- * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_EXPIRY, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK. And what is not
- * promised: EXCLUSION_OVER_LOSS.
+ * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_EXPIRY, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK; of posted releases:
+ * AGAIN_WITHOUT_OWNER, TOKEN_AGAIN, KEEPER_GOES_ON, LOST_FOR_GOOD, TURN_BEFORE_POST, LEDGER_FORGETS. And
+ * what is not promised: EXCLUSION_OVER_LOSS.
  */
 
 #ifndef N
@@ -47,6 +55,8 @@
 #define ASKING 1 /* acquire was sent */
 #define BODY 2
 #define CHECKED 3 /* in the body, between check() and the write */
+#define POSTING 4 /* the keeper has let go, the release is not sent yet */
+#define QUIET 5 /* alive, and no more deliveries come */
 
 /* What has become of a request. */
 #define NOTHING 0
@@ -54,6 +64,7 @@
 #define YES 2 /* granted or renewed */
 #define NO 3 /* refused, or not yours */
 #define BROKEN 4 /* the connection was reset */
+#define FAILED 5 /* a posted release that was made again in vain: its parent has it, and the ttl */
 
 /* What a stray request asks for. */
 #define ACQUIRE 1
@@ -76,6 +87,12 @@ typedef Client {
 #endif
   byte stray;
   byte stray_token;
+#ifdef POSTS
+  byte owed; /* the posted release; NO: an error came, or its connection is closed */
+  byte owed_token; /* of the latest, also when it is confirmed */
+  bit let_go; /* the keeper will ask for it */
+  bit overtook; /* the acquire was refused by what that release gives back */
+#endif
   bit latest; /* the latest grant was to this token; a ghost */
 #ifdef FENCES
   byte fence; /* of the lease */
@@ -88,6 +105,9 @@ Client c[N];
 /* The store. */
 byte key; /* the token that has it; 0: free */
 byte left; /* ticks */
+#ifdef OVERSTAYS
+byte overstayed; /* ticks that it has stood since its holder, who lives, has let go; a ghost */
+#endif
 #ifdef LOSSES
 byte losses = LOSSES;
 byte shaken; /* ticks in which a store that has lost data may break its word; a ghost */
@@ -109,10 +129,20 @@ bit down;
 #define ROOM true
 #endif
 
-/* Of three tokens of a client two may stand somewhere, so there is always one that is new. */
+/* Of the tokens of a client all but one may stand somewhere, so there is always one that is new. */
+#ifdef POSTS
+#define TOKENS 4
+#else
 #define TOKENS 3
+#endif
 #define FIRST_TOKEN(i) (1 + TOKENS * (i))
+#ifdef TOKEN_AGAIN
+#define STANDS(i, some) (key == (some))
+#elif defined(POSTS)
+#define STANDS(i, some) (key == (some) || c[i].stray_token == (some) || c[i].owed_token == (some))
+#else
 #define STANDS(i, some) (key == (some) || c[i].stray_token == (some))
+#endif
 
 /* Whether a grant that comes after its deadline counts. */
 #if defined(NO_DEADLINE) || defined(TRUST_FROM_REPLY)
@@ -145,11 +175,24 @@ bit down;
 #else
 #define POINTLESS(i) (c[i].stray != ACQUIRE && c[i].stray_token != key)
 #endif
-#define TIDY(i) c[i].stray = (POINTLESS(i) -> NOTHING : c[i].stray); c[i].stray_token = (c[i].stray == NOTHING -> 0 : c[i].stray_token)
+#ifdef POSTS
+/* Of use is what is known of a release as long as its token may be found. */
+#define MAY_BE_FOUND(i) (c[i].owed_token != 0 && (key == c[i].owed_token || c[i].stray_token == c[i].owed_token))
+#define WITHOUT_USE(i) (MAY_BE_FOUND(i) -> c[i].owed : (c[i].owed == FAILED -> NOTHING : (c[i].owed == SENT -> YES : c[i].owed)))
+#define REMEMBERED(i) (c[i].owed != NOTHING || c[i].overtook || MAY_BE_FOUND(i))
+#define TIDY_POSTED(i) ; c[i].owed = WITHOUT_USE(i); c[i].owed_token = (REMEMBERED(i) -> c[i].owed_token : 0)
+/* Nothing that gives back, however late, frees or changes hands of what is trusted. */
+#define UNTOUCHED(i) (!BELIEVES(i) || key == c[i].token || EXCUSED)
+#else
+#define TIDY_POSTED(i)
+#define UNTOUCHED(i) true
+#endif
+#define TIDY(i) c[i].stray = (POINTLESS(i) -> NOTHING : c[i].stray); c[i].stray_token = (c[i].stray == NOTHING -> 0 : c[i].stray_token) TIDY_POSTED(i)
 
 inline verify() {
   EACH(TIDY);
-  assert(ALL(SOUND))
+  assert(ALL(SOUND));
+  assert(ALL(UNTOUCHED))
 }
 
 #define GIVE_TURN(i) c[i].latest = (c[i].token == key)
@@ -157,6 +200,9 @@ inline verify() {
 inline grant(whom) {
   key = whom;
   left = TTL;
+#ifdef OVERSTAYS
+  overstayed = 0;
+#endif
   EACH(GIVE_TURN);
 #ifdef FENCES
   turns++;
@@ -192,12 +238,23 @@ inline free_key() {
   left = 0
 }
 
-inline stray_on(kind) {
+#ifdef ONE_SIDED
+#define MAY_POST(i) ((i) == 0)
+#define MAY_STRAY(i) ((i) == 0)
+#else
+#define MAY_POST(i) true
+#define MAY_STRAY(i) true
+#endif
+inline stray_of(kind, whose) {
 #ifndef NO_STRAYS
-  c[me].stray = kind;
-  c[me].stray_token = c[me].token;
+  c[me].stray = (MAY_STRAY(me) -> kind : NOTHING);
+  c[me].stray_token = (MAY_STRAY(me) -> whose : 0);
 #endif
   skip
+}
+
+inline stray_on(kind) {
+  stray_of(kind, c[me].token)
 }
 
 /* Read the clock, then send. [core/locker.py Locker._send] */
@@ -209,6 +266,9 @@ inline ask() {
 inline stop_asking() {
   c[me].call = NOTHING;
   c[me].call_trust = 0;
+#ifdef POSTS
+  c[me].overtook = 0;
+#endif
   c[me].again = 0
 }
 
@@ -234,6 +294,14 @@ inline stop_trusting() {
 inline end_with(fate) {
   stop_trusting();
   give_back(fate);
+#ifdef POSTS
+  c[me].let_go = (c[me].at == POSTING -> 0 : c[me].let_go);
+#endif
+  leave();
+  verify()
+}
+
+inline leave() {
   stop_asking();
   stop_beating();
   c[me].at = IDLE;
@@ -243,7 +311,7 @@ inline end_with(fate) {
   c[me].fence = 0;
   c[me].turn = 0;
 #endif
-  verify()
+  skip
 }
 
 /* What becomes of the last that is heard of a token: its release by token is carried out at once, or
@@ -262,6 +330,41 @@ inline give_back(fate) {
   fi
 }
 #define UNDER_WAY (c[me].call == SENT || c[me].beat == SENT)
+#ifdef SURE
+#define HAPPENS(mishap) false
+#else
+#define HAPPENS(mishap) (mishap)
+#endif
+
+#ifdef POSTS
+/* Of a posted release nothing more is expected. */
+inline settle_post(how) {
+  c[me].owed = how;
+  c[me].let_go = 0;
+  verify()
+}
+
+/* Once more, and waited for. */
+#ifdef AGAIN_WITHOUT_OWNER
+#define RELEASABLE_AGAIN (key != 0)
+#else
+#define RELEASABLE_AGAIN RELEASABLE(c[me].owed_token)
+#endif
+inline post_again() {
+  if
+  :: UP && RELEASABLE_AGAIN -> free_key()
+  :: else
+  fi
+}
+
+#define POSTED (c[me].owed == SENT || c[me].owed == YES || c[me].owed == NO)
+/* Whether the next command makes it again. */
+#ifdef LOST_FOR_GOOD
+#define TO_BE_MADE_AGAIN false
+#else
+#define TO_BE_MADE_AGAIN (c[me].owed == NO && (c[me].call == YES || c[me].call == NO))
+#endif
+#endif
 
 proctype client(byte me) {
 end:
@@ -288,7 +391,12 @@ end:
         c[me].call = YES
       :: else ->
         c[me].call = NO;
+#ifdef POSTS
+        c[me].overtook = (key == c[me].owed_token);
+        c[me].call_trust = (c[me].overtook -> c[me].call_trust : 0)
+#else
         c[me].call_trust = 0
+#endif
       fi;
       verify() }
 
@@ -305,8 +413,8 @@ end:
 
   /* No answer again, or an interruption between sending and reading: release by token. [core/locker.py Locker.acquire] [core/locker.py Locker.forget] */
   :: d_step { c[me].at == ASKING -> end_with(AT_ONCE) }
-  :: d_step { c[me].at == ASKING -> end_with(LATER) }
-  :: d_step { c[me].at == ASKING -> end_with(NEVER) }
+  :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(LATER) }
+  :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(NEVER) }
 
   /* The grant is read: a lease, valid as counted from before it was asked for. [core/locker.py Locker.acquire] [core/keeper.py Keeper.add] */
   :: d_step { c[me].call == YES && (c[me].call_trust > 0 || ANY_GRANT_COUNTS) ->
@@ -321,7 +429,11 @@ end:
       verify() }
 
   /* A refusal is a value, and the end of this delivery here. [core/locker.py Locker.acquire] */
+#ifdef POSTS
+  :: d_step { c[me].call == NO && !c[me].overtook -> end_with(NEVER) }
+#else
   :: d_step { c[me].call == NO -> end_with(NEVER) }
+#endif
 
 #ifdef FENCES
   /* The body asks whether it may write. [core/lease.py Lease.check] */
@@ -419,7 +531,106 @@ end:
 
   /* The body ends, well or interrupted, and gives back; a reply to the keeper is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker._release] [core/keeper.py Keeper.discard] */
   :: d_step { c[me].at == BODY -> end_with(AT_ONCE) }
-  :: d_step { c[me].at == BODY -> end_with(LATER) }
+  :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
+
+#ifdef POSTS
+  /* The body ends, well within its deadline, and nobody needs the reply: first the keeper lets go, and will ask. [core/locker.py Locker.give_back] [core/locker.py Locker._post] [core/keeper.py Keeper.let_go] */
+  :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED ->
+      stop_trusting();
+      stop_beating();
+      c[me].let_go = 1;
+      c[me].at = POSTING;
+      verify() }
+
+  /* The same, and a renewal that is under way arrives later. [core/locker.py Locker._post] [core/keeper.py Keeper.let_go] */
+  :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED && c[me].beat == SENT ->
+      stop_trusting();
+      stray_on(RENEW);
+      stop_beating();
+      c[me].let_go = 1;
+      c[me].at = POSTING;
+      verify() }
+
+  /* The release is sent; the keeper will ask for it, even if it has just looked. [stores/posted.py PostedReleases.begin] [stores/connections.py Connections.post] [core/keeper.py Keeper.sent] */
+  :: d_step { c[me].at == POSTING && !POSTED ->
+      c[me].owed = SENT;
+      c[me].owed_token = c[me].token;
+#ifndef TURN_BEFORE_POST
+      c[me].let_go = 1;
+#endif
+      leave();
+      verify() }
+
+  /* It can't be, without waiting: no connection stands. [stores/posted.py PostedReleases.withdraw] [core/locker.py Locker.release] */
+  :: d_step { c[me].at == POSTING -> end_with(AT_ONCE) }
+  :: d_step { HAPPENS(c[me].at == POSTING) -> end_with(LATER) }
+
+  /* The store carries out a posted release. [stores/lua/release.lua] [stores/rules.py _release] */
+  :: d_step { c[me].owed == SENT && UP ->
+      if
+      :: RELEASABLE(c[me].owed_token) -> free_key()
+      :: else
+      fi;
+      c[me].owed = YES;
+      verify() }
+
+  /* The store refuses it: it has forgotten the script, or is a replica. [environment] */
+  :: d_step { c[me].owed == SENT -> c[me].owed = NO }
+
+  /* Its connection is closed, for whatever reason, and with it the reply; or the release may still arrive. [stores/connections.py _close] [stores/posted.py PostedRelease.lose] */
+  :: d_step { c[me].owed == YES -> c[me].owed = NO }
+  :: d_step { c[me].owed == SENT ->
+      stray_of(RELEASE, c[me].owed_token);
+      c[me].owed = NO;
+      verify() }
+
+  /* Its reply is read, before that of the connection's next command. [stores/connections.py Exchange.replies] [stores/posted.py PostedRelease.hear] [stores/posted.py PostedReleases.end] [core/locker.py Locker._heard] [core/keeper.py Keeper.confirmed] */
+  :: d_step { c[me].owed == YES -> settle_post(NOTHING) }
+
+  /* It was lost: the first answer of the store after that makes it again. [stores/redis.py RedisStore._ask] [stores/posted.py PostedReleases.repeat] */
+  :: d_step { TO_BE_MADE_AGAIN ->
+      post_again();
+      settle_post(NOTHING) }
+
+  /* In vain, and it may still arrive. [stores/posted.py PostedReleases.repeat] [stores/posted.py PostedReleases.end] */
+  :: d_step { HAPPENS(TO_BE_MADE_AGAIN) -> settle_post(FAILED) }
+  :: d_step { HAPPENS(TO_BE_MADE_AGAIN) ->
+      stray_of(RELEASE, c[me].owed_token);
+      settle_post(FAILED) }
+
+  /* The acquire found what this process has given back: it has overtaken the release, which is made again, and so is the acquire. [stores/redis.py RedisStore.acquire] [stores/posted.py PostedReleases.overtaken] [stores/posted.py PostedReleases.make_again] */
+  :: d_step { c[me].call == NO && c[me].overtook ->
+      post_again();
+      c[me].overtook = 0;
+      c[me].call = SENT;
+      verify() }
+
+  /* SIGKILL of a child whose release isn't confirmed: its parent makes it, by the token that was noted. [shared_record.py SharedRecord.of_dead] [request.py SingletonRequestMixin._settle_leases] */
+  :: d_step { c[me].at == IDLE && c[me].owed != NOTHING && UP ->
+#ifndef LEDGER_FORGETS
+      if
+      :: RELEASABLE(c[me].owed_token) -> free_key()
+      :: else
+      fi;
+#endif
+      assert(c[me].owed_token != key);
+      c[me].owed_token = 0;
+      settle_post(NOTHING) }
+
+  /* The same, later or never; or what the child had sent arrives later. [request.py SingletonRequestMixin._settle_leases] */
+  :: d_step { HAPPENS(c[me].at == IDLE && c[me].owed != NOTHING) ->
+      stray_of(RELEASE, c[me].owed_token);
+      c[me].owed_token = 0;
+      settle_post(NOTHING) }
+  :: d_step { HAPPENS(c[me].at == IDLE && c[me].owed != NOTHING) ->
+      c[me].owed_token = 0;
+      settle_post(NOTHING) }
+
+#ifdef LIVENESS
+  /* No more deliveries come. [environment] */
+  :: d_step { c[me].at == IDLE -> c[me].at = QUIET }
+#endif
+#endif
 
   /* A request that nobody waits for any more arrives. [environment] */
   :: d_step { c[me].stray != NOTHING && UP && (c[me].stray != ACQUIRE || ROOM) ->
@@ -443,11 +654,52 @@ end:
   :: d_step { c[me].at == CHECKED -> end_with(LATER) }
 
   /* SIGKILL of a child and its parent, and what was on its way may arrive. As for the store, a child that dies in its body or while it asks is one that ends there. [environment] */
-  :: d_step { c[me].at != IDLE -> end_with(NEVER) }
-  :: d_step { UNDER_WAY -> end_with(ANOTHER) }
+  :: d_step { HAPPENS(c[me].at != IDLE && c[me].at != QUIET) -> end_with(NEVER) }
+  :: d_step { HAPPENS(UNDER_WAY) -> end_with(ANOTHER) }
   od
 }
 
+#ifdef POSTS
+/* A part of the client, but in a thread of its own, whose turn comes whatever the bodies do. */
+proctype keeper(byte me) {
+end:
+  do
+  /* Nothing was sent yet, so there is nothing to hear of. [core/keeper.py Keeper._collect] */
+  :: d_step { c[me].let_go && !POSTED -> c[me].let_go = 0 }
+
+  /* The reply has come, and no other command has read it. [core/keeper.py Keeper._collect] [stores/redis.py RedisStore.collect] [stores/connections.py Connections.collect] */
+  :: d_step { c[me].let_go && c[me].owed == YES -> settle_post(NOTHING) }
+
+#ifndef LOST_FOR_GOOD
+  /* Nothing good has come: the keeper makes it again. [core/keeper.py Keeper._collect] [stores/redis.py RedisStore.collect] [stores/posted.py PostedReleases.repeat] */
+  :: d_step { c[me].let_go && POSTED ->
+      post_again();
+      settle_post(NOTHING) }
+
+  /* The same, and the first may still arrive. [stores/redis.py RedisStore.collect] [stores/posted.py PostedReleases.repeat] */
+  :: d_step { c[me].let_go && c[me].owed == SENT ->
+      post_again();
+      stray_of(RELEASE, c[me].owed_token);
+      settle_post(NOTHING) }
+
+  /* In vain, and it may still arrive. [stores/posted.py PostedReleases.repeat] [stores/posted.py PostedReleases.end] [core/locker.py Locker._heard] */
+  :: d_step { HAPPENS(c[me].let_go && POSTED) -> settle_post(FAILED) }
+  :: d_step { HAPPENS(c[me].let_go && POSTED) ->
+      stray_of(RELEASE, c[me].owed_token);
+      settle_post(FAILED) }
+#endif
+
+#ifdef KEEPER_GOES_ON
+  /* It renews what was posted. [environment] */
+  :: d_step { c[me].owed != NOTHING && key == c[me].owed_token -> renew(c[me].owed_token) }
+#endif
+  od
+}
+#endif
+
+#ifdef OVERSTAYS
+#define LET_GO(i) (key != 0 && (c[i].owed != NOTHING && key == c[i].owed_token || c[i].at == POSTING && key == c[i].token))
+#endif
 #define COUNT_DOWN(timer) timer = (timer > 0 -> timer - 1 : 0)
 #ifdef PULSE
 #define PASS_PULSE(i) COUNT_DOWN(c[i].pulse_trust);
@@ -474,6 +726,10 @@ end:
       COUNT_DOWN(shaken);
 #endif
       EACH(PASS);
+#ifdef OVERSTAYS
+      overstayed = (LET_GO(0) || LET_GO(1) -> overstayed + 1 : 0);
+      assert(overstayed < TTL);
+#endif
       verify() }
 
   /* The store's clock is that much ahead of its holder's. [environment] */
@@ -487,7 +743,12 @@ end:
 
 #ifdef LOSSES
 #define CUT(request) request = (request == SENT -> BROKEN : request)
-#define RESET(i) CUT(c[i].call); CUT(c[i].beat); c[i].stray = NOTHING; c[i].stray_token = 0
+#ifdef POSTS
+#define CUT_POSTED(i) c[i].owed = (c[i].owed == SENT || c[i].owed == YES -> NO : c[i].owed);
+#else
+#define CUT_POSTED(i)
+#endif
+#define RESET(i) CUT(c[i].call); CUT(c[i].beat); CUT_POSTED(i) c[i].stray = NOTHING; c[i].stray_token = 0
 
 proctype catastrophe() {
 end:
@@ -514,6 +775,9 @@ init {
     do
     :: n < N ->
       run client(n);
+#ifdef POSTS
+      run keeper(n);
+#endif
       n++
     :: else -> break
     od;
