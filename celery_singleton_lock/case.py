@@ -138,6 +138,8 @@ class Case:
 
     def tell(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
         """Emit an event about this delivery."""
+        if not self.runtime.events.hears(name):
+            return
         self.runtime.events.emit(
             Event(
                 name=name,

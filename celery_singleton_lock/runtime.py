@@ -14,15 +14,15 @@ from celery import Celery
 from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.events import Events
+from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.instrumentation.logging import log_event
+from celery_singleton_lock.instrumentation.logging import is_logged, log_event
 from celery_singleton_lock.instrumentation.monitor import Monitor
-from celery_singleton_lock.instrumentation.signals import send_signal
+from celery_singleton_lock.instrumentation.signals import has_receivers, send_signal
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.shared_record import SharedRecord
 from celery_singleton_lock.stores import open_store, shards_of
@@ -61,7 +61,7 @@ class Runtime:
     ) -> None:
         self.app = app
         self.clock = clock or SystemClock()
-        self.events = Events([log_event, send_signal, Monitor(app)])
+        self.events = Events([log_event, send_signal, Monitor(app)], _anybody_hears)
         #: Claims without a message that could not be freed: the task of each, by its key.
         self.orphans: dict[str, str] = {}
         #: The limits of this app's tasks, by scope, and of how many tasks they are.
@@ -174,6 +174,10 @@ class Runtime:
             _runtimes_of(app).pop(key, None)
         else:
             _runtimes_of(app)[key] = runtime
+
+
+def _anybody_hears(name: EventName) -> bool:
+    return is_logged(name) or has_receivers(name) or Monitor.hears(name)
 
 
 def _runtimes_of(app: Any) -> dict[tuple[int, bool], Runtime]:

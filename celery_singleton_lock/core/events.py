@@ -56,10 +56,22 @@ Sink = Callable[[Event], None]
 
 
 class Events:
-    """Hands each event to every sink; a sink that raises never breaks a lock."""
+    """Hands each event to every sink; a sink that raises never breaks a lock.
 
-    def __init__(self, sinks: list[Sink] | None = None) -> None:
+    Args:
+        sinks: Who is told.
+        hears: Whether any of them makes something of an event of this name, just now.
+    """
+
+    def __init__(
+        self,
+        sinks: list[Sink] | None = None,
+        hears: Callable[[EventName], bool] = lambda name: True,
+    ) -> None:
         self.sinks: list[Sink] = list(sinks or [])
+        #: Asked before an event is made of what happens in each task: mostly nobody listens, and
+        #: to make one costs more than to ask.
+        self.hears = hears
 
     def emit(self, event: Event) -> None:
         for sink in self.sinks:

@@ -233,6 +233,8 @@ class Locker:
             return self.store.release(call, timeout=timeout), True
 
     def _tell(self, name: EventName, lease: Lease, **data: object) -> None:
+        if not self._events.hears(name):
+            return
         self._events.emit(
             Event(
                 name=name,

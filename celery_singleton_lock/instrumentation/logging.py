@@ -10,7 +10,7 @@ from typing import Final
 
 from celery_singleton_lock.core.events import Event, EventName
 
-__all__ = ["log_event", "logger"]
+__all__ = ["is_logged", "log_event", "logger"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -30,16 +30,20 @@ _LEVELS: Final = {
 }
 
 
+def is_logged(name: EventName) -> bool:
+    """Whether such an event makes a line."""
+    return logger.isEnabledFor(_LEVELS[name])
+
+
 def log_event(event: Event) -> None:
     """The sink. ``extra`` carries the fields for structured handlers, prefixed ``singleton_``."""
-    level = _LEVELS[event.name]
-    if not logger.isEnabledFor(level):
+    if not is_logged(event.name):
         return
     who = f"{event.task}[{event.task_id}]" if event.task else event.task_id
     details = " ".join(f"{name}={value}" for name, value in event.data.items())
     holder = f" holder={event.holder}" if event.holder.worker else ""
     logger.log(
-        level,
+        _LEVELS[event.name],
         "singleton %s: %s key=%s %s%s",
         event.name,
         who,

@@ -27,8 +27,13 @@ class Monitor:
         # The keeper's thread has this sink, and would keep the app for ever.
         self._app = ref(app)
 
+    @staticmethod
+    def hears(name: EventName) -> bool:
+        """Whether such an event may have to be sent."""
+        return name is EventName.CONFLICT and bool(Monitor.worker)
+
     def __call__(self, event: Event) -> None:
-        if not Monitor.worker or event.name is not EventName.CONFLICT:
+        if not Monitor.hears(event.name):
             return
         if event.data.get("outcome") != "skip":
             return

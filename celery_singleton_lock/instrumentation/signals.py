@@ -12,7 +12,14 @@ from celery.utils.dispatch import Signal
 
 from celery_singleton_lock.core.events import Event, EventName
 
-__all__ = ["lease_acquired", "lease_conflict", "lease_lost", "lease_released", "send_signal"]
+__all__ = [
+    "has_receivers",
+    "lease_acquired",
+    "lease_conflict",
+    "lease_lost",
+    "lease_released",
+    "send_signal",
+]
 
 lease_acquired = Signal(name="lease_acquired", providing_args=["event"])
 lease_conflict = Signal(name="lease_conflict", providing_args=["event"])
@@ -27,8 +34,13 @@ _SIGNALS: Final = {
 }
 
 
+def has_receivers(name: EventName) -> bool:
+    """Whether somebody has connected to the signal of such an event."""
+    signal = _SIGNALS.get(name)
+    return signal is not None and bool(signal.receivers)
+
+
 def send_signal(event: Event) -> None:
     """The sink. Celery logs and swallows what a receiver raises."""
-    signal = _SIGNALS.get(event.name)
-    if signal is not None and signal.receivers:
-        signal.send(sender=event.task, event=event)
+    if has_receivers(event.name):
+        _SIGNALS[event.name].send(sender=event.task, event=event)

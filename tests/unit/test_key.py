@@ -167,6 +167,12 @@ def test_a_template_renders_its_arguments() -> None:
     assert rest("{account_id:05d}", 42) == "00042"
 
 
+@pytest.mark.parametrize("template", ["{account_id}", "a{{b}}:{account_id}/{{", "{account_id}}}!"])
+@pytest.mark.parametrize("value", [42, 1.5, None, True, "x", Colour.RED, [1, "a"], Decimal("1.0")])
+def test_a_template_of_bare_names_renders_as_python_formats_it(template: str, value: Any) -> None:
+    assert rest(template, value) == template.format(account_id=value)
+
+
 def test_a_template_reads_attributes_items_and_positions() -> None:
     as_object = SimpleNamespace(id=7, owner={"name": "n"}, rows=[SimpleNamespace(k="a")])
     as_dict = {"id": 7, "owner": {"name": "n"}, "rows": [{"k": "a"}]}
