@@ -35,9 +35,9 @@ _UNSENDABLE: Final = (AttributeError, LookupError, RecursionError, TypeError, Va
 _TRIES_OF_THE_UNSENDABLE: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Case:
-    """A message that has arrived at its body.
+    """A message that has arrived at its body. Not changed once it is made.
 
     Attributes:
         task: The task.
@@ -68,12 +68,13 @@ class Case:
         """
         delivery = Delivery.of(request)
         policy: Policy = task.singleton_policy(delivery.options)
-        eager = bool(request.is_eager and task.app.conf.task_always_eager)
-        runtime = Runtime.of(task.app, eager=eager)
-        rest = task.singleton_rest(args, kwargs, as_sent=bool(request.is_eager))
+        is_eager = bool(request.is_eager)
+        local = is_eager and bool(task.app.conf.task_always_eager)
+        runtime = Runtime.of(task.app, eager=local)
+        rest = task.singleton_rest(args, kwargs, as_sent=is_eager)
         key = runtime.keyspace.lock(policy.scope or task.name, rest or "")
         claim = None
-        if not request.is_eager:
+        if not is_eager:
             claim = Claim.from_header(delivery.claim, runtime.keyspace)
             if claim is None and rest is not None:
                 claim = _unclaimed(task.name, key, policy, runtime)

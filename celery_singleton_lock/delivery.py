@@ -40,6 +40,9 @@ _MAX_COUNT: Final = 10**9
 _MAX_NAME: Final = 32
 # The year 5138: no clock is there yet, and a float counts the milliseconds until then.
 _MAX_MOMENT: Final = 1e11
+# What a header may be. In this order: of a dict no ABC is asked, which costs as much as all else
+# about a header.
+_MAPPINGS: Final = (dict, Mapping)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +74,10 @@ class Delivery:
         """Read the request of the running task (``celery.app.task.Context``)."""
         nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
         nonce = getattr(request, NONCE_KEY, None)
-        headers = request.headers
-        header = header_of(headers, str(request.id))
+        task_id = str(request.id)
+        header = header_of(request.headers, task_id)
         token = Token(
-            str(request.id),
+            task_id,
             nesting,
             retries,
             # Minted by the worker parent; eager runs have none.
@@ -128,8 +131,8 @@ def header_of(headers: Any, task_id: str) -> Mapping[str, Any]:
 
     Users pass on the headers of a running task (tracing does), and with them what we wrote of it.
     """
-    header = headers.get(HEADER) if isinstance(headers, Mapping) else None
-    if not isinstance(header, Mapping) or header.get("id", task_id) != task_id:
+    header = headers.get(HEADER) if isinstance(headers, _MAPPINGS) else None
+    if not isinstance(header, _MAPPINGS) or header.get("id", task_id) != task_id:
         return {}
     return header
 
@@ -184,7 +187,7 @@ def _name_of_call(attempt: str) -> str:
 
 def call_of(header: Any) -> str:
     """The name of a call, empty if ``header`` has none."""
-    call = header.get("call") if isinstance(header, Mapping) else None
+    call = header.get("call") if isinstance(header, _MAPPINGS) else None
     return call if isinstance(call, str) and call.isalnum() and len(call) <= _MAX_NAME else ""
 
 
@@ -198,7 +201,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
+    if value is None or not isinstance(value, _MAPPINGS):
         return {}
     options = {name: value[name] for name in CALL_OPTIONS if name in value}
     if "on_conflict" in options:

@@ -23,7 +23,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from celery import signals
@@ -115,19 +114,20 @@ class Execution:
         arrived_at = clock.now()
         tries = 0
         while True:
-            pause = polling_pause(tries)
             # Decided once, before the store is asked: where a refusal ends the message, the script
             # that refuses frees its claim, without another round trip.
-            on_refusal = self._rule(clock.wall(), clock.now() - arrived_at)
+            wall, waited = clock.wall(), clock.now() - arrived_at
             try:
                 if call.claim is not None:
-                    call = replace(call, frees_claim=on_refusal(_OTHER).outcome in _ENDS)
+                    on_conflict = self._decide(_OTHER, wall, waited)
+                    call = replace(call, frees_claim=on_conflict.outcome in _ENDS)
                 reply = self._tenure.acquire(call)
                 if isinstance(reply, Lease):
                     return reply
-                decision = on_refusal(reply)
+                decision = self._decide(reply, wall, waited)
                 if decision.outcome is not Outcome.WAIT:
                     return self._carry_out(decision, reply)
+                pause = polling_pause(tries)
             except StoreError as exc:
                 case.tell(EventName.STORE_FAILED, error=str(exc))
                 if case.policy.on_store_error is not OnStoreError.RETRY or case.request.is_eager:
@@ -139,12 +139,12 @@ class Execution:
             clock.sleep(pause)
             tries += 1
 
-    def _rule(self, wall: float, waited: float) -> Callable[[Refused], Decision]:
+    def _decide(self, refused: Refused, wall: float, waited: float) -> Decision:
         case = self._case
-        return partial(
-            decide,
-            delivery=case.delivery,
-            on_conflict=case.policy.on_conflict,
+        return decide(
+            refused,
+            case.delivery,
+            case.policy.on_conflict,
             can_put_back=not case.request.is_eager,
             wall=wall,
             waited=waited,

@@ -18,6 +18,7 @@ How, by where the body runs::
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # see _install_handler
 import ctypes
 import signal
 import threading
@@ -53,13 +54,15 @@ class _Disarmed(BaseException):
 class Body:
     """One run of a body, which another thread may end."""
 
-    __slots__ = ("_guard", "_heard", "_inside", "_thread", "fired")
+    __slots__ = ("_guard", "_heard", "_inside", "_on_main", "_thread", "fired")
 
     def __init__(self) -> None:
-        self._guard: Any = native.allocate_lock()
         self._inside = False
         self._heard = False
         self._thread = threading.current_thread()
+        self._on_main = self._thread is threading.main_thread()
+        # Of asynchronous exceptions, which the main thread gets none of.
+        self._guard: Any = None if self._on_main else native.allocate_lock()
         self.fired = False
 
     def run(self, function: Callable[[], _R]) -> _R:
@@ -68,8 +71,7 @@ class Body:
         Raises:
             LeaseInterrupt: :meth:`interrupt` was called meanwhile.
         """
-        on_main = self._thread is threading.main_thread()
-        if on_main:
+        if self._on_main:
             _install_handler()
             _in_main_thread.append(self)
         try:
@@ -85,14 +87,14 @@ class Body:
                 self._inside = False
         finally:
             self._inside = False
-            if on_main:
+            if self._on_main:
                 _in_main_thread.remove(self)
             elif self.fired:
                 self._disarm()
 
     def interrupt(self) -> None:
         """Keeper's thread: end the body if it still runs."""
-        if self._thread is threading.main_thread():
+        if self._on_main:
             self.fired = True
             if self._inside:
                 native.start_new_thread(self._insist, "singleton-interrupt")
@@ -144,7 +146,8 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 
 
 def _install_handler() -> None:
-    if signal.getsignal(_SIGNAL) is not _on_signal:
+    # Not signal.getsignal(): it makes an Enum of what it finds, at several times the cost.
+    if _signal.getsignal(_SIGNAL) is not _on_signal:
         signal.signal(_SIGNAL, _on_signal)
 
 

@@ -34,6 +34,8 @@ def allocate_lock() -> Any:
 
 def is_patched() -> bool:
     """Whether Python's threads are greenlets here."""
+    if "gevent.monkey" not in sys.modules and "eventlet.patcher" not in sys.modules:
+        return False  # asked at each command of a store
     return _original("start_new_thread") is not _thread.start_new_thread
 
 

@@ -229,7 +229,9 @@ class Connections:
         )
 
     def _idle_for(self, timeout: float) -> deque[Any]:
-        return self._idle.setdefault((_thread(), timeout), deque())
+        key = (_thread(), timeout)
+        found = self._idle.get(key)
+        return self._idle.setdefault(key, deque()) if found is None else found
 
 
 class Exchange:
