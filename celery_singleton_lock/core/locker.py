@@ -149,9 +149,8 @@ class Locker:
             self._tell(EventName.RELEASE_FAILED, lease, error=str(exc), frees_in=lease.ttl)
             return None
         self._strike(lease.token)
-        held = self.clock.now() - lease.acquired_at
         if reply is Released.RELEASED or (resent and reply is Released.NOT_OURS):
-            self._tell(EventName.RELEASED, lease, held=round(held, 3))
+            self._tell_released(lease)
             return Released.RELEASED
         return reply
 
@@ -164,8 +163,7 @@ class Locker:
         """
         try:
             if self._post(lease, call):
-                held = self.clock.now() - lease.acquired_at
-                self._tell(EventName.RELEASED, lease, held=round(held, 3))
+                self._tell_released(lease)
                 return
         except BaseException:
             # A soft time limit, or SIGTERM. If it was about to be sent, the keeper will hear of it.
@@ -231,6 +229,11 @@ class Locker:
         except StoreUnavailable:
             # The first try may have been carried out and its reply lost: then "not ours" is ours.
             return self.store.release(call, timeout=timeout), True
+
+    def _tell_released(self, lease: Lease) -> None:
+        if self._events.hears(EventName.RELEASED):
+            held = self.clock.now() - lease.acquired_at
+            self._tell(EventName.RELEASED, lease, held=round(held, 3))
 
     def _tell(self, name: EventName, lease: Lease, **data: object) -> None:
         if not self._events.hears(name):

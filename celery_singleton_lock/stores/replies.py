@@ -76,9 +76,9 @@ def checked(replies: list[Any]) -> list[Any]:
         StoreUnavailable, StoreError: A refusal, which passes by itself or doesn't.
     """
     for reply in replies:
-        if isinstance(reply, redis.exceptions.NoScriptError):
-            raise ScriptForgotten
         if isinstance(reply, redis.exceptions.ResponseError):
+            if isinstance(reply, redis.exceptions.NoScriptError):
+                raise ScriptForgotten
             raise _mapped(reply) from reply
     return replies
 

@@ -27,7 +27,7 @@ class Script:
 
     def evalsha(self, calls: Sequence[Call]) -> list[Command]:
         """By its digest, of which the server knows the script."""
-        return [("EVALSHA", self.sha, len(keys), *keys, *args) for keys, args in calls]
+        return [("EVALSHA", self.sha, f"{len(keys)}", *keys, *args) for keys, args in calls]
 
     def eval(self, calls: Sequence[Call]) -> list[Command]:
         """By its source, which teaches it to the server."""
