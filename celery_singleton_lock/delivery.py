@@ -45,9 +45,9 @@ _MAX_MOMENT: Final = 1e11
 _MAPPINGS: Final = (dict, Mapping)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Delivery:
-    """What is known of a message when its body is about to run.
+    """What is known of a message when its body is about to run. Not changed once it is made.
 
     Attributes:
         token: Names this delivery of this attempt.
@@ -86,7 +86,7 @@ class Delivery:
         )
         info = request.delivery_info or {}
         # A replaced task or a retry continues work that began.
-        started = bool(info.get("redelivered")) or (nesting, retries) > (0, 0)
+        started = bool(info.get("redelivered") or nesting or retries)
         options, claim = _options(header.get("options")), header.get("claim")
         if header.get("attempt") != f"{nesting}.{retries}":
             # Written for an earlier attempt: only what the call said lives on.
@@ -213,9 +213,7 @@ def _options(value: Any) -> dict[str, Any]:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_COUNT:
-        return value
-    return 0
+    return value if type(value) is int and 0 <= value < _MAX_COUNT else 0  # True is no count
 
 
 def _moment(value: Any) -> float | None:

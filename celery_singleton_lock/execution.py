@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from celery import signals
@@ -100,11 +101,11 @@ class Execution:
 
     def _reentered(self) -> bool:
         """Whether a calling task on this thread holds the key: an eager call, or a subtask's."""
+        held = held_leases.get()
+        if not held:
+            return False
         runtime, key = self._case.runtime, self._case.key
-        return any(
-            runtime.keyspace.is_slot_of(key, lease.key) and not lease.lost
-            for lease in held_leases.get()
-        )
+        return any(runtime.keyspace.is_slot_of(key, lease.key) and not lease.lost for lease in held)
 
     def _acquire(self) -> Any:
         """Ask until there is a lease, or an answer that ends this delivery."""
@@ -116,15 +117,14 @@ class Execution:
         while True:
             # Decided once, before the store is asked: where a refusal ends the message, the script
             # that refuses frees its claim, without another round trip.
-            wall, waited = clock.wall(), clock.now() - arrived_at
+            on_refusal = self._rule(clock.wall(), clock.now() - arrived_at)
             try:
                 if call.claim is not None:
-                    on_conflict = self._decide(_OTHER, wall, waited)
-                    call = replace(call, frees_claim=on_conflict.outcome in _ENDS)
+                    call = replace(call, frees_claim=on_refusal(_OTHER).outcome in _ENDS)
                 reply = self._tenure.acquire(call)
                 if isinstance(reply, Lease):
                     return reply
-                decision = self._decide(reply, wall, waited)
+                decision = on_refusal(reply)
                 if decision.outcome is not Outcome.WAIT:
                     return self._carry_out(decision, reply)
                 pause = polling_pause(tries)
@@ -139,12 +139,12 @@ class Execution:
             clock.sleep(pause)
             tries += 1
 
-    def _decide(self, refused: Refused, wall: float, waited: float) -> Decision:
+    def _rule(self, wall: float, waited: float) -> Callable[[Refused], Decision]:
         case = self._case
-        return decide(
-            refused,
-            case.delivery,
-            case.policy.on_conflict,
+        return partial(
+            decide,
+            delivery=case.delivery,
+            on_conflict=case.policy.on_conflict,
             can_put_back=not case.request.is_eager,
             wall=wall,
             waited=waited,

@@ -59,9 +59,9 @@ _CLOCKS_DIFFER_BY: Final = 60.0
 _MAX_ORPHANS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Publication:
-    """A message about to be published with a claim.
+    """A message about to be published with a claim. Not changed once it is made, but its header is.
 
     Attributes:
         app: The publisher's.

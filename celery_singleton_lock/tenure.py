@@ -157,6 +157,8 @@ class Tenure:
             retval: Its result, or the exception that ended it.
         """
         was, self._state = self._state, _State.SETTLED
+        if was is _State.SETTLED:
+            return  # by after_return, and this is task_postrun
         if was is _State.ASKED and self._call is not None:
             self._case.runtime.locker.forget(self._call)
         lease = self._lease

@@ -188,7 +188,7 @@ class RedisStore(RedisOperators):
     def _admit(self, call: Admit, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
         holder = call.holder.to_json(call.token.task_id)
-        arguments = [call.token.task, _ms(call.ttl), holder, call.instead_of]
+        arguments = [call.token.task, f"{_ms(call.ttl)}", holder, call.instead_of]
         reply = self._run(_ADMIT, [call.key], arguments, timeout)
         if not reply:
             return None
