@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from kombu import serialization
 from kombu.exceptions import KombuError
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
-from celery_singleton_lock.core.key import KeyMaker
+from celery_singleton_lock.core.key import SCALARS, KeyMaker
 from celery_singleton_lock.core.policy import Policy, merge
 from celery_singleton_lock.errors import LockKeyError
 
 __all__ = ["as_sent", "signature_of", "signature_without_self", "stable_rest", "validate"]
+
+_TEXT: Final = frozenset({str})
 
 
 def validate(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
@@ -54,7 +56,10 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
         kwargs: Keyword arguments.
         serializer: Of the message, by kombu's name.
     """
-    arguments = [list(args), dict(kwargs)]
+    positional, by_name = list(args), dict(kwargs)
+    if serializer == "json" and _are_scalars(positional, by_name):
+        return positional, by_name
+    arguments = [positional, by_name]
     try:
         if serializer == "json":
             sent, named = kombu_loads(kombu_dumps(arguments))
@@ -64,6 +69,15 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
     except (TypeError, ValueError, KombuError):
         return args, kwargs  # publishing will say what is wrong with them
     return sent, named
+
+
+def _are_scalars(args: list[Any], kwargs: dict[Any, Any]) -> bool:
+    """Whether JSON gives these back as they are: to ask it would be half of what a claim costs."""
+    return (
+        SCALARS.issuperset(map(type, args))
+        and SCALARS.issuperset(map(type, kwargs.values()))
+        and _TEXT.issuperset(map(type, kwargs))
+    )
 
 
 def stable_rest(key_maker: KeyMaker, args: Any, kwargs: Any, serializer: str) -> str | None:

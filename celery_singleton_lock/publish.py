@@ -48,9 +48,8 @@ logger = logging.getLogger("celery_singleton_lock")
 _TIMEOUT: Final = 0.4
 _SHOWS_AT_ONCE: Final = 0.1
 # What Celery's canvas gives to the messages that somebody waits for.
-_CANVAS_OPTIONS: Final = (
-    *("chain", "chord", "group_id", "root_id", "parent_id"),
-    *("link", "link_error"),
+_CANVAS_OPTIONS: Final = frozenset(
+    ("chain", "chord", "group_id", "root_id", "parent_id", "link", "link_error")
 )
 # A result older than its claim by more than the clocks may differ is that of an earlier call with
 # the same, explicit task id.
@@ -88,7 +87,7 @@ class Publication:
 
 def is_canvas(options: Mapping[str, Any]) -> bool:
     """Whether Celery's canvas publishes this: a member of a group, chord or chain, or a link."""
-    return any(options.get(name) for name in _CANVAS_OPTIONS)
+    return any(options[name] for name in _CANVAS_OPTIONS.intersection(options))
 
 
 def continues(running: Any, task_id: str) -> bool:
@@ -168,9 +167,9 @@ def _claim(runtime: Runtime, task: str, key: str, policy: Policy) -> Claim | Non
 
 
 def _admit(publication: Publication, runtime: Runtime, claim: Claim, token: Token) -> Record | None:
-    now = publication.app.now()
+    app = publication.app
     expires = publication.options.get("expires")
-    expires_in = None if expires is None else _seconds_until(expires, now)
+    expires_in = None if expires is None else _seconds_until(expires, app)
     wall = runtime.clock.wall()
     call = Admit(
         key=claim.key,
@@ -183,12 +182,12 @@ def _admit(publication: Publication, runtime: Runtime, claim: Claim, token: Toke
             since=wall,
             expires=0.0 if expires_in is None else wall + expires_in,
         ),
-        ttl=claim.admitted_for(_seconds_until(_start_of(publication.options), now), expires_in),
+        ttl=claim.admitted_for(_seconds_until(_start_of(publication.options), app), expires_in),
         instead_of=runtime.orphans.get(claim.key, ""),
     )
     existing = _ask(runtime, call)
     runtime.orphans.pop(claim.key, None)
-    if existing is None or not _gives_way(publication.app, existing, call.holder):
+    if existing is None or not _gives_way(app, existing, call.holder):
         return existing
     return _ask(runtime, replace(call, instead_of=existing.token))
 
@@ -233,12 +232,13 @@ def _start_of(options: Mapping[str, Any]) -> Any:
     return options.get("countdown") or options.get("eta") or 0
 
 
-def _seconds_until(when: Any, now: datetime) -> float:
-    """Seconds from ``now`` to ``when``: seconds, a datetime or one as text; 0 if it is none."""
+def _seconds_until(when: Any, app: Celery) -> float:
+    """Seconds from now to ``when``: seconds, a datetime or one as text; 0 if it is none."""
     try:
         moment = maybe_iso8601(when) if isinstance(when, str) else when
         if not isinstance(moment, datetime):
             return max(0.0, float(moment or 0))
+        now: datetime = app.now()
         if moment.tzinfo is None:
             now = now.replace(tzinfo=None)
         return max(0.0, (moment - now).total_seconds())

@@ -266,10 +266,13 @@ class SingletonTask(_Base[P, R]):
                 args, kwargs, task_id, producer, link, link_error, shadow, **options
             )
 
-        if self.app.conf.task_always_eager or is_put_back(header, options):
-            return send()  # no message; or one that has its claim already
+        if is_put_back(header, options):
+            return send()  # it has its claim already
         policy = self.singleton_policy(header.get("options"))
-        key = self._key_to_publish(args, kwargs, options) if policy.unique else None
+        # Asked after that: to look up Celery's configuration costs as much as all else in here.
+        if not policy.unique or self.app.conf.task_always_eager:
+            return send()  # it needs no claim; or there is no message
+        key = self._key_to_publish(args, kwargs, options)
         if key is None:
             return send()
         from celery_singleton_lock.publish import (

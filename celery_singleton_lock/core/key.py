@@ -21,11 +21,11 @@ from urllib.parse import quote
 
 from celery_singleton_lock.errors import LockKeyError
 
-__all__ = ["PER_TASK", "KeyMaker", "KeySpec", "Keyspace", "PerTask", "digest"]
+__all__ = ["PER_TASK", "SCALARS", "KeyMaker", "KeySpec", "Keyspace", "PerTask", "digest"]
 
 
-# What JSON gives back as it is, once it has taken it.
-_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+#: What JSON gives back as it is, once it has taken it.
+SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 # json.dumps(sort_keys=True) makes a new encoder each time.
 _in_order: Final = json.JSONEncoder(sort_keys=True).encode
 
@@ -309,7 +309,7 @@ class KeyMaker:
         for name in sorted(arguments):
             value = arguments[name]
             try:
-                if type(value) not in _SCALARS:
+                if type(value) not in SCALARS:
                     # The detour gives tuple, list and what the message carries one form.
                     value = json.loads(self._dumps(value))
                 parts.append(f"{name}={_in_order(value)}")

@@ -99,7 +99,10 @@ class Replies:
         except ValueError:
             kind, number = b"", 0
         if kind == b"$" and number >= 0:
-            return self._bulk(after, number)
+            end = after + number
+            if len(data) < end + 2:
+                raise _Incomplete
+            return data[after:end], end + 2
         if kind == b":":
             return number, after
         if kind not in (b"$", b"*") or number < -1 or depth > _MAX_DEPTH:
@@ -111,9 +114,3 @@ class Replies:
             item, after = self._parse(after, depth + 1)
             items.append(item)
         return items, after
-
-    def _bulk(self, start: int, length: int) -> tuple[bytes, int]:
-        end = start + length
-        if len(self._data) < end + 2:
-            raise _Incomplete
-        return self._data[start:end], end + 2

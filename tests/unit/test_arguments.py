@@ -14,12 +14,16 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import PER_TASK, LockKeyError
 from celery_singleton_lock.arguments import as_sent, stable_rest
 from celery_singleton_lock.core.key import KeyMaker, KeySpec
 from tests.apps.serializer import SETS
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(Decimal("1"))
+)
 
 
 class Opaque:
@@ -58,6 +62,11 @@ def test_plain_values_make_one_key_at_each_reading(
     keys = {stable_rest(maker(spec), [value], {}, serializer) for _ in range(3)}
     assert len(keys) == 1
     assert keys == {maker(spec)(*as_sent([value], {}, serializer))}, "as its worker sees it"
+
+
+@given(st.lists(SCALARS), st.dictionaries(st.text(max_size=3) | st.integers(), SCALARS, max_size=3))
+def test_scalars_are_what_a_message_makes_of_them(args: Any, kwargs: Any) -> None:
+    assert repr(as_sent(args, kwargs)) == repr(tuple(loads(dumps([args, kwargs]))))
 
 
 def test_sets_come_back_as_sets_where_the_serializer_has_them() -> None:
