@@ -7,7 +7,7 @@ write is ignored, never trusted and never fatal.
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -139,7 +139,7 @@ def header_of(headers: Any, task_id: str) -> Mapping[str, Any]:
 
 def mint_nonce() -> str:
     """A name for one delivery that no other has."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def call_header(
@@ -154,7 +154,7 @@ def call_header(
         call: The name of the call that this message continues; a new call gets a new name.
     """
     old = header_of(headers, task_id)
-    new = {**old, "id": task_id, "call": call_of(old) or call or secrets.token_hex(4)}
+    new = {**old, "id": task_id, "call": call_of(old) or call or os.urandom(4).hex()}
     return new if options is None else {**new, "options": _plain(options)}
 
 

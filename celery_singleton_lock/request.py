@@ -53,7 +53,9 @@ _PARENT_TIMEOUT: Final = 1.0
 _DYING_SECONDS: Final = 1.0
 # Celery makes attributes of the body's request of all headers of a message, whoever sent it.
 _OURS: Final = "singleton_"
-_METHODS: Final = frozenset(name for name, value in vars(Context).items() if callable(value))
+_NOT_TO_HIDE: Final = frozenset(
+    ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
+)
 
 
 class SingletonRequestMixin:
@@ -87,10 +89,10 @@ class SingletonRequestMixin:
         That it has begun already, so that it ran without a lease; that no message carries it. And
         those that hide a method: a message that can't be copied can't be put back.
         """
-        for name in list(self._request_dict):
-            is_ours = name.startswith(_OURS) and name != HEADER
-            if is_ours or name == "is_eager" or name in _METHODS:
-                del self._request_dict[name]
+        headers = self._request_dict
+        ours = [name for name in headers if name.startswith(_OURS) and name != HEADER]
+        for name in (*ours, *_NOT_TO_HIDE.intersection(headers)):
+            del headers[name]
 
     def revoked(self) -> bool:
         """Celery's; a message that is discarded here frees its claim."""
