@@ -1,0 +1,55 @@
+"""Who hears of an event, asked before one is made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.core.events import EventName
+from celery_singleton_lock.instrumentation.monitor import Monitor
+from celery_singleton_lock.instrumentation.signals import lease_released
+from celery_singleton_lock.runtime import Runtime
+
+LOGGER = "celery_singleton_lock"
+Hears = Callable[[EventName], bool]
+
+
+@pytest.fixture
+def hears(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Hears:
+    monkeypatch.setattr(Monitor, "worker", "")
+    monkeypatch.setattr(lease_released, "receivers", [])
+    caplog.set_level(logging.ERROR, LOGGER)
+    return Runtime(Celery(set_as_current=False)).events.hears
+
+
+def test_where_nobody_listens_nothing_is_heard(hears: Hears) -> None:
+    assert not [name for name in EventName if hears(name)]
+
+
+def test_a_receiver_hears_from_the_moment_it_is_connected_to_when_it_is_not(hears: Hears) -> None:
+    def receive(**_: object) -> None: ...
+
+    lease_released.connect(receive)
+    assert [name for name in EventName if hears(name)] == [EventName.RELEASED]
+    lease_released.disconnect(receive)
+    assert not hears(EventName.RELEASED)
+
+
+def test_a_log_that_is_turned_on_hears_everything_of_its_level(
+    hears: Hears, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, LOGGER)
+    assert hears(EventName.LOST)
+    assert not hears(EventName.CONFLICT)
+    caplog.set_level(logging.DEBUG, LOGGER)
+    assert all(map(hears, EventName))
+
+
+def test_a_monitor_hears_of_conflicts_where_the_worker_sends_events(
+    hears: Hears, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Monitor, "worker", "celery@host.example")
+    assert [name for name in EventName if hears(name)] == [EventName.CONFLICT]
