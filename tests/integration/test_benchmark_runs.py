@@ -13,6 +13,7 @@ from tests.benchmarks.micro.finding import Finding
 from tests.benchmarks.plots import Bar, Chart, draw
 from tests.benchmarks.samples import Spread
 from tests.benchmarks.worker.contenders import CELERY, CONTENDERS, OURS, SKIP
+from tests.benchmarks.worker.parts import CELERYS, PARTS
 from tests.conftest import missing
 from tests.harness.processes import ROOT
 
@@ -47,8 +48,9 @@ def rows_of(output: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
 def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -> None:
-    sizes = ("--rounds", "1", "--generations", "1", "--tasks", "20", "--work", "0")
-    rows = rows_of(output_of("worker", "--pool", pool, *sizes))
+    sizes = ("--starts", "1", "--minutes", "0", "--profiled", "2", "--work", "0")
+    output = output_of("worker", "--pool", pool, *sizes)
+    rows = rows_of(output)
     waits = {name: cells[-1] for name, cells in rows.items()}
     for contender in CONTENDERS:
         if contender.name != CELERY:
@@ -57,6 +59,12 @@ def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -
     assert (waits[OURS], waits[SKIP]) == ("1", "1")
     assert waits["redis-py Lock in the body"] == "2"
     assert waits["a plain task beside singleton tasks (no lock)"] == "0"
+    # Of each part something was seen: a stopwatch around what nobody calls measures nothing.
+    spent = rows_of(output[output.index("| part of a no-op") :])
+    for part in PARTS:
+        rows_of_part = [cells for name, cells in spent.items() if name.endswith(part.name)]
+        assert part.name == CELERYS or rows_of_part, part
+        assert all(float(cells[1].split(" ")[0]) > 0 for cells in rows_of_part), rows_of_part
 
 
 def test_the_parts_are_measured_one_by_one() -> None:

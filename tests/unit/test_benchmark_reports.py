@@ -2,69 +2,213 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from statistics import median
+
+import pytest
+
 from tests.benchmarks.micro.finding import Finding, as_table
 from tests.benchmarks.samples import Spread
 from tests.benchmarks.wire import Count
-from tests.benchmarks.worker import report
-from tests.benchmarks.worker.contenders import CELERY, CLAIMED, CONTENDERS, OURS, SKIP
-from tests.benchmarks.worker.race import Laps
-from tests.benchmarks.worker.waves import Course, Wave
+from tests.benchmarks.worker import parts, profile, report
+from tests.benchmarks.worker.contenders import (
+    CELERY,
+    CLAIMED,
+    CONTENDERS,
+    OURS,
+    RAW_PAIR,
+    SKIP,
+    contenders_of,
+)
+from tests.benchmarks.worker.estimate import after_own_kind, estimate, first_of_runs, pace
+from tests.benchmarks.worker.laps import Block, Laps, as_block, over, pair, together, whole
+from tests.benchmarks.worker.race import Plan, runs
+from tests.benchmarks.worker.stage import Course, Seen
 
 SOLO = Course("solo", 0.0)
 NOTHING = Count(0, 0)
+STARTS, BLOCKS = 3, 40
 
 
 def laps(**tasks: float) -> Laps:
-    """Two rounds, the second on a machine twice as slow; seconds by the name of the task."""
-    found = Laps(pair=[0.001, 0.002])
-    for contender in CONTENDERS:
-        own = 0.001 if contender.alike else tasks.get(contender.task, 0.01)
-        published = 0.004 if contender.claims else 0.001
-        for slow in (1, 2):
-            wave = Wave(
-                task=(0.003 + own) * slow,
-                processor=(0.002 + own) * slow,
-                publishing=[published * slow] * 3,
-                tasks=10,
-                sent=NOTHING,
-            )
-            found.waves.setdefault(contender.name, []).append(wave)
-    return found
+    """Every second block on a machine twice as slow; seconds by the name of the task."""
+    own = {
+        contender.name: 0.001 if contender.alike else tasks.get(contender.task, 0.01)
+        for contender in CONTENDERS
+    }
+    published = {one.name: 0.004 if one.claims else 0.001 for one in CONTENDERS}
+
+    def block(slow: int) -> Block:
+        times = {name: (0.003 + seconds) * slow for name, seconds in own.items()}
+        calls = {name: seconds * slow for name, seconds in published.items()}
+        return Block(tasks=times, first=times, processor=times, publishing=calls, pair=0.001 * slow)
+
+    return Laps([[block(slow) for slow in (1, 2, 1)] for _ in range(2)])
 
 
-def test_an_overhead_is_what_a_task_takes_more_than_celery_alone_in_the_same_round() -> None:
+# --- the estimator -------------------------------------------------------------------------------
+
+
+def test_a_task_that_follows_anothers_is_counted_apart() -> None:
+    order = ["a", "a", "a", "b", "b", "b", "a", "a"]
+    numbers = [9.0, 1.0, 2.0, 8.0, 4.0, 6.0, 7.0, 3.0]
+    assert after_own_kind(order, numbers) == {"a": 2.0, "b": 5.0}
+    assert first_of_runs(order, numbers) == {"a": 8.0, "b": 8.0}
+
+
+def test_the_pace_of_several_processes_lacks_what_overlaps_with_another_contender() -> None:
+    order = ["a"] * 6 + ["b"] * 6
+    # The first two are taken as the processes get rid of the contender before; then each 2 s. What
+    # is taken out of its turn counts where it was taken.
+    a = [0.0, 0.1, 10.0, 12.0, 16.0, 14.0]
+    b = [50.0, 51.0, 52.0, 53.0, 54.0, 55.0]
+    assert pace(order, a + b) == {"a": 2.0, "b": 1.0}
+
+
+def test_what_slows_a_whole_block_hardly_widens_the_interval_of_a_difference() -> None:
+    noise = random.Random(1)
+    starts = []
+    for _ in range(STARTS):
+        slow = [noise.choice((1.0, 8.0)) for _ in range(BLOCKS)]
+        starts.append([(0.001 * one + noise.gauss(0.0, 1e-5), 0.001 * one) for one in slow])
+    paired = estimate(starts, lambda blocks: median(ours - plain for ours, plain in blocks))
+    apart = estimate(
+        starts, lambda blocks: median(one for one, _ in blocks) - median(one for _, one in blocks)
+    )
+    assert paired.low <= 0 <= paired.high
+    assert paired.high - paired.low < 1e-5
+    assert apart.high - apart.low > paired.high - paired.low
+
+
+def test_the_interval_has_the_truth_in_it_about_as_often_as_it_says() -> None:
+    hits = 0
+    for seed in range(60):
+        noise = random.Random(seed)
+        starts = [[noise.gauss(5.0, 1.0) for _ in range(10)] for _ in range(STARTS)]
+        found = estimate(starts, median)
+        hits += found.low <= 5.0 <= found.high
+    assert 51 <= hits < 60
+
+
+def test_starts_that_differ_make_the_interval_as_wide_as_they_lie_apart() -> None:
+    starts = [[1.0 + start] * BLOCKS for start in range(STARTS)]
+    assert estimate(starts, median) == Spread(1.0, 2.0, 3.0)
+
+
+def test_the_same_data_give_the_same_interval() -> None:
+    starts = [[float(number) for number in range(BLOCKS)]] * STARTS
+    assert estimate(starts, median) == estimate(starts, median)
+
+
+# --- a block -------------------------------------------------------------------------------------
+
+
+def test_a_block_has_every_name_in_runs_and_celery_alone_thrice() -> None:
+    order = runs([CELERY, OURS, SKIP], 5, random.Random(1))
+    assert Counter(order) == {CELERY: 15, OURS: 5, SKIP: 5}
+    assert all(len(set(order[first : first + 5])) == 1 for first in range(0, len(order), 5))
+    assert order != runs([CELERY, OURS, SKIP], 5, random.Random(2))
+
+
+def test_a_skip_is_not_compared_where_bodies_take_time() -> None:
+    assert SKIP in {one.name for one in contenders_of(0.0)}
+    assert SKIP not in {one.name for one in contenders_of(0.01)}
+
+
+def test_the_time_is_shared_among_courses_and_starts_and_all_of_it_is_used() -> None:
+    courses = [Course(pool, seconds) for pool in ("solo", "prefork") for seconds in (0.0, 0.01)]
+    plan = Plan(courses=courses, starts=2, seconds=180.0, order=random.Random(1))
+    assert [plan.seconds_of(course) for course in courses] == [40.0, 20.0, 20.0, 10.0]
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_a_block_of_either_pool_becomes_seconds_per_task(pool: str) -> None:
+    order = [CELERY] * 4 + [OURS] * 4
+    solo = pool == "solo"
+    seen = Seen(
+        publishing=[9.0, 1.0, 1.0, 1.0, 9.0, 3.0, 3.0, 3.0],
+        seconds=[9.0, 1.0, 1.0, 1.0, 9.0, 2.0, 2.0, 2.0] if solo else [],
+        processor=[5.0] * 8 if solo else [],
+        parts=[],
+        taken=[] if solo else [0.0, 0.5, 1.0, 2.0, 3.0, 3.5, 4.0, 6.0],
+        pairs=[0.1, 0.3, 0.2],
+        sent=NOTHING,
+    )
+    block = as_block(order, seen)
+    assert block.tasks == {CELERY: 1.0, OURS: 2.0}
+    assert block.publishing == {CELERY: 1.0, OURS: 3.0}
+    assert block.first == ({CELERY: 9.0, OURS: 9.0} if solo else {})
+    assert block.pair == 0.2
+
+
+# --- what it comes to ----------------------------------------------------------------------------
+
+
+def test_an_overhead_is_what_a_task_takes_more_than_celery_alone_in_the_same_block() -> None:
     found = laps(plain=0.0, locked=0.004)
-    assert [round(one, 6) for one in found.overheads(OURS)] == [0.004, 0.008]
-    assert round(found.in_pairs(OURS).middle, 6) == 4  # in both rounds
-    assert round(found.over_plain(OURS).middle, 6) == 1.333333
-    assert [round(one, 6) for one in found.processor(OURS)] == [0.004, 0.008]
+    assert found.of(over("tasks", OURS)).middle == pytest.approx(0.004)
+    assert found.of(over("processor", OURS)).middle == pytest.approx(0.004)
+    assert found.ratio(over("tasks", OURS), pair).middle == pytest.approx(4)
+    assert found.ratio(over("tasks", OURS), over("tasks", RAW_PAIR)).middle == pytest.approx(0.4)
+    assert found.ratio(over("tasks", OURS), whole(CELERY)).middle == pytest.approx(4 / 3)
+
+
+def test_a_difference_is_taken_within_each_block() -> None:
+    found = laps(plain=0.0, locked=0.0)
+    (block, *others), _ = found.starts
+    # Where all blocks are mixed, ours has its middle in one block and Celery's in another.
+    for other, plain, ours in zip((block, *others), (1.0, 5.0, 9.0), (2.0, 5.5, 10.0), strict=True):
+        other.tasks.update({CELERY: plain, OURS: ours})
+    assert over("tasks", OURS)(found.starts[0]) == 1.0
 
 
 def test_the_publishing_of_a_claim_is_compared_by_what_it_costs_more() -> None:
-    found = laps(plain=0.0)
-    assert round(found.publishing_over(CLAIMED, "celery-once").middle, 6) == 1
-    running, both = found.overheads(CLAIMED), found.together(CLAIMED)
-    assert [round(a - b, 6) for a, b in zip(both, running, strict=True)] == [0.003, 0.006]
+    found = laps(plain=0.0, claimed_until_start=0.002)
+    claim = over("publishing", CLAIMED)
+    assert found.ratio(claim, over("publishing", "celery-once")).middle == pytest.approx(1)
+    assert found.of(together(CLAIMED)).middle == pytest.approx(0.005)
 
 
 def test_the_table_begins_with_the_least_and_names_what_is_no_lock() -> None:
     found = laps(plain=0.0, beside=0.0, locked=0.0005)
     table = report.as_table(SOLO, found, {OURS: Count(2, 2)})
-    assert table.startswith("**solo, no-op**: Celery alone takes 4500 [3750 .. 5250] µs a task")
+    assert table.startswith("**solo, no-op**: Celery alone takes 3000 [3000 .. 6000] µs a task")
     first, second = table.splitlines()[4:6]
     assert first.startswith("| a plain task beside singleton tasks (no lock) | 0 [0 .. 0] |")
-    assert second == f"| **{OURS}** | 750 [625 .. 875] | 0.50 [0.50 .. 0.50] | 750 | 750 | 2 |"
+    assert second.startswith(f"| **{OURS}** | 500 [500 .. 1000] | 0.05 [0.05 .. 0.05] | 0.50 ")
+    assert second.endswith(" | 2 |")
     assert f"**{SKIP}**" in table
 
 
 def test_a_goal_that_is_missed_is_said() -> None:
     good = report.verdicts(SOLO, laps(plain=0.0, locked=0.0009))
-    assert good[0] == "solo, no-op: reached: a task adds 0.90 raw pairs; wanted: 1"
-    assert not [line for line in good if "MISSED" in line and "claim" not in line]
+    of_a_loop = "a task adds, in raw pairs of a loop, 0.90 [0.90 .. 0.90]; wanted: at most 1"
+    assert good[1] == f"solo, no-op: reached: {of_a_loop}"
+    assert not [line for line in good if "reached" not in line]
     bad = report.verdicts(SOLO, laps(plain=0.0, locked=0.02))
-    assert bad[0] == "solo, no-op: MISSED: a task adds 20.00 raw pairs; wanted: 1"
-    assert "solo, no-op: MISSED: celery-once adds 0.50 times what ours adds" in bad
-    assert "solo, no-op: MISSED: our claim adds 1.00 of celery-once's; wanted: 0.8" in bad
+    assert bad[0].startswith("solo, no-op: MISSED: a task adds, in raw pairs of a body, 2.00 ")
+    assert [line for line in bad if "MISSED: a task adds, times celery-once, 2.00 " in line]
+    claims = report.publishing_verdicts(laps(plain=0.0))
+    assert (
+        claims[0] == "MISSED: a claim adds, times celery-once's, 1.00 [1.00 .. 1.00]; wanted: "
+        "at most 0.8"
+    )
+
+
+def test_a_goal_is_open_where_the_interval_has_both_answers_in_it() -> None:
+    found = laps(plain=0.0, locked=0.0009)
+    for number, block in enumerate(block for blocks in found.starts for block in blocks):
+        block.tasks[OURS] += 0.0005 * (number % 3 == 1)
+    assert "solo, no-op: open: a task adds, in raw pairs of a loop," in "\n".join(
+        report.verdicts(SOLO, found)
+    )
+
+
+def test_a_peer_that_adds_nothing_is_ahead_of_ours() -> None:
+    found = laps(plain=0.0, locked=0.001, once=-0.001)
+    line = next(line for line in report.verdicts(SOLO, found) if "celery-once" in line)
+    assert line.startswith("solo, no-op: MISSED: ")
 
 
 def test_the_data_have_every_contender_of_every_course() -> None:
@@ -72,8 +216,71 @@ def test_the_data_have_every_contender_of_every_course() -> None:
     assert set(data["contenders"]) == {contender.name for contender in CONTENDERS}
     assert data["contenders"][OURS]["replies_waited_for"] == 2
     assert data["contenders"][CELERY]["replies_waited_for"] is None
+    assert data["blocks"] == [3, 3]
     charts = report.as_charts({SOLO: laps(plain=0.0)})
     assert [chart.name for chart in charts] == ["worker-solo-0ms", "publishing"]
+
+
+# --- the parts of ours ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", parts.PARTS, ids=lambda part: part.path)
+def test_what_is_timed_as_a_part_is_there(part: parts.Part) -> None:
+    assert callable(parts.find(part.module, part.path)[2])
+
+
+def test_a_part_is_what_its_function_spends_itself() -> None:
+    clock = [0.0]
+    watch = parts.Stopwatch(lambda: clock[0])
+
+    def spend(seconds: float) -> None:
+        clock[0] += seconds
+
+    inner = watch.around(lambda: spend(2.0), "inner")
+
+    def outer_body() -> None:
+        spend(1.0)
+        inner()
+        inner()
+
+    watch.around(outer_body, "outer")()
+    assert watch.spent == {"outer": 1.0, "inner": 4.0}
+
+
+def test_what_several_steps_do_is_told_apart_and_the_rest_is_celerys() -> None:
+    clock = [0.0]
+    watch = parts.Stopwatch(lambda: clock[0])
+
+    def spend() -> None:
+        clock[0] += 1.0
+
+    send = watch.around(spend, "sending", of_steps=True)
+    for step in ("acquire", "release"):
+        watch.around(send, f"{step}: the store", step=step)()
+    send()
+    assert {part: seconds for part, seconds in watch.spent.items() if seconds} == {
+        "acquire: sending": 1.0,
+        "release: sending": 1.0,
+        parts.CELERYS: 1.0,
+    }
+
+
+def test_the_profile_begins_with_the_most_and_says_what_is_not_waiting() -> None:
+    found = profile.Profile(
+        parts={"the key": [0.00001] * 3, f"acquire: {parts.WAITING}": [0.00003] * 3},
+        overhead=[0.00005] * 3,
+        server=0.00002,
+    )
+    rows = profile.as_table(found, Spread(0.00004, 0.000045, 0.00005)).splitlines()[2:]
+    assert rows[:4] == [
+        f"| acquire: {parts.WAITING} | 30.0 [30.0 .. 30.0] | 75% |",
+        "| the key | 10.0 [10.0 .. 10.0] | 25% |",
+        "| **all parts** | 40.0 | 100% |",
+        "| all but sending and waiting | 10.0 | 25% |",
+    ]
+
+
+# --- the micro benchmark -------------------------------------------------------------------------
 
 
 def test_a_finding_says_what_was_wanted_and_whether_it_is_so() -> None:

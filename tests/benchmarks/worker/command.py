@@ -8,15 +8,11 @@ from typing import Final
 
 from tests.benchmarks.machine import machine, packages, servers
 from tests.benchmarks.publication import publish
+from tests.benchmarks.worker import profile, report
+from tests.benchmarks.worker.contenders import OURS
+from tests.benchmarks.worker.laps import over
 from tests.benchmarks.worker.race import Plan, count, race
-from tests.benchmarks.worker.report import (
-    as_charts,
-    as_data,
-    as_publishing_table,
-    as_table,
-    verdicts,
-)
-from tests.benchmarks.worker.waves import Course, staged
+from tests.benchmarks.worker.stage import Course, staged
 
 __all__ = ["add_options", "benchmark"]
 
@@ -37,10 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="milliseconds of a body, 0 and 10 by default; may be repeated",
     )
-    parser.add_argument("--rounds", type=int, default=10, help="per start of the workers")
-    parser.add_argument("--generations", type=int, default=2, help="starts of the workers")
-    parser.add_argument("--tasks", type=int, default=100, help="of a wave of no-ops")
-    parser.add_argument("--seed", type=int, help="of the order of the waves; printed")
+    parser.add_argument("--starts", type=int, default=4, help="of the workers")
+    parser.add_argument(
+        "--minutes", type=float, default=6, help="of the race; starts and the rest take about three"
+    )
+    parser.add_argument("--profiled", type=int, default=150, help="blocks of ours, part by part")
+    parser.add_argument("--seed", type=int, help="of the order of the tasks; printed")
     parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
 
 
@@ -50,9 +48,8 @@ def benchmark(options: argparse.Namespace) -> None:
     work = options.work if options.work is not None else [0, 10]
     plan = Plan(
         courses=[Course(pool, ms / 1000) for pool in options.pool or _POOLS for ms in work],
-        generations=options.generations,
-        rounds=options.rounds,
-        tasks=options.tasks,
+        starts=options.starts,
+        seconds=options.minutes * 60,
         order=random.Random(seed),
     )
     about = "\n".join(
@@ -60,19 +57,25 @@ def benchmark(options: argparse.Namespace) -> None:
             f"- {machine()}",
             f"- {servers()}",
             f"- {packages(_PACKAGES)}",
-            f"- {options.generations} times {options.rounds} rounds of {options.tasks} tasks, "
-            f"seed {seed}",
+            f"- {options.minutes:g} minutes, {options.starts} starts of the workers, seed {seed}",
         ]
     )
     print(about, flush=True)
     with staged() as stage:
         counts = count(stage)
         found = race(stage, plan)
-    tables = [as_table(course, laps, counts) for course, laps in found.items()]
-    tables.append(as_publishing_table(next(iter(found.values()))))
-    text = "\n".join(tables)
-    print(f"\n{text}")
+        parts = profile.profile(stage, options.profiled, plan.order)
+    blocks = "; ".join(f"{course}: {laps.sizes}" for course, laps in found.items())
+    about += f"\n- blocks of each start: {blocks}"
+    tables = [report.as_table(course, laps, counts) for course, laps in found.items()]
+    first = next(iter(found.values()))
+    tables.append(report.as_publishing_table(first))
+    text, parts_text = "\n".join(tables), profile.as_table(parts, first.of(over("tasks", OURS)))
+    print(f"\n{text}\n{parts_text}")
     for course, laps in found.items():
-        print("\n".join(verdicts(course, laps)))
+        print("\n".join(report.verdicts(course, laps)))
+    print("\n".join(report.publishing_verdicts(first)))
     if options.save:
-        publish("worker", f"{text}\n{about}\n", as_data(found, counts), as_charts(found))
+        data, charts = report.as_data(found, counts), report.as_charts(found)
+        publish("worker", f"{text}\n{about}\n", data, charts)
+        publish("profile", parts_text, profile.as_data(parts), [])

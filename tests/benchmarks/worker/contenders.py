@@ -1,4 +1,4 @@
-"""Who contends at the worker, and by which task of which app."""
+"""Who contends at the worker, and by which task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Final
 
 from tests.benchmarks.contest import Role
 
-__all__ = ["CELERY", "CLAIMED", "CONTENDERS", "OURS", "PUBLISHING_PEERS", "SKIP", "Contender"]
+__all__ = [
+    *("BY_NAME", "CELERY", "CLAIMED", "CONTENDERS", "OURS", "PUBLISHING_PEERS", "RAW_PAIR"),
+    *("SKIP", "Contender", "contenders_of"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +20,21 @@ class Contender:
     Attributes:
         name: In the table.
         role: What it is compared for.
-        app: ``other`` or ``own``: the module is ``<app>_app``.
-        task: Its task there.
-        alike: Whether all calls have the same arguments, whose lock somebody else holds.
+        task: The name of its task.
+        alike: Whether all calls have the same arguments, whose lock somebody else holds: no body
+            runs.
         claims: Whether publishing asks a server, too.
     """
 
     name: str
     role: Role
-    app: str
     task: str
     alike: bool = False
     claims: bool = False
 
 
 CELERY: Final = "Celery alone"
+RAW_PAIR: Final = "SET NX PX + EVALSHA in the body"
 OURS: Final = "celery-singleton-lock"
 CLAIMED: Final = 'celery-singleton-lock, unique="until_start"'
 SKIP: Final = "celery-singleton-lock, skipped"
@@ -39,18 +42,24 @@ SKIP: Final = "celery-singleton-lock, skipped"
 PUBLISHING_PEERS: Final = ("celery-once", "celery-singleton")
 
 CONTENDERS: Final = (
-    Contender(CELERY, Role.FLOOR, "other", "plain"),
-    Contender("SET NX PX + EVALSHA in the body", Role.FLOOR, "other", "raw_pair"),
-    Contender("redis-py Lock in the body", Role.PEER, "other", "redis_py_lock"),
-    Contender("python-redis-lock in the body", Role.PEER, "other", "python_redis_lock"),
-    Contender("pottery Redlock in the body", Role.PEER, "other", "pottery"),
-    Contender("celery-once", Role.PEER, "other", "once", claims=True),
-    Contender("celery-singleton", Role.PEER, "other", "singleton", claims=True),
-    Contender("celery-heimdall", Role.PEER, "other", "heimdall", claims=True),
-    Contender(OURS, Role.OURS, "own", "locked"),
-    Contender(f"{OURS}, key by template", Role.OURS, "own", "locked_by_template"),
-    Contender(CLAIMED, Role.OURS, "own", "claimed_until_start", claims=True),
-    Contender(f'{OURS}, unique="until_done"', Role.OURS, "own", "claimed_until_done", claims=True),
-    Contender(SKIP, Role.OURS, "own", "locked", alike=True),
-    Contender("a plain task beside singleton tasks", Role.INFORMATION, "own", "beside"),
+    Contender(CELERY, Role.FLOOR, "plain"),
+    Contender(RAW_PAIR, Role.FLOOR, "raw_pair"),
+    Contender("redis-py Lock in the body", Role.PEER, "redis_py_lock"),
+    Contender("python-redis-lock in the body", Role.PEER, "python_redis_lock"),
+    Contender("pottery Redlock in the body", Role.PEER, "pottery"),
+    Contender("celery-once", Role.PEER, "once", claims=True),
+    Contender("celery-singleton", Role.PEER, "singleton", claims=True),
+    Contender("celery-heimdall", Role.PEER, "heimdall", claims=True),
+    Contender(OURS, Role.OURS, "locked"),
+    Contender(f"{OURS}, key by template", Role.OURS, "locked_by_template"),
+    Contender(CLAIMED, Role.OURS, "claimed_until_start", claims=True),
+    Contender(f'{OURS}, unique="until_done"', Role.OURS, "claimed_until_done", claims=True),
+    Contender(SKIP, Role.OURS, "locked", alike=True),
+    Contender("a plain task beside singleton tasks", Role.INFORMATION, "beside"),
 )
+BY_NAME: Final = {contender.name: contender for contender in CONTENDERS}
+
+
+def contenders_of(seconds: float) -> list[Contender]:
+    """Those who run where bodies take ``seconds``: what is skipped has no body to compare."""
+    return [one for one in CONTENDERS if not (seconds and one.alike)]

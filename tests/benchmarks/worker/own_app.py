@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from celery_singleton_lock import singleton_task
-from tests.benchmarks.worker.wiring import LOCK_URL, add_mark, make_app, work
+from tests.benchmarks.worker.wiring import LOCK_URL, make_app, work
 
-app = make_app("own")
+app = make_app("field")
 app.conf.singleton_lock_url = LOCK_URL
-
-mark = add_mark(app)
 
 
 @app.task(name="beside")

@@ -4,67 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from statistics import median
 from typing import Any, Final
 
 from tests.benchmarks.contest import Role
 from tests.benchmarks.plots import Bar, Chart
-from tests.benchmarks.samples import Spread, spread
+from tests.benchmarks.samples import Spread
 from tests.benchmarks.wire import Count
 from tests.benchmarks.worker.contenders import (
+    BY_NAME,
     CELERY,
     CLAIMED,
-    CONTENDERS,
     OURS,
     PUBLISHING_PEERS,
+    RAW_PAIR,
     SKIP,
 )
-from tests.benchmarks.worker.race import Laps
-from tests.benchmarks.worker.waves import Course
+from tests.benchmarks.worker.laps import Laps, Statistic, over, pair, together, whole
+from tests.benchmarks.worker.stage import Course
 
-__all__ = ["as_charts", "as_data", "as_publishing_table", "as_table", "verdicts"]
+__all__ = [
+    *("as_charts", "as_data", "as_publishing_table", "as_table"),
+    *("publishing_verdicts", "verdicts"),
+]
 
 _MICROSECONDS: Final = 1e6
-_PEER: Final = PUBLISHING_PEERS[-1]
-_BY_NAME: Final = {contender.name: contender for contender in CONTENDERS}
+_NO_MORE: Final = 1.0
+# What a claim may cost of what a peer's does.
+_CLAIM_GOAL: Final = 0.8
 
 
 def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
     """Markdown: what a task takes more at the worker, the least first."""
-    plain, pair = _micros(spread(laps.tasks(CELERY))), _micros(spread(laps.pair))
+    solo = course.pool == "solo"
+    heads = ["lock", "more than Celery alone, µs", "in pairs of a body", "in pairs of a loop"]
+    if solo:
+        heads += ["after other tasks, µs", "processor time, µs", "with publishing, µs"]
+    heads.append("replies waited for")
+    in_body, in_loop = _micros(laps.of(over("tasks", RAW_PAIR))), _micros(laps.of(pair))
     rows = [
-        f"**{course}**: Celery alone takes {_text(plain)} µs a task; a raw pair {_text(pair)} µs",
+        f"**{course}**: Celery alone takes {_micros(laps.of(whole(CELERY)))} µs a task; a raw pair "
+        f"{in_body} µs in a body, {in_loop} µs in a loop",
         "",
-        "| lock | more than Celery alone [p25 .. p75], µs | in raw pairs [p25 .. p75] "
-        "| with publishing, µs | processor time of the worker, µs "
-        "| replies of the lock server waited for |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| {' | '.join(heads)} |",
+        f"|---|{'---:|' * (len(heads) - 1)}",
     ]
     for name in _ordered(laps):
-        micros, pairs = _micros(spread(laps.overheads(name))), laps.in_pairs(name)
-        waits = str(counts[name].requests) if name in counts else ""
-        processor = ""
-        if course.pool == "solo":
-            processor = f"{median(laps.processor(name)) * _MICROSECONDS:.0f}"
-        together = f"{median(laps.together(name)) * _MICROSECONDS:.0f}"
-        cells = (_label(name), _text(micros), _text(pairs, 2), together, processor, waits)
+        cells = [_label(name), _micros(laps.of(over("tasks", name)))]
+        cells += [_text(_in_bodies(laps, name)), _text(laps.ratio(over("tasks", name), pair))]
+        if solo:
+            cells += [
+                _micros(laps.of(over("first", name))),
+                _micros(laps.of(over("processor", name))),
+            ]
+            cells.append(_micros(laps.of(together(name))))
+        cells.append(str(counts[name].requests) if name in counts else "")
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
 def as_publishing_table(laps: Laps) -> str:
     """Markdown: what publishing with a claim takes more than without."""
-    plain = _micros(spread(_middles(laps, CELERY)))
+    heads = ["claim", "more than without, µs", *(f"times {one}'s" for one in PUBLISHING_PEERS)]
     rows = [
-        f"**Publishing**: without a lock, `apply_async()` takes {_text(plain)} µs",
+        "**Publishing**, after a call of the same task",
         "",
-        f"| claim | more than without [p25 .. p75], µs | times {_PEER}'s [p25 .. p75] |",
-        "|---|---:|---:|",
+        f"| {' | '.join(heads)} |",
+        f"|---|{'---:|' * (len(heads) - 1)}",
     ]
     for name in _claiming(laps):
-        micros = _micros(spread(laps.publishing(name)))
-        ratio = laps.publishing_over(name, _PEER)
-        rows.append(f"| {_label(name)} | {_text(micros)} | {_text(ratio, 2)} |")
+        ratios = [_text(_claims(laps, name, peer)) for peer in PUBLISHING_PEERS]
+        rows.append(
+            f"| {' | '.join([_label(name), _micros(laps.of(over('publishing', name))), *ratios])} |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -72,23 +83,9 @@ def as_data(found: Mapping[Course, Laps], counts: Mapping[str, Count]) -> dict[s
     """Plain data, in seconds."""
     return {
         str(course): {
-            "raw_pair": asdict(spread(laps.pair)),
-            "rounds": len(laps.pair),
-            "contenders": {
-                name: {
-                    "role": str(_BY_NAME[name].role),
-                    "task": asdict(spread(laps.tasks(name))),
-                    "over_celery": asdict(spread(laps.overheads(name))),
-                    "together_over_celery": asdict(spread(laps.together(name))),
-                    "processor_over_celery": asdict(spread(laps.processor(name))),
-                    "over_celery_in_raw_pairs": asdict(laps.in_pairs(name)),
-                    "over_celery_in_its_tasks": asdict(laps.over_plain(name)),
-                    "publishing": asdict(spread(_middles(laps, name))),
-                    "publishing_over_celery": asdict(spread(laps.publishing(name))),
-                    "replies_waited_for": counts[name].requests if name in counts else None,
-                }
-                for name in laps.waves
-            },
+            "raw_pair_in_loop": asdict(laps.of(pair)),
+            "blocks": [len(blocks) for blocks in laps.starts],
+            "contenders": {name: _data(course, laps, name, counts) for name in laps.names},
         }
         for course, laps in found.items()
     }
@@ -100,76 +97,111 @@ def as_charts(found: Mapping[Course, Laps]) -> list[Chart]:
         Chart(
             name=f"worker-{course.pool}-{course.seconds * 1000:g}ms",
             title=f"What a lock adds to a task at the worker ({course})",
-            unit="times a raw pair, SET NX PX + EVALSHA; less is better",
-            bars=[_bar(name, laps.in_pairs(name)) for name in _ordered(laps)],
+            unit="times SET NX PX + EVALSHA in the body; less is better",
+            bars=[_bar(name, _in_bodies(laps, name)) for name in _ordered(laps)],
         )
         for course, laps in found.items()
     ]
-    first = next(iter(found.values()))
+    first, peer = next(iter(found.values())), PUBLISHING_PEERS[-1]
     charts.append(
         Chart(
             name="publishing",
             title="What a claim adds to publishing a task",
-            unit=f"times what {_PEER} adds; less is better",
-            bars=[_bar(name, first.publishing_over(name, _PEER)) for name in _claiming(first)],
+            unit=f"times what {peer} adds; less is better",
+            bars=[_bar(name, _claims(first, name, peer)) for name in _claiming(first)],
         )
     )
     return charts
 
 
 def verdicts(course: Course, laps: Laps) -> list[str]:
-    """How it stands with what we want, a line each."""
-    ours = laps.in_pairs(OURS)
-    lines = [_verdict(f"a task adds {ours.middle:.2f} raw pairs; wanted: 1", ours.middle <= 1)]
-    own = median(laps.overheads(OURS))
-    for name, contender in _BY_NAME.items():
-        if contender.role is Role.PEER:
-            peers = median(laps.overheads(name))
-            lines.append(
-                _verdict(f"{name} adds {peers / own:.2f} times what ours adds", peers > own)
-            )
-    skip = laps.over_plain(SKIP)
-    lines.append(
-        _verdict(f"a skip adds {skip.middle:.2f} of what Celery alone does", skip.middle < 1)
-    )
-    for peer in PUBLISHING_PEERS:
-        ratio = laps.publishing_over(CLAIMED, peer).middle
-        lines.append(_verdict(f"our claim adds {ratio:.2f} of {peer}'s; wanted: 0.8", ratio <= 0.8))
+    """How it stands with what we want, a line each; open: the interval has both answers in it."""
+    ours = over("tasks", OURS)
+    lines = [
+        _verdict("a task adds, in raw pairs of a body,", laps, ours, over("tasks", RAW_PAIR)),
+        _verdict("a task adds, in raw pairs of a loop,", laps, ours, pair),
+    ]
+    for name in laps.names:
+        if BY_NAME[name].role is Role.PEER:
+            lines.append(_verdict(f"a task adds, times {name},", laps, ours, over("tasks", name)))
+    if SKIP in laps.names:
+        skip = over("tasks", SKIP)
+        lines.append(_verdict("a skip adds, times Celery's own work,", laps, skip, whole(CELERY)))
     return [f"{course}: {line}" for line in lines]
 
 
-def _verdict(text: str, reached: bool) -> str:
-    return f"{'reached' if reached else 'MISSED'}: {text}"
+def publishing_verdicts(laps: Laps) -> list[str]:
+    """The same of publishing with a claim."""
+    return [
+        _verdict(
+            f"a claim adds, times {peer}'s,",
+            laps,
+            over("publishing", CLAIMED),
+            over("publishing", peer),
+            _CLAIM_GOAL,
+        )
+        for peer in PUBLISHING_PEERS
+    ]
+
+
+def _verdict(
+    text: str, laps: Laps, one: Statistic, other: Statistic, most: float = _NO_MORE
+) -> str:
+    excess = laps.excess(one, other, most)
+    word = "reached" if excess.high <= 0 else "MISSED" if excess.low > 0 else "open"
+    return f"{word}: {text} {_text(laps.ratio(one, other))}; wanted: at most {most:g}"
+
+
+def _in_bodies(laps: Laps, name: str) -> Spread:
+    return laps.ratio(over("tasks", name), over("tasks", RAW_PAIR))
+
+
+def _claims(laps: Laps, name: str, peer: str) -> Spread:
+    return laps.ratio(over("publishing", name), over("publishing", peer))
+
+
+def _data(course: Course, laps: Laps, name: str, counts: Mapping[str, Count]) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "role": str(BY_NAME[name].role),
+        "task": asdict(laps.of(whole(name))),
+        "over_celery": asdict(laps.of(over("tasks", name))),
+        "over_celery_in_raw_pairs_of_a_body": asdict(_in_bodies(laps, name)),
+        "over_celery_in_raw_pairs_of_a_loop": asdict(laps.ratio(over("tasks", name), pair)),
+        "publishing_over_celery": asdict(laps.of(over("publishing", name))),
+        "replies_waited_for": counts[name].requests if name in counts else None,
+    }
+    if course.pool == "solo":
+        data["first_over_celery"] = asdict(laps.of(over("first", name)))
+        data["processor_over_celery"] = asdict(laps.of(over("processor", name)))
+        data["together_over_celery"] = asdict(laps.of(together(name)))
+    return data
 
 
 def _ordered(laps: Laps) -> list[str]:
-    names = [name for name in laps.waves if name != CELERY]
-    return sorted(names, key=lambda name: laps.in_pairs(name).middle)
+    names = [name for name in laps.names if name != CELERY]
+    return sorted(names, key=lambda name: laps.of(over("tasks", name)).middle)
 
 
 def _claiming(laps: Laps) -> list[str]:
-    names = [name for name in laps.waves if _BY_NAME[name].claims]
-    return sorted(names, key=lambda name: median(laps.publishing(name)))
+    names = [name for name in laps.names if BY_NAME[name].claims]
+    return sorted(names, key=lambda name: laps.of(over("publishing", name)).middle)
 
 
 def _bar(name: str, ratio: Spread) -> Bar:
-    return Bar(name, ratio, _BY_NAME[name].role is Role.OURS)
+    return Bar(name, ratio, BY_NAME[name].role is Role.OURS)
 
 
 def _label(name: str) -> str:
-    role = _BY_NAME[name].role
+    role = BY_NAME[name].role
     if role is Role.OURS:
         return f"**{name}**"
     return f"{name} (no lock)" if role is not Role.PEER else name
 
 
-def _middles(laps: Laps, name: str) -> list[float]:
-    return [median(wave.publishing) for wave in laps.waves[name]]
+def _micros(seconds: Spread) -> str:
+    numbers = [getattr(seconds, name) * _MICROSECONDS for name in ("low", "middle", "high")]
+    return _text(Spread(*numbers), 0)
 
 
-def _micros(numbers: Spread) -> Spread:
-    return Spread(*(getattr(numbers, name) * _MICROSECONDS for name in ("low", "middle", "high")))
-
-
-def _text(numbers: Spread, digits: int = 0) -> str:
+def _text(numbers: Spread, digits: int = 2) -> str:
     return f"{numbers.middle:.{digits}f} [{numbers.low:.{digits}f} .. {numbers.high:.{digits}f}]"

@@ -1,7 +1,8 @@
-"""What both apps of the worker benchmark have: where everything is, and a task that marks moments.
+"""What the apps of the worker benchmark have: where everything is, and how they tell of it.
 
 The environment, in the worker and in the process that publishes: BROKER_URL, also of the results;
-LOCK_URL, a server of its own; COUNT, a port: what goes to that server is counted (and slowed down).
+LOCK_URL, a server of its own; COUNT, a port: what goes to that server is counted (and slowed down);
+PARTS: the parts of ours are timed (and slowed down).
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import cache
 from typing import Any, Final
 
 import redis
 from celery import Celery
-from celery.signals import task_received
 
-from tests.benchmarks.wire import Count, Wire
-from tests.benchmarks.worker.waves import MARKS
+from tests.benchmarks.wire import Wire
+from tests.benchmarks.worker.stage import MARKS
 
-__all__ = ["LOCK_URL", "TTL", "add_mark", "make_app", "tell", "work"]
+__all__ = [
+    *("LOCK_URL", "TIMES_PARTS", "TTL"),
+    *("listening_wire", "make_app", "tell", "work"),
+]
 
 _BROKER_URL: Final = os.environ["BROKER_URL"]
 LOCK_URL: Final = os.environ["LOCK_URL"]
+TIMES_PARTS: Final = "PARTS" in os.environ
 
 #: Seconds: of every lock, and of every claim.
 TTL: Final = 3600
@@ -52,37 +54,14 @@ def tell(**what: Any) -> None:
     _teller().rpush(MARKS, json.dumps(what))
 
 
-def add_mark(app: Celery) -> Callable[..., Any]:
-    """The task that begins and ends a wave.
-
-    It tells when it ran, and when this process received each message since the last mark, that one
-    and its own included: in a solo worker, which receives a message when it is done with the one
-    before.
-    """
-    wire = _listening_wire()
-    received: list[float] = []
-
-    @task_received.connect(weak=False)
-    def note(**_: Any) -> None:
-        received.append(time.monotonic())
-
-    @app.task(name=f"{app.main}.mark", ignore_result=True)
-    def mark() -> None:
-        at, processor = time.monotonic(), time.process_time()
-        count = wire.take() if wire else Count(0, 0)
-        tell(at=at, processor=processor, received=received, **asdict(count))
-        del received[:-1]
-
-    return mark
-
-
 @cache
 def _teller() -> redis.Redis:
     # Carried over a fork, redis-py's pool makes new connections by itself.
     return redis.Redis.from_url(_BROKER_URL)
 
 
-def _listening_wire() -> Wire | None:
+def listening_wire() -> Wire | None:
+    """What counts, where the environment asks for it."""
     port = os.environ.get("COUNT")
     if not port:
         return None

@@ -1,8 +1,8 @@
-"""Plain Celery, other people's packages, and recipes in a task's body, in one app.
+"""All that contend, in one app: singleton tasks, plain Celery, other people's packages, and recipes
+in a task's body. So one worker runs them in any order.
 
-None of the packages does anything to tasks that don't use it. Ours does: it connects a signal, as
-soon as `celery` looks for the commands that packages add to it. So ours has an app and a worker of
-its own, and here that signal is disconnected.
+None of the packages does anything to tasks that don't use it. Ours does: it connects a receiver to
+a signal. `Timekeeper` takes it away while other people's tasks run.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from celery_heimdall import HeimdallTask
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
-from celery_singleton_lock.task import _settle_rest
 from tests.benchmarks import peers
 from tests.benchmarks.contest import Contender
-from tests.benchmarks.worker.wiring import LOCK_URL, TTL, add_mark, make_app, tell, work
+from tests.benchmarks.worker import own_app, parts
+from tests.benchmarks.worker.own_app import app
+from tests.benchmarks.worker.timekeeper import MARK, Timekeeper
+from tests.benchmarks.worker.wiring import LOCK_URL, TIMES_PARTS, TTL, tell, work
 
-task_postrun.disconnect(_settle_rest)
-assert not task_postrun.receivers, task_postrun.receivers
-
-app = make_app("other")
 app.conf.ONCE = {
     "backend": "celery_once.backends.Redis",
     "settings": {"url": LOCK_URL, "default_timeout": TTL},
@@ -33,8 +31,6 @@ app.conf.ONCE = {
 app.conf.singleton_backend_url = LOCK_URL
 
 _client = redis.Redis.from_url(LOCK_URL)
-
-mark = add_mark(app)
 
 
 class _Heimdall(HeimdallTask):
@@ -98,3 +94,16 @@ def pairs(count: int) -> None:
         lock.cycle(number)
         times.append(time.perf_counter() - begin)
     tell(pairs=times)
+
+
+@app.task(name=MARK, ignore_result=True)
+def mark() -> None:
+    """Ends a block, for the `Timekeeper`."""
+
+
+_OURS = {name for name, task in app.tasks.items() if task.__module__ == own_app.__name__}
+if TIMES_PARTS:
+    parts.install()
+assert len(task_postrun.receivers) == 1, task_postrun.receivers  # ours, and nobody else's
+Timekeeper.with_receivers = frozenset(_OURS)
+app.steps["consumer"].add(Timekeeper)
