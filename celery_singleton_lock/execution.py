@@ -33,10 +33,11 @@ from celery_singleton_lock.arrival import AGAIN, Decision, Outcome, decide
 from celery_singleton_lock.case import Case
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder, Lease
-from celery_singleton_lock.core.options import OnStoreError
+from celery_singleton_lock.core.options import ConflictAction, OnStoreError
 from celery_singleton_lock.core.store import Acquire, Refused, Relation
 from celery_singleton_lock.errors import LockConflict, StoreError
-from celery_singleton_lock.put_back import backoff, polling_pause
+from celery_singleton_lock.line import Waiter
+from celery_singleton_lock.put_back import backoff
 from celery_singleton_lock.settlement import stores_result
 from celery_singleton_lock.skipped import skipped_value
 from celery_singleton_lock.tenure import Tenure, held_leases
@@ -109,25 +110,38 @@ class Execution:
 
     def _acquire(self) -> Any:
         """Ask until there is a lease, or an answer that ends this delivery."""
+        call, waiter = self._call(), None
+        if self._case.policy.on_conflict.action is ConflictAction.WAIT:
+            waiter = Waiter(self._case.runtime.locker, call, self._tenure.acquire)
+        try:
+            return self._ask(call, waiter)
+        finally:
+            if waiter is not None:
+                waiter.leave()
+
+    def _ask(self, call: Acquire, waiter: Waiter | None) -> Any:
         case = self._case
         clock = case.runtime.clock
-        call = self._call()
         arrived_at = clock.now()
         tries = 0
         while True:
             # Decided once, before the store is asked: where a refusal ends the message, the script
             # that refuses frees its claim, without another round trip.
-            on_refusal = self._rule(clock.wall(), clock.now() - arrived_at)
+            waited = clock.now() - arrived_at
+            on_refusal = self._rule(clock.wall(), waited)
             try:
                 if call.claim is not None:
                     call = replace(call, frees_claim=on_refusal(_OTHER).outcome in _ENDS)
-                reply = self._tenure.acquire(call)
+                if waiter is None:
+                    reply = self._tenure.acquire(call)
+                else:
+                    reply = waiter.ask(call, waits=on_refusal(_OTHER).outcome is Outcome.WAIT)
                 if isinstance(reply, Lease):
                     return reply
                 decision = on_refusal(reply)
-                if decision.outcome is not Outcome.WAIT:
+                if waiter is None or decision.outcome is not Outcome.WAIT:
                     return self._carry_out(decision, reply)
-                pause = polling_pause(tries)
+                waiter.wait(reply, case.policy.on_conflict.timeout - waited)
             except StoreError as exc:
                 case.tell(EventName.STORE_FAILED, error=str(exc))
                 if case.policy.on_store_error is not OnStoreError.RETRY or case.request.is_eager:
@@ -135,9 +149,8 @@ class Execution:
                 case.try_to_put_back(case.delivery, AGAIN, "store")
                 # Neither store nor broker answers. An early-acknowledged message exists nowhere but
                 # here: hold on to it until one of them does.
-                pause = backoff(AGAIN.first, AGAIN.longest, tries)
-            clock.sleep(pause)
-            tries += 1
+                clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
+                tries += 1
 
     def _rule(self, wall: float, waited: float) -> Callable[[Refused], Decision]:
         case = self._case

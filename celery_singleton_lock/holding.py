@@ -17,7 +17,7 @@ from celery_singleton_lock.core.policy import Policy, merge
 from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.delivery import mint_nonce
 from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError
-from celery_singleton_lock.put_back import polling_pause
+from celery_singleton_lock.line import Waiter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.tenure import HeldLeases, and_held, held_leases
 
@@ -103,17 +103,26 @@ def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:
 
 
 def _acquire(runtime: Runtime, call: Acquire, patience: float) -> Lease:
-    give_up_at = runtime.clock.now() + patience
-    tries = 0
-    while True:
+    if not patience:
         reply = runtime.locker.acquire(call)
         if isinstance(reply, Lease):
             return reply
-        left = give_up_at - runtime.clock.now()
-        if left <= 0:
-            raise _conflict(call, reply, patience)
-        runtime.clock.sleep(min(left, polling_pause(tries)))
-        tries += 1
+        raise _conflict(call, reply, patience)
+    clock = runtime.clock
+    give_up_at = clock.now() + patience
+    waiter = Waiter(runtime.locker, call, runtime.locker.acquire)
+    try:
+        while True:
+            # Of the time before the look: the last one comes when all of it is over.
+            left = give_up_at - clock.now()
+            reply = waiter.ask(call, waits=left > 0)
+            if isinstance(reply, Lease):
+                return reply
+            if left <= 0:
+                raise _conflict(call, reply, patience)
+            waiter.wait(reply, left)
+    finally:
+        waiter.leave()
 
 
 def _conflict(call: Acquire, refused: Refused, patience: float) -> LockConflict:

@@ -29,14 +29,12 @@ from celery_singleton_lock.delivery import HEADER, NONCE_KEY, SERIALIZER_KEY, De
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 
-__all__ = ["backoff", "polling_pause", "put_back"]
+__all__ = ["backoff", "put_back"]
 
 # Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay;
 # what arrives still has them, and before Celery 5.7 a second prefix would lead nowhere.
 _DELAY_BITS: Final = re.compile(r"^(?:[01]\.){28}")
 _MAX_DOUBLINGS: Final = 30
-_POLL: Final = 0.05
-_LONGEST_POLL: Final = 0.5
 
 
 def backoff(delay: float, max_delay: float, tries: int) -> float:
@@ -47,11 +45,6 @@ def backoff(delay: float, max_delay: float, tries: int) -> float:
     """
     top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))
     return top * (0.5 + 0.5 * random.random())
-
-
-def polling_pause(tries: int) -> float:
-    """Seconds between two looks at a key that somebody else holds; a look is one round trip."""
-    return backoff(_POLL, _LONGEST_POLL, tries)
 
 
 def put_back(

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Phase, Record
+from celery_singleton_lock.core.place import CALLED
 
 __all__ = ["describe", "row_of", "table"]
 
@@ -30,7 +31,7 @@ def row_of(record: Record) -> dict[str, Any]:
     """
     return {
         "key": record.key,
-        "state": _PHASES[record.phase] if record.phase else _KINDS[record.kind],
+        "state": _state(record),
         "phase": record.phase,
         "task": record.holder.task,
         "task_id": record.holder.task_id,
@@ -85,7 +86,15 @@ def _shown(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
+def _state(record: Record) -> str:
+    if record.token.startswith(f"{CALLED}|"):
+        return "kept for who waits"
+    return _PHASES[record.phase] if record.phase else _KINDS[record.kind]
+
+
 def _since(record: Record) -> str:
+    if not record.holder.since:
+        return ""  # nobody has it
     try:
         return datetime.fromtimestamp(record.holder.since, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):

@@ -126,6 +126,17 @@ class Keyspace:
         return f"{_shard_of(key)}:done|{attempt}"
 
     @staticmethod
+    def line(key: str) -> str:
+        """Those who wait for ``key``, or for any of its slots."""
+        shard = _shard_of(key)  # as with markers: no scope can forge the name
+        return f"{shard}:line|{key.partition('#')[0].removeprefix(shard + ':')}"
+
+    @staticmethod
+    def is_line(name: str) -> bool:
+        """Whether ``name`` is a line, or what calls its first; neither is a text."""
+        return "}:line|" in name
+
+    @staticmethod
     def claim(task: str, key: str) -> str:
         """The claim of the queued call of ``task`` on the lock ``key``, in the same shard.
 

@@ -133,6 +133,9 @@ class Acquire:
             reserved for it.
         keeps_claim: Whether a grant leaves the claim as it is: where one of several nodes grants,
             nothing is decided yet.
+        line: Of a store that calls those who wait: seconds to count as one of them, should another
+            have the key; 0: no longer; None: never did.
+        turn: What the caller was called by, which has the key kept for it; empty: it wasn't.
     """
 
     slots: tuple[str, ...]
@@ -144,6 +147,8 @@ class Acquire:
     frees_claim: bool = False
     yields: bool = False
     keeps_claim: bool = False
+    line: float | None = None
+    turn: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,6 +30,11 @@ def acquire_call(call: Acquire, fence_base: int) -> Call:
         keys.append(claim.key)
         flags = (call.frees_claim, call.yields, call.keeps_claim)
         arguments += [phase_of(claim), *("1" if flag else "0" for flag in flags)]
+    if call.line is not None:
+        keys.append(Keyspace.line(key))
+        if claim is None:
+            arguments += ["-", "0", "0", "0"]
+        arguments += [f"{milliseconds(call.line)}" if call.line else "0", call.turn]
     return keys, arguments
 
 

@@ -27,7 +27,7 @@ from celery_singleton_lock.stores.hosts import Hosts
 from celery_singleton_lock.stores.parcel import Parcel, parcels_of
 from celery_singleton_lock.stores.posted import PostedRelease
 from celery_singleton_lock.stores.replies import checked
-from celery_singleton_lock.stores.topology import Address, Topology
+from celery_singleton_lock.stores.topology import Address, Topology, slot_of
 from celery_singleton_lock.stores.transport import Command
 
 __all__ = ["NodeConnections"]
@@ -133,6 +133,13 @@ class NodeConnections:
         """
         self._stale = True
         return [self._node(address) for address in self._look(timeout).masters]
+
+    def home_of(self, key: str, timeout: float) -> Connections:
+        """To the node that has ``key``; StoreError if none is known to have it."""
+        address = self._look(timeout).master_of(slot_of(key))
+        if address is None:
+            raise StoreUnavailable(f"no node of the cluster has slot {slot_of(key)} now")
+        return self._node(address)
 
     def close(self) -> None:
         """Close what is idle."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Record, Token
+from celery_singleton_lock.core.place import Place
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
@@ -37,6 +38,7 @@ from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.lease_calls import acquire_call, phase_of, release_call
 from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, RedisOperators
 from celery_singleton_lock.stores.operators import record_of as _record
+from celery_singleton_lock.stores.places import Places
 from celery_singleton_lock.stores.posted import PostedReleases
 from celery_singleton_lock.stores.renewal import chunks_of, renewal_call, renewals_of
 from celery_singleton_lock.stores.replicas import Replicas
@@ -49,9 +51,9 @@ from celery_singleton_lock.stores.transport import Command, Transport
 
 __all__ = ["RENEW", "SETTLE_CLAIM", "RedisStore"]
 
-_ACQUIRE = _Script("claims", "acquire")
+_ACQUIRE = _Script("claims", "line", "acquire")
 RENEW = _Script("renew")
-_RELEASE = _Script("claims", "release")
+_RELEASE = _Script("claims", "line", "release")
 _MARK = _Script("claims", "mark")
 _ADMIT = _Script("admit")
 SETTLE_CLAIM = _Script("claims", "settle_claim")
@@ -91,6 +93,7 @@ class RedisStore(RedisOperators):
         self._fence_base = fence_base
         self._replicas = Replicas(wait_replicas)
         self._shards = Shards(self.shards, self._write_shards_down)
+        self._places = Places()
         self._posted = PostedReleases(self._release)
         # Shards whose server has run the release's script, as far as this process knows.
         self._taught: set[str] = set()
@@ -127,6 +130,10 @@ class RedisStore(RedisOperators):
             self._take_back(granted.key, call.token, timeout)
             raise StoreUnavailable(too_few)
         return granted
+
+    def place(self, key: str, who: str, *, timeout: float) -> Place | None:
+        line = Keyspace.line(key)
+        return self._places.place(line, who, lambda: self._home(line, timeout), timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         chunks = chunks_of(leases)
@@ -225,7 +232,13 @@ class RedisStore(RedisOperators):
 
     def close(self) -> None:
         self._collect_rest()
+        self._places.close()
         self._connections.close()
+
+    def _home(self, key: str, timeout: float) -> Connections:
+        """To the server that has ``key``; asked only where callers can wait."""
+        assert isinstance(self._connections, Connections)
+        return self._connections
 
     def _collect_rest(self) -> None:
         if self._posted.open():

@@ -1,4 +1,4 @@
-"""Waiting for several links at once."""
+"""Waiting for sockets, without blocking in one of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Sequence
 
 from celery_singleton_lock.stores.links import Link
 
-__all__ = ["wait"]
+__all__ = ["ready", "wait"]
 
 
 def wait(links: Sequence[Link], seconds: float) -> None:
     """Wait until one of ``links`` can go on, at most ``seconds``; each that can does so."""
     interests = [(link, *link.interest()) for link in links]
-    ready = _poll([(sock.fileno(), write) for _, sock, write in interests if sock], seconds)
+    can_go_on = ready([(sock.fileno(), write) for _, sock, write in interests if sock], seconds)
     for link, sock, _ in interests:
-        if sock is not None and sock.fileno() in ready:
+        if sock is not None and sock.fileno() in can_go_on:
             link.pump()
 
 
-def _poll(interests: Sequence[tuple[int, bool]], seconds: float) -> set[int]:
+def ready(interests: Sequence[tuple[int, bool]], seconds: float) -> set[int]:
+    """The descriptors that bytes have come for, or where the flag says so, that take bytes."""
     # Looked up at each call: gevent replaces it, and eventlet takes it away.
     if hasattr(select, "poll"):
         poll = select.poll()

@@ -1,8 +1,10 @@
 -- Take a free slot, or the one that is one's own already or reserved for one; else say who has them.
--- KEYS: fence counter, marker of this attempt, slot, slot ... and the message's claim, if it has one
--- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; and for a claim: its phase once
---       granted ('' freed), '1' if a refusal by another ends the message, '1' if another's claim
---       refuses it, '1' if a grant keeps the claim as it is
+-- KEYS: fence counter, marker of this attempt, slot, slot ..., the message's claim, if it has one, and
+--       the line for the key, if ARGV[10] is there
+-- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; and for a claim or a line: the claim's
+--       phase once granted ('' freed, '-' there is none), '1' if a refusal by another ends the message,
+--       '1' if another's claim refuses it, '1' if a grant keeps the claim as it is; and for a line: ms
+--       to stand in it if another has the key ('0' leaves it), the turn that was called ('' none)
 -- Replies: the fence, of the one slot; {'granted', slot}, of several, which have none;
 --          or {relation [, slot, value, ttl left in ms]}
 local marker = redis.call('GET', KEYS[2])
@@ -12,10 +14,11 @@ if marker then
   if state == 'f' then return {'twin'} end
   if sequence and tonumber(sequence) > tonumber(ARGV[3]) then return {'superseded'} end
 end
-local claim = ARGV[6] and table.remove(KEYS)
-local task, nesting, retries, nonce -- a free slot without a claim asks for none of them
+local line = ARGV[10] and table.remove(KEYS)
+local claim = ARGV[6] and ARGV[6] ~= '-' and table.remove(KEYS)
+local task, nesting, retries, nonce -- a free slot without a claim or a line asks for none of them
 local function read_token() return string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$') end
-if claim then task, nesting, retries, nonce = read_token() end
+if claim or line then task, nesting, retries, nonce = read_token() end
 local chosen, taken, own, mine
 for i = 3, #KEYS do
   local value = redis.call('GET', KEYS[i])
@@ -31,13 +34,21 @@ for i = 3, #KEYS do
       elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, mine = KEYS[i], true; break
       else own = {'twin', KEYS[i], value} end
       if own then break end
-    end
+    elseif t == '%waiter' and c == ARGV[11] then chosen = KEYS[i] end -- kept for who was called
   end
 end
 local refused = own or (not chosen and taken)
 if claim and ARGV[8] == '1' and not refused and not mine then
   local value, claimant = read_claim(claim)
   if claimant and claimant ~= task then refused = {'other', claim, value} end
+end
+local others = ''
+if line then
+  local lines = of_lines()
+  -- Who is refused by a claim has nothing to be called for: no release tells of its end.
+  local waits = refused and refused[1] == 'other' and refused[2] ~= claim
+  lines.stand(line, nonce, waits and ARGV[10] or '0', KEYS)
+  if not refused and lines.somebody_waits(line) then others = ' ' end
 end
 if refused then
   if claim and ARGV[7] == '1' and refused[1] == 'other' then change_claim(claim, task, '') end
@@ -51,6 +62,6 @@ if #KEYS == 3 then -- the counter first: a fence that nobody got is better than 
   fence = string.format('%.0f', math.max(now[1] * 1000000 + now[2], next))
   redis.call('SET', KEYS[1], fence)
 end
-redis.call('SET', chosen, 'l ' .. ARGV[1] .. ' ' .. fence .. ' ' .. ARGV[4], 'PX', ARGV[2])
+redis.call('SET', chosen, 'l ' .. ARGV[1] .. ' ' .. fence .. ' ' .. ARGV[4] .. others, 'PX', ARGV[2])
 if claim and ARGV[9] ~= '1' then change_claim(claim, task, ARGV[6], ARGV[2], ARGV[4]) end
 return #KEYS == 3 and fence or {'granted', chosen}

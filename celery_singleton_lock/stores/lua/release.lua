@@ -14,7 +14,10 @@ for i = 2, #KEYS do
     local kind, rest = string.sub(value, 1, 1), string.sub(value, #token + 4)
     if claim then holder = string.match(rest, '^%S+ (.*)$') end
     if kind == 'l' or kind == 'd' then
-      if become == '' then redis.call('DEL', KEYS[i])
+      if become == '' then -- a blank at the end: somebody waits
+        if string.byte(value, -1) ~= 32 or not of_lines().call_next(KEYS[i], ARGV[2]) then
+          redis.call('DEL', KEYS[i])
+        end
       else redis.call('SET', KEYS[i], become .. ' ' .. ARGV[7] .. ' ' .. rest, 'PX', ARGV[6]) end
     end
   elseif string.sub(value, 3, #attempt + 3) == attempt .. '|' then

@@ -1,0 +1,181 @@
+"""Places in the lines for keys: each a blocking pop, on a connection that nothing else uses.
+
+Promises
+    Redis serves those who block on one list in the order in which they came, and forgets at once
+    whose connection is closed: so who has waited longest is called, of those who live. A place is
+    kept while its caller looks at the key in between. No wait outlasts what was asked for by more
+    than a connection's timeout, whatever the server does.
+
+Does not promise
+    That a call arrives. Who was called and died has taken it along; the key is free again half a
+    second later (line.lua), and the others look by themselves.
+
+States of a place::
+
+    (nothing sent) --BLPOP--> blocking --reply: called, or 60 s over--> (nothing sent)
+                                 +-- error, exception, leave(): closed, and forgotten there
+
+Under gevent a connection belongs to a thread's hub, so idle ones are kept per native thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import redis
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import Clock, SystemClock
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.connections import Connections
+from celery_singleton_lock.stores.replies import receive
+from celery_singleton_lock.stores.resp import ErrorReply, ProtocolError, Replies, pack
+from celery_singleton_lock.stores.waiting import ready
+
+__all__ = ["Places"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Seconds; then the place is lost, and taken anew at the end. A host that vanished without a word
+# stands in the line no longer than that.
+_LONGEST_BLOCK: Final = 60
+_NEVER: Final = ("NOPERM", "ERR unknown command", "ERR unknown cmd")
+_BROKEN: Final = (redis.exceptions.RedisError, OSError, ProtocolError, StoreError)
+
+
+class Places:
+    """Those of one store in this process."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._idle: dict[tuple[int, str], deque[Any]] = {}
+        self._denied = False
+
+    def place(
+        self, line: str, who: str, home: Callable[[], Connections], timeout: float
+    ) -> _Place | None:
+        """A place in ``line``, on the server that ``home`` finds; None: the login may not block."""
+        return None if self._denied else _Place(self, line, who, home, timeout, self._clock)
+
+    def take(self, server: Connections, timeout: float) -> Any:
+        """A connection to ``server``, an idle one if there is one."""
+        idle = self._idle_to(server)
+        while idle:
+            connection = idle.pop()
+            # What broke while nobody used it shows as bytes, or their end.
+            if not ready([(connection._sock.fileno(), False)], 0):
+                return connection
+            connection.disconnect()
+        connection = server.new(timeout)
+        try:
+            server.greet(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def give(self, server: Connections, connection: Any) -> None:
+        """Keep a connection that waits for no reply."""
+        self._idle_to(server).append(connection)
+
+    def deny(self, reply: ErrorReply) -> None:
+        """The server won't have it: from now on, this process's callers look."""
+        if not self._denied:
+            logger.info(
+                "singleton: calls that wait for a key look every half second, for the store can't "
+                "call them: %s",
+                reply,
+            )
+        self._denied = True
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while self._idle:
+            idle = self._idle.popitem()[1]
+            while idle:
+                idle.pop().disconnect()
+
+    def _idle_to(self, server: Connections) -> deque[Any]:
+        thread = native.get_ident() if native.is_patched() else 0
+        return self._idle.setdefault((thread, server.address), deque())
+
+
+class _Place:
+    """One caller's; of one thread."""
+
+    def __init__(
+        self,
+        places: Places,
+        line: str,
+        who: str,
+        home: Callable[[], Connections],
+        timeout: float,
+        clock: Clock,
+    ) -> None:
+        self._places = places
+        self._line = line
+        self._who = who
+        self._home = home
+        self._timeout = timeout
+        self._clock = clock
+        self._server: Connections | None = None
+        self._connection: Any = None
+        self._replies = Replies()
+
+    def wait(self, seconds: float) -> str | None:
+        """As of a Place."""
+        until = self._clock.now() + seconds
+        try:
+            if self._connection is None:
+                self._block()
+            while (left := until - self._clock.now()) > 0:
+                if ready([(self._connection._sock.fileno(), False)], left):
+                    found = self._replies.feed(self._received())
+                    if found:
+                        return self._called(found[0])
+            return ""
+        except _BROKEN:
+            self._hang_up()
+            return None
+
+    def leave(self, *, counted: bool) -> None:
+        """As of a Place."""
+        self._hang_up()
+        if counted:
+            try:
+                command = ("ZREM", self._line, self._who)
+                self._home().run([command], self._timeout)
+            except StoreError:
+                pass  # counted for a moment longer: the next release keeps the key for nobody
+
+    def _block(self) -> None:
+        self._server = self._home()
+        self._connection = self._places.take(self._server, self._timeout)
+        command = ("BLPOP", f"{self._line}!", _LONGEST_BLOCK)
+        self._connection.send_packed_command([pack([command])], check_health=False)
+
+    def _received(self) -> bytes:
+        try:
+            return receive(self._connection, within=0)
+        except redis.exceptions.TimeoutError:
+            return b""  # bytes of TLS that belong to no reply
+
+    def _called(self, reply: Any) -> str | None:
+        if isinstance(reply, ErrorReply):
+            if reply.startswith(_NEVER):
+                self._places.deny(reply)
+            self._hang_up()
+            return None
+        connection, self._connection = self._connection, None
+        assert self._server is not None, "it was asked"
+        self._places.give(self._server, connection)
+        return reply[1].decode(errors="replace") if reply else ""
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        self._replies = Replies()
+        if connection is not None:
+            connection.disconnect()
