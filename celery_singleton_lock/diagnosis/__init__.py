@@ -1,8 +1,8 @@
 """``celery singleton doctor``: what is wrong with an app's locks, and what would be.
 
 Promises
-    Nothing is changed but one key of its own, which it takes and gives back. A right that is
-    missing (INFO, CONFIG, SCAN denied by an ACL) makes a finding less, never an error. A member
+    Nothing is changed but one key of its own, and the line of those who wait for it. A right that
+    is missing (INFO, CONFIG, SCAN denied by an ACL) makes a finding less, never an error. A member
     that is away, while the store works without it, is a warning.
 
 Every sort of store has an examination in a module of its own; its client is imported with it.
@@ -25,6 +25,7 @@ from celery_singleton_lock.diagnosis.redis import examine_redis
 from celery_singleton_lock.diagnosis.redlock import examine_redlock
 from celery_singleton_lock.diagnosis.sentinel import examine_sentinel
 from celery_singleton_lock.diagnosis.tasks import examine_tasks
+from celery_singleton_lock.diagnosis.waiting import examine_waiting
 from celery_singleton_lock.errors import SingletonLockError, StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import is_sentinel_url
@@ -60,6 +61,7 @@ def diagnose(app: Celery) -> Iterator[Finding]:
     # Also of a store that doesn't work: its members may tell why.
     yield from _examine_store(patient)
     if works:
+        yield from examine_waiting(patient)
         yield from examine_keys(patient.store, patient.keyspace)
     yield from examine_tasks(app, runtime)
 

@@ -43,10 +43,38 @@ class RedisOperators:
         """
         for key, kind, ttl_ms in self._scan(pattern, "TYPE"):
             name = key.decode(errors="replace")
-            if kind not in (b"string", b"none"):
+            if kind not in (b"string", b"none") and not Keyspace.is_line(name):
                 yield name, f"is a {kind.decode()}, not a string"
             elif ttl_ms == -1 and not Keyspace.stays(name):
                 yield name, "has no expiry"
+
+    def missing_rights(self, key: str) -> list[str]:
+        """Of the commands by which those who wait for ``key`` are called, what the login may not.
+
+        Nobody waits for ``key``; nothing stays.
+        """
+        line = Keyspace.line(key)
+        called = f"{line}!"
+        commands: list[Command] = [
+            ("RPUSH", called, "you"),
+            ("BLPOP", called, 0.01),
+            ("ZADD", line, "XX", 0, "you"),
+            ("ZCOUNT", line, 0, 0),
+            ("ZREM", line, "you"),
+        ]
+        missing = [str(command[0]) for command in commands if self._is_denied(command)]
+        if "BLPOP" in missing:
+            self._connections.run([("DEL", called)], OPERATOR_TIMEOUT)
+        return missing
+
+    def _is_denied(self, command: Command) -> bool:
+        try:
+            self._connections.run([command], OPERATOR_TIMEOUT)
+        except StoreError as exc:
+            if isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
+                return True
+            raise
+        return False
 
     def command(self, *words: Any) -> Any:
         """The reply to one command, for operators."""

@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import singleton_task
+from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.diagnosis import Severity
 from celery_singleton_lock.diagnosis.probe import probe
 from celery_singleton_lock.testing.server import PrivateServer, free_port
@@ -67,6 +68,31 @@ def test_it_works_where_info_and_scan_are_denied(server: PrivateServer, raw: Any
     assert (found_here["server"], found_here["keys"]) == (Severity.NOTE, Severity.NOTE)
     assert Severity.ERROR not in found_here.values()
     assert not [finding for finding in findings(app) if "pw" in finding.text]
+
+
+def test_rights_that_only_waiting_needs_are_a_note(server: PrivateServer, raw: Any) -> None:
+    (finding,) = found(app_on(server.url()), "waiting")
+    assert finding.severity is Severity.OK
+    raw.execute_command("ACL", "SETUSER", "locks", "on", ">pw", *LEAST_RIGHTS, "+rpush", "+zadd")
+    app = app_on(server.url())
+    app.conf.singleton_lock_url = server.url().replace("redis://", "redis://locks:pw@")
+    (finding,) = found(app, "waiting")
+    assert finding.severity is Severity.NOTE
+    assert "BLPOP, ZCOUNT, ZREM" in finding.text
+    assert "+blpop +zcount +zrem" in finding.cure
+    assert raw.keys("csl:*singleton-doctor*") == []
+
+
+def test_those_who_wait_are_no_strangers(server: PrivateServer, raw: Any) -> None:
+    line = Keyspace.line(Keyspace().lock("patient.work", "busy"))
+    raw.zadd(line, {"somebody": 1})
+    raw.rpush(f"{line}!", "a call")
+    for name in (line, f"{line}!"):
+        raw.expire(name, 60)
+    assert raw.keys("csl:{celery:0}:line|*")
+    assert found(app_on(server.url()), "keys") == []
+    raw.persist(line)
+    assert len(found(app_on(server.url()), "keys")) == 1
 
 
 def test_missing_rights_are_an_error_that_says_where_they_are_listed(
