@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [stores|worker|micro] [options]`; without a name, all of them."""
+"""`python -m tests.benchmarks [stores|handoff|worker|micro] [options]`; without a name, all."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import argparse
 import sys
 from typing import Any, Final
 
-from tests.benchmarks import stores
+from tests.benchmarks import handoff, stores
 from tests.benchmarks.micro import command as micro
 from tests.benchmarks.worker import command as worker
 
-_BENCHMARKS: Final[dict[str, Any]] = {"stores": stores, "worker": worker, "micro": micro}
+_BENCHMARKS: Final[dict[str, Any]] = {
+    **{"stores": stores, "handoff": handoff, "worker": worker, "micro": micro},
+}
 
 
 def main() -> None:

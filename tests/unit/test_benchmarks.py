@@ -8,6 +8,8 @@ import threading
 import pytest
 
 from tests.benchmarks.contest import Cost, Result, Role
+from tests.benchmarks.handoff import Handoff, summary
+from tests.benchmarks.queuers import Turn
 from tests.benchmarks.report import as_data, as_table, behind
 from tests.benchmarks.samples import Spread, ratios, spread
 from tests.benchmarks.section import replace_section
@@ -36,6 +38,23 @@ def test_half_of_the_numbers_lie_within_the_spread() -> None:
 def test_a_ratio_is_taken_within_each_round_so_a_slow_spell_cancels_out() -> None:
     measured = {"ours": [[1.0, 1.0], [50.0, 50.0]], "theirs": [[2.0, 2.0], [100.0, 100.0]]}
     assert ratios(measured, "ours")["theirs"] == Spread(2.0, 2.0, 2.0)
+
+
+# --- hand-off ------------------------------------------------------------------------------------
+
+
+def test_a_handoff_is_from_a_release_to_the_next_start_of_one_that_waited() -> None:
+    turns = [
+        Turn(asked=0.0, began=1.0, ended=2.0),
+        Turn(asked=0.5, began=2.25, ended=3.0),
+        Turn(asked=3.1, began=3.2, ended=4.0),  # came after the release, and overtook the next
+        Turn(asked=0.5, began=4.25, ended=5.0),
+        Turn(asked=0.5, began=None, ended=9.0),  # never had it, but has waited
+    ]
+    found = summary(turns, commands=12)
+    assert found == Handoff(
+        turns=4, p50=0.25, p99=0.25, wait=1.75, longest=8.5, overtaken=0.25, commands=3.0
+    )
 
 
 # --- round trips ---------------------------------------------------------------------------------
