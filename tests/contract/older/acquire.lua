@@ -1,0 +1,56 @@
+-- Take a free slot, or the one that is one's own already or reserved for one; else say who has them.
+-- KEYS: fence counter, marker of this attempt, slot, slot ... and the message's claim, if it has one
+-- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; and for a claim: its phase once
+--       granted ('' freed), '1' if a refusal by another ends the message, '1' if another's claim
+--       refuses it, '1' if a grant keeps the claim as it is
+-- Replies: the fence, of the one slot; {'granted', slot}, of several, which have none;
+--          or {relation [, slot, value, ttl left in ms]}
+local marker = redis.call('GET', KEYS[2])
+if marker then
+  local state, sequence = string.match(marker, '^(%S) (%d+) ')
+  if state == 'd' then return {'done'} end
+  if state == 'f' then return {'twin'} end
+  if sequence and tonumber(sequence) > tonumber(ARGV[3]) then return {'superseded'} end
+end
+local claim = ARGV[6] and table.remove(KEYS)
+local task, nesting, retries, nonce -- a free slot without a claim asks for none of them
+local function read_token() return string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$') end
+if claim then task, nesting, retries, nonce = read_token() end
+local chosen, taken, own, mine
+for i = 3, #KEYS do
+  local value = redis.call('GET', KEYS[i])
+  if not value then chosen = chosen or KEYS[i] else
+    if not task then task, nesting, retries, nonce = read_token() end
+    taken = taken or {'other', KEYS[i], value}
+    local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
+    if t == task then
+      local age = (n - nesting) * 2e9 + r - retries -- both are below 1e9
+      if age > 0 then own = {'later', KEYS[i], value}
+      elseif kind == 'c' then own = nil -- its cooling holds for all
+      elseif age < 0 then own = {'earlier', KEYS[i], value}
+      elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, mine = KEYS[i], true; break
+      else own = {'twin', KEYS[i], value} end
+      if own then break end
+    end
+  end
+end
+local refused = own or (not chosen and taken)
+if claim and ARGV[8] == '1' and not refused and not mine then
+  local value, claimant = read_claim(claim)
+  if claimant and claimant ~= task then refused = {'other', claim, value} end
+end
+if refused then
+  if claim and ARGV[7] == '1' and refused[1] == 'other' then change_claim(claim, task, '') end
+  refused[4] = redis.call('PTTL', refused[2])
+  return refused
+end
+local fence = '0'
+if #KEYS == 3 then -- the counter first: a fence that nobody got is better than one that two got
+  local now = redis.call('TIME')
+  local next = math.max((redis.call('GET', KEYS[1]) or 0) + 1, ARGV[5] + 1)
+  fence = string.format('%.0f', math.max(now[1] * 1000000 + now[2], next))
+  redis.call('SET', KEYS[1], fence)
+end
+redis.call('SET', chosen, 'l ' .. ARGV[1] .. ' ' .. fence .. ' ' .. ARGV[4], 'PX', ARGV[2])
+if claim and ARGV[9] ~= '1' then change_claim(claim, task, ARGV[6], ARGV[2], ARGV[4]) end
+return #KEYS == 3 and fence or {'granted', chosen}

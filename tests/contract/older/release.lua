@@ -1,0 +1,34 @@
+-- Give back what the token holds, or turn it into another kind; never touch another's key.
+-- KEYS: marker of the token's attempt, key, key ... and the message's claim, if it shall change
+-- ARGV: attempt, nonce; where they are not left out: new state of the marker ('' none), its ttl in ms,
+--       new kind ('' deletes), its ttl in ms, its token, the claim's new phase ('' freed), its ttl in ms
+-- Replies: 'released', 'not_ours', 'twin' (another delivery has it) or 'done' (another finished it)
+local attempt, token = ARGV[1], ARGV[1] .. '|' .. ARGV[2]
+local mark, become = ARGV[3] or '', ARGV[5] or ''
+local claim = ARGV[8] and table.remove(KEYS)
+local reply, holder = 'not_ours', '{}'
+for i = 2, #KEYS do
+  local value = redis.call('GET', KEYS[i]) or ''
+  if string.sub(value, 2, #token + 3) == ' ' .. token .. ' ' then
+    reply = 'released'
+    local kind, rest = string.sub(value, 1, 1), string.sub(value, #token + 4)
+    if claim then holder = string.match(rest, '^%S+ (.*)$') end
+    if kind == 'l' or kind == 'd' then
+      if become == '' then redis.call('DEL', KEYS[i])
+      else redis.call('SET', KEYS[i], become .. ' ' .. ARGV[7] .. ' ' .. rest, 'PX', ARGV[6]) end
+    end
+  elseif string.sub(value, 3, #attempt + 3) == attempt .. '|' then
+    reply = 'twin'
+  end
+end
+if claim and (reply == 'released' or (reply == 'not_ours' and ARGV[8] == '')) then
+  change_claim(claim, string.match(attempt, '^[^|]+'), ARGV[8], ARGV[9], holder)
+end
+if reply == 'released' and mark == '' then return reply end -- whatever the marker says
+local marker = redis.call('GET', KEYS[1])
+local state, sequence, nonce = string.match(marker or '', '^(%S) (%d+) (%S*)$')
+if state == 'd' and nonce ~= ARGV[2] and reply ~= 'released' then reply = 'done' end
+if mark ~= '' and state ~= 'd' and reply ~= 'twin' then
+  redis.call('SET', KEYS[1], mark .. ' ' .. (sequence or '0') .. ' ' .. ARGV[2], 'PX', ARGV[4])
+end
+return reply
