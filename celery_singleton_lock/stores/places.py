@@ -128,18 +128,22 @@ class _Place:
     def wait(self, seconds: float) -> str | None:
         """As of a Place."""
         until = self._clock.now() + seconds
-        try:
-            if self._connection is None:
-                self._block()
-            while (left := until - self._clock.now()) > 0:
-                if ready([(self._connection._sock.fileno(), False)], left):
-                    found = self._replies.feed(self._received())
-                    if found:
-                        return self._called(found[0])
-            return ""
-        except _BROKEN:
-            self._hang_up()
-            return None
+        while True:
+            try:
+                if self._connection is None:
+                    self._block()
+                found = self._replies.feed(self._received())
+            except _BROKEN:
+                self._hang_up()
+                return None
+            if found:
+                return self._called(found[0])
+            left = until - self._clock.now()
+            if left <= 0:
+                return ""
+            # Not above: what a signal's handler raises here (TimeoutError is an OSError) tells
+            # nothing of the connection, and is its caller's.
+            ready([(self._connection._sock.fileno(), False)], left)
 
     def leave(self, *, counted: bool) -> None:
         """As of a Place."""
@@ -161,7 +165,7 @@ class _Place:
         try:
             return receive(self._connection, within=0)
         except redis.exceptions.TimeoutError:
-            return b""  # bytes of TLS that belong to no reply
+            return b""  # nothing yet, or bytes of TLS that belong to no reply
 
     def _called(self, reply: Any) -> str | None:
         if isinstance(reply, ErrorReply):
