@@ -13,7 +13,8 @@ Does not promise
 States of a place::
 
     (nothing sent) --BLPOP--> blocking --reply: called, or 60 s over--> (nothing sent)
-                                 +-- error, exception, leave(): closed, and forgotten there
+                                 +-- error, exception, leave(): closed, and forgotten there;
+                                     after an error taken anew, three times at most
 
 Under gevent a connection belongs to a thread's hub, so idle ones are kept per native thread.
 """
@@ -42,6 +43,9 @@ logger = logging.getLogger("celery_singleton_lock")
 # Seconds; then the place is lost, and taken anew at the end. A host that vanished without a word
 # stands in the line no longer than that.
 _LONGEST_BLOCK: Final = 60
+# After as many breaks without a reply between them, a place is given up: something on the way to
+# the server doesn't bear connections that block.
+_BREAKS: Final = 3
 _NEVER: Final = ("NOPERM", "ERR unknown command", "ERR unknown cmd")
 _BROKEN: Final = (redis.exceptions.RedisError, OSError, ProtocolError, StoreError)
 
@@ -124,6 +128,7 @@ class _Place:
         self._server: Connections | None = None
         self._connection: Any = None
         self._replies = Replies()
+        self._breaks = 0
 
     def wait(self, seconds: float) -> str | None:
         """As of a Place."""
@@ -134,16 +139,28 @@ class _Place:
                     self._block()
                 found = self._replies.feed(self._received())
             except _BROKEN:
-                self._hang_up()
-                return None
-            if found:
-                return self._called(found[0])
+                break
+            if found and isinstance(found[0], ErrorReply):
+                if found[0].startswith(_NEVER):
+                    self._places.deny(found[0])
+                    self._hang_up()
+                    return None
+                break
             left = until - self._clock.now()
-            if left <= 0:
-                return ""
+            if found or left <= 0:
+                self._breaks = 0
+                return self._called(found[0]) if found else ""
             # Not above: what a signal's handler raises here (TimeoutError is an OSError) tells
             # nothing of the connection, and is its caller's.
             ready([(self._connection._sock.fileno(), False)], left)
+        self._hang_up()
+        self._breaks += 1
+        if self._breaks == _BREAKS:
+            return None
+        # The next wait stands in the line again, at its end. Who only looked from now on would be
+        # overtaken by all who do.
+        self._clock.sleep(max(0.0, until - self._clock.now()))
+        return ""
 
     def leave(self, *, counted: bool) -> None:
         """As of a Place."""
@@ -167,12 +184,7 @@ class _Place:
         except redis.exceptions.TimeoutError:
             return b""  # nothing yet, or bytes of TLS that belong to no reply
 
-    def _called(self, reply: Any) -> str | None:
-        if isinstance(reply, ErrorReply):
-            if reply.startswith(_NEVER):
-                self._places.deny(reply)
-            self._hang_up()
-            return None
+    def _called(self, reply: Any) -> str:
         connection, self._connection = self._connection, None
         assert self._server is not None, "it was asked"
         self._places.give(self._server, connection)

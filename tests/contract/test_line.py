@@ -378,6 +378,29 @@ def test_who_waits_survives_the_loss_of_its_connection(desk: Desk, raw: redis.Re
     assert desk.left() == []
 
 
+def test_who_lost_its_connection_stands_in_the_line_again(desk: Desk, raw: redis.Redis) -> None:
+    stop = threading.Event()
+
+    def again_and_again() -> None:
+        while not stop.is_set():
+            desk.take_turn("other")
+
+    with desk.hold():
+        waiting = desk.queue("first")
+        for client in raw.client_list():
+            if client["cmd"] == "blpop":
+                raw.client_kill_filter(_id=client["id"])
+        wait_until(lambda: desk.blocked() == 0, "it is cut")
+        others = [desk._threads.submit(again_and_again) for _ in range(3)]
+        wait_until(lambda: desk.blocked() >= 3, "there is always somebody in the line")
+    try:
+        waiting.result(PATIENCE)  # who only looked would never meet a free key
+    finally:
+        stop.set()
+    for other in others:
+        other.result(PATIENCE)
+
+
 @pytest.mark.usefixtures("only_called")
 def test_the_end_of_a_dead_holders_ttl_is_noticed_without_a_call(desk: Desk) -> None:
     take(desk.runtime.store, desk.key, ttl=0.3)
