@@ -15,12 +15,12 @@ from celery_singleton_lock.core.store import Acquire, PostingStore, Release
 from celery_singleton_lock.runtime import Runtime
 from tests.benchmarks.contest import Contender, Role
 
-__all__ = ["TTL", "ours"]
+__all__ = ["NAME", "TTL", "ours"]
 
 #: Seconds: of every contender's locks.
 TTL: Final = 30
 
-_NAME: Final = "celery-singleton-lock"
+NAME: Final = "celery-singleton-lock"
 
 
 @contextmanager
@@ -59,9 +59,9 @@ def ours(url: str) -> Iterator[list[Contender]]:
     def release(lease: Lease) -> None:
         runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
 
-    contenders = [Contender(_NAME, Role.OURS, acquire, give_back)]
+    contenders = [Contender(NAME, Role.OURS, acquire, give_back)]
     if isinstance(runtime.store, PostingStore):
-        waiting = f"{_NAME}, waiting for the release"
+        waiting = f"{NAME}, waiting for the release"
         contenders.append(Contender(waiting, Role.INFORMATION, acquire, release))
     try:
         yield contenders
