@@ -10,6 +10,7 @@ from tests.model.spin import Search
 __all__ = ["CHECKS", "Check"]
 
 _LEASE = Path(__file__).with_name("lease.pml")
+_LINE = Path(__file__).with_name("line.pml")
 _DELIVERY = Path(__file__).with_name("delivery.pml")
 
 
@@ -47,6 +48,10 @@ _UNTOUCHED = "key==c[0].token"
 _OVERSTAYED = "overstayed<"
 _NOTED = "owed_token!=key"
 _ORDER = ">=newest"
+_EXCLUDED = "key==(0+1)"
+_CALLED_ONLY = "called==(me+1)"
+_CALLED_ONCE = "!(listed)"
+_KEPT_BRIEFLY = "stays<"
 _ONE_BODY = "trusts&&"
 _DONE_ONCE = "over["
 _RESERVED = "between=="
@@ -81,6 +86,8 @@ CHECKS = (
         search=Search.FAIR,
     ),
     Check("posted releases: free without a ttl", _LEASE, _WITHOUT_TTL, search=Search.FAIR),
+    Check("waiting: who is called, over a loss", _LINE, ("FORGETS",)),
+    Check("waiting: nobody waits in vain", _LINE, ("LIVENESS",), search=Search.FAIR),
     Check("deliveries, conflicts wait: 1 fault", _DELIVERY, ("FAULTS=1",)),
     Check("deliveries, conflicts skip: 2 faults", _DELIVERY, ("FAULTS=2", "SKIPS")),
     Check("every job is done", _DELIVERY, ("FAULTS=1", "SKIPS", "LIVENESS"), search=Search.FAIR),
@@ -139,6 +146,12 @@ CHECKS = (
     ),
     _refuted("a lost release stays lost", _LEASE, _FOREVER, "LOST_FOR_GOOD", *_WITHOUT_TTL),
     _refuted("asked for before it is sent", _LEASE, _FOREVER, "TURN_BEFORE_POST", *_WITHOUT_TTL),
+    _refuted("a call takes whatever stands", _LINE, _EXCLUDED, "TURN_TAKES_ALL"),
+    _refuted("calls without a name", _LINE, _CALLED_ONLY, "TURN_WITHOUT_NAME"),
+    _refuted("a kept key is anybody's", _LINE, _CALLED_ONLY, "KEPT_FOR_ANY"),
+    _refuted("made again, and handed over again", _LINE, _CALLED_ONCE, "AGAIN_HANDS_OVER"),
+    _refuted("kept until somebody comes", _LINE, _KEPT_BRIEFLY, "KEPT_FOR_EVER"),
+    _refuted("only calls, no looking", _LINE, _FOREVER, "NO_LOOKING", "LIVENESS"),
     _refuted("no nonce", _DELIVERY, _ONE_BODY, "NO_NONCE", "FAULTS=1"),
     _refuted("no ordinal", _DELIVERY, _ONE_BODY, "NO_ORDINAL", "FAULTS=1"),
     _refuted("no done marker", _DELIVERY, _DONE_ONCE, "NO_MARKER", "FAULTS=1"),

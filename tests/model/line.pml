@@ -1,0 +1,383 @@
+/* Waiting for one key: a line, calls, a key that is kept for who was called, and looking.
+ *
+ * The first client doesn't wait: it is skipped when somebody else has the key. It posts its releases, as
+ * a short task does (see lease.pml). The others wait, and call each other when they have had the key.
+ * Whoever waits looks again, called or not, however late. Time is counted down in ticks, as in
+ * lease.pml: any number of steps and ticks may come between two steps. A key is kept for one tick; who
+ * waits counts for two, which is less than in the code: it may end before the next look, and it may
+ * outlast a waiter that is dead.
+ *
+ * Any step may be a client's last: it is killed, and another one begins in its place. A call is lost
+ * with the connection that it is read from. With FORGETS the store loses everything once; no
+ * connection outlives that. Requests that arrive when their client has gone on are in lease.pml.
+ *
+ * A token, and a turn by which somebody is called, is new each time. So of a token that stands in the
+ * key it only matters whose it is; of a turn, whether the key is kept for it.
+ *
+ * The comment before an action names the functions that implement it, in brackets; [environment]
+ * marks what happens to the protocol.
+ *
+ * Must-fail variants, each a protection taken out: TURN_TAKES_ALL, TURN_WITHOUT_NAME, KEPT_FOR_ANY,
+ * AGAIN_HANDS_OVER, KEPT_FOR_EVER, NO_LOOKING.
+ */
+
+#ifndef TTL
+#define TTL 2 /* ticks that a grant lasts in the store */
+#endif
+#define DRIFT 1
+#define TRUST (TTL - DRIFT)
+/* Ticks that a key is kept for who was called, and the call with it. [stores/lua/line.lua] */
+#define KEPT 1
+/* Ticks that who waits counts as waiting after a look. [line.py Waiter.ask] */
+#define COUNTED 2
+
+/* Where a client is. */
+#define IDLE 0
+#define ASKING 1
+#define BODY 2
+#define WAITING 3
+
+/* What has become of a request. */
+#define NOTHING 0
+#define SENT 1
+#define YES 2
+#define NO 3
+
+/* What is known of a turn. */
+#define VALID 1 /* the key is kept for it */
+#define OVER 2
+
+/* Whose token stands in the key, or stood there before it was kept: 1 to 3, a client's; or */
+#define FREE 0
+#define POSTED 4 /* the one that the first client has posted the release of */
+#define NOBODYS 5
+
+typedef Client {
+  byte at;
+  bit again; /* the second try of the acquire is under way */
+  byte call;
+  byte call_trust; /* as in lease.pml */
+  byte trust;
+  byte turn; /* by which it was called; its next acquire shows it */
+  bit blocks; /* in BLPOP, on the list of calls */
+  byte counted; /* ticks that it counts as waiting, alive or not */
+};
+
+Client c[3];
+
+bit owed; /* a posted release of the first client isn't confirmed */
+
+/* The store. */
+byte key;
+bit kept; /* for who was called */
+byte left; /* ticks */
+bit blank; /* the lease says that somebody waits */
+bit listed; /* a turn is in the list of calls, and lasts as long as the key is kept */
+#ifdef FORGETS
+bit forgotten;
+byte shaken; /* ticks in which exclusion may not hold, as in lease.pml; a ghost */
+#define EXCUSED (shaken > 0)
+#else
+#define EXCUSED false
+#endif
+
+/* Ghosts. */
+byte called; /* 1 and up: who heard the call for the key that is kept; 0: nobody has yet */
+byte stays; /* ticks that the key has been kept */
+
+#define WAITS(i) ((i) > 0)
+#define EACH(action) action(0); action(1); action(2)
+#define ALL(claim) (claim(0) && claim(1) && claim(2))
+#define ANY(claim) (claim(0) || claim(1) || claim(2))
+
+#define BELIEVES(i) (c[i].at == BODY && c[i].trust > 0)
+/* Whoever would pass check() has the key. */
+#define SOUND(i) (!BELIEVES(i) || (key == i + 1 && !kept) || EXCUSED)
+#define COUNTS(i) (c[i].counted > 0)
+#define SOMEBODY_WAITS (ANY(COUNTS))
+#define OUTDATE(i) c[i].turn = (!kept && c[i].turn == VALID -> OVER : c[i].turn)
+
+inline verify() {
+  key = (key == POSTED && !owed -> NOBODYS : key);
+  called = (kept -> called : 0);
+  stays = (kept -> stays : 0);
+  EACH(OUTDATE);
+  assert(ALL(SOUND))
+}
+
+inline ask() {
+  c[me].call = SENT;
+  c[me].call_trust = TRUST;
+  c[me].at = ASKING
+}
+
+inline stop_asking() {
+  c[me].again = 0;
+  c[me].call = NOTHING;
+  c[me].call_trust = 0;
+  c[me].turn = NOTHING
+}
+
+/* Its connection is closed: what it was called by is lost with it. */
+inline hang_up() {
+  c[me].blocks = 0;
+  c[me].turn = NOTHING
+}
+
+inline leave() {
+  stop_asking();
+  hang_up();
+  key = (key == me + 1 -> NOBODYS : key);
+  c[me].trust = 0;
+  c[me].at = IDLE
+}
+
+/* What a turn takes: the key that is kept for it. */
+#if defined(TURN_TAKES_ALL)
+#define KEPT_FOR_ME (c[me].turn != NOTHING)
+#elif defined(TURN_WITHOUT_NAME)
+#define KEPT_FOR_ME (kept && c[me].turn != NOTHING)
+#elif defined(KEPT_FOR_ANY)
+#define KEPT_FOR_ME (kept)
+#else
+#define KEPT_FOR_ME (kept && c[me].turn == VALID)
+#endif
+#define MINE (!kept && key == me + 1)
+
+inline grant() {
+#ifndef TURN_TAKES_ALL
+  /* Nobody overtakes who was called as long as the key is kept. */
+  assert(!kept || called == me + 1);
+#endif
+  key = me + 1;
+  kept = 0;
+  left = TTL;
+  c[me].counted = 0;
+  blank = (WAITS(me) && SOMEBODY_WAITS)
+}
+
+inline free_key() {
+  key = FREE;
+  kept = 0;
+  left = 0;
+  blank = 0
+}
+
+/* [stores/lua/line.lua] */
+inline call_next() {
+  assert(!listed && !kept);
+  listed = 1;
+  kept = 1;
+  blank = 0;
+  left = KEPT
+}
+
+#ifdef AGAIN_HANDS_OVER
+#define OF_TOKEN(whose) (key == (whose))
+#define IS_CALLED (kept || blank && SOMEBODY_WAITS)
+#else
+#define OF_TOKEN(whose) (key == (whose) && !kept)
+#define IS_CALLED (blank && SOMEBODY_WAITS)
+#endif
+/* [stores/lua/release.lua] */
+inline release(whose) {
+  if
+  :: OF_TOKEN(whose) && IS_CALLED -> call_next()
+  :: OF_TOKEN(whose) && !IS_CALLED -> free_key()
+  :: else
+  fi
+}
+
+proctype client(byte me) {
+end:
+  do
+  /* A call begins. [delivery.py mint_nonce] [execution.py Execution._acquire] [holding.py hold] */
+  :: d_step { c[me].at == IDLE ->
+      ask() }
+
+  /* The store carries out an acquire; who waits is counted, and the holder's value says so. [stores/lua/acquire.lua] [stores/lua/line.lua] */
+  :: d_step { c[me].call == SENT ->
+      if
+      :: key == FREE || MINE || KEPT_FOR_ME ->
+        grant();
+        c[me].call = YES
+      :: else ->
+        c[me].call = NO;
+        c[me].call_trust = 0;
+        c[me].counted = (WAITS(me) -> COUNTED : 0);
+        blank = (WAITS(me) && !kept -> 1 : blank)
+      fi;
+      c[me].turn = NOTHING;
+      verify() }
+
+  /* No answer in time: once more with the same token; whoever was counted meanwhile isn't called. [core/locker.py Locker._send] */
+  :: d_step { c[me].at == ASKING && !c[me].again ->
+      c[me].again = 1;
+      ask() }
+
+  /* No answer, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [line.py Waiter.leave] */
+  :: d_step { c[me].at == ASKING ->
+      release(me + 1);
+      leave();
+      verify() }
+  :: d_step { c[me].at == ASKING ->
+      leave();
+      verify() }
+
+  /* The grant is read. [core/locker.py Locker.acquire] [line.py Waiter.leave] */
+  :: d_step { c[me].call == YES && c[me].call_trust > 0 ->
+      c[me].trust = c[me].call_trust;
+      stop_asking();
+      hang_up();
+      c[me].at = BODY;
+      verify() }
+
+  /* The refusal is read: who waits goes on waiting, the other is skipped. [line.py Waiter.ask] [execution.py Execution._carry_out] */
+  :: d_step { c[me].call == NO ->
+      if
+      :: WAITS(me) ->
+        stop_asking();
+        c[me].at = WAITING
+      :: else -> leave()
+      fi }
+
+  /* Block on the list of calls. [line.py Waiter.wait] [stores/places.py _Place.wait] [stores/places.py _Place._block] */
+  :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
+
+  /* The server gives a call to one who blocks, also while that one looks. [stores/lua/line.lua] */
+  :: d_step { c[me].blocks && listed && c[me].call != SENT ->
+      c[me].turn = VALID;
+      c[me].blocks = 0;
+      listed = 0;
+      called = me + 1 }
+
+  /* Called: ask, and show the turn. [stores/places.py _Place._called] [line.py Waiter.ask] */
+  :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
+      ask() }
+
+#ifndef NO_LOOKING
+  /* Not called, and half a second is over: look. [line.py Waiter.wait] [line.py Waiter.ask] */
+  :: d_step { c[me].at == WAITING && c[me].turn == NOTHING ->
+      ask() }
+#endif
+
+  /* The connection of the place is lost, and a call with it: a look is next. [stores/places.py _Place._hang_up] [line.py Waiter.wait] */
+  :: d_step { c[me].at == WAITING ->
+      hang_up();
+#ifndef NO_LOOKING
+      ask();
+#endif
+      verify() }
+
+  /* The time to wait is over: it is counted no more. [line.py Waiter.leave] [stores/places.py _Place.leave] */
+  :: d_step { c[me].at == WAITING ->
+      c[me].counted = 0;
+      leave();
+      verify() }
+
+  /* The heartbeat: never of a key that is kept. [stores/lua/renew.lua] [core/keeper.py Keeper._take] */
+  :: d_step { BELIEVES(me) && MINE ->
+      left = TTL;
+      c[me].trust = TRUST }
+
+  /* The body ends, and its release is waited for. [core/locker.py Locker.release] [stores/lua/release.lua] */
+  :: d_step { c[me].at == BODY ->
+      release(me + 1);
+      leave();
+      verify() }
+
+  /* It is posted. [core/locker.py Locker.give_back] [stores/posted.py PostedReleases.begin] */
+  :: d_step { c[me].at == BODY && !WAITS(me) && !owed && BELIEVES(me) ->
+      owed = 1;
+      key = (key == me + 1 -> POSTED : key);
+      leave();
+      verify() }
+
+  /* The store carries it out, once or, when its reply was lost, once more. [stores/lua/release.lua] [stores/posted.py PostedReleases.repeat] [stores/posted.py PostedReleases.make_again] */
+  :: d_step { !WAITS(me) && owed ->
+      release(POSTED);
+      verify() }
+
+  /* It is heard of, or given up, or its process is dead. [stores/posted.py PostedReleases.end] */
+  :: d_step { !WAITS(me) && owed ->
+      owed = 0;
+      verify() }
+
+  /* SIGKILL of a client: the server notices that its connection is closed, and nobody frees the key. [environment] */
+  :: d_step { c[me].at != IDLE ->
+      leave();
+      verify() }
+  od
+}
+
+#define COUNT_DOWN(timer) timer = (timer > 0 -> timer - 1 : 0)
+#define PASS(i) COUNT_DOWN(c[i].call_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].counted)
+
+proctype clock() {
+end:
+  do
+  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock.now] */
+  :: d_step {
+#ifdef KEPT_FOR_EVER
+      left = (kept -> left : (left > 0 -> left - 1 : 0));
+#else
+      COUNT_DOWN(left);
+#endif
+#ifdef FORGETS
+      COUNT_DOWN(shaken);
+#endif
+      if
+      :: kept && left > 0 -> stays++
+      :: kept && left == 0 ->
+        listed = 0;
+        free_key()
+      :: !kept && left == 0 -> free_key()
+      :: else
+      fi;
+      assert(stays < KEPT);
+      EACH(PASS);
+      verify() }
+
+  /* The store's clock is ahead of its holder's. [environment] */
+  :: d_step { key != FREE && !kept && left <= DRIFT ->
+      free_key();
+      verify() }
+  od
+}
+
+#ifdef FORGETS
+#define CUT(i) c[i].call = (c[i].call == SENT -> NOTHING : c[i].call); c[i].blocks = 0; c[i].counted = 0
+
+proctype catastrophe() {
+end:
+  do
+  /* The store is restarted and has lost everything; no connection outlives it. [environment] */
+  :: d_step { !forgotten ->
+      forgotten = 1;
+      free_key();
+      listed = 0;
+      shaken = TTL;
+      EACH(CUT);
+      verify() }
+  od
+}
+#endif
+
+init {
+  atomic {
+    run client(0);
+    run client(1);
+    run client(2);
+    run clock();
+#ifdef FORGETS
+    run catastrophe()
+#endif
+  }
+}
+
+#ifdef LIVENESS
+/* Whether the second client waits for a key that nobody has: it is free, or kept. */
+#define IN_VAIN ((c[1].at == WAITING || c[1].at == ASKING && c[1].call != YES) && (key == FREE || kept))
+/* Nobody waits for ever for a key that nobody has. */
+ltl nobody_waits_in_vain { [] (IN_VAIN -> <> !IN_VAIN) }
+#endif
