@@ -3,37 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Final
 
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.pace import interval_of, retry_pause
 
 __all__ = ["Entry"]
 
+_NEVER: Final = float("inf")
 
-@dataclass(slots=True, eq=False)
+
 class Entry:
-    """One lease that is renewed; times in seconds, on its clock."""
+    """One lease that is renewed; times in seconds, on its clock.
 
-    lease: Lease
-    due: float
-    on_lost: Callable[[Lease], None]
-    error: str = ""
-    failures: int = 0
+    A process may have thousands, and a sweep looks at each several times: so what it looks at is
+    written down, and not computed.
 
-    @property
-    def interval(self) -> float:
-        return interval_of(self.lease.ttl, self.lease.trusted)
+    Attributes:
+        lease: Which.
+        on_lost: Who hears of its loss.
+        interval: From one renewal to the next.
+        ends: When renewal stops.
+        due: When it is to be renewed.
+        turn: When the keeper has to look at it: then, or at the deadline if that comes first. Never
+            later than the deadline, which others (the worker parent) only ever put off.
+        failures: How many renewals in a row weren't answered.
+        error: What became of the last of these.
+    """
 
-    def renewable(self, now: float) -> bool:
-        hold_until = self.lease.hold_until
-        return hold_until is None or now < hold_until
+    __slots__ = ("due", "ends", "error", "failures", "interval", "lease", "on_lost", "turn")
 
-    def retry_pause(self, now: float) -> float:
-        """Seconds until the silent store is asked again."""
-        return retry_pause(self.lease.ttl, self.lease.deadline - now)
+    def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        self.lease = lease
+        self.on_lost = on_lost
+        self.interval = interval_of(lease.ttl, lease.trusted)
+        hold_until = lease.hold_until
+        self.ends = _NEVER if hold_until is None else hold_until
+        self.due = self.turn = 0.0
+        self.failures = 0
+        self.error = ""
 
-    def next_time(self, now: float) -> float:
-        """When this entry needs the keeper again."""
+    def plan(self, due: float, now: float) -> None:
+        """Renew it at ``due``."""
+        self.due = due
         deadline = self.lease.deadline
-        return min(self.due, deadline) if self.renewable(now) else deadline
+        self.turn = due if due < deadline and now < self.ends else deadline
+
+    def renewed(self, sent: float, now: float) -> None:
+        """A request that was sent at ``sent`` renewed it, unless it is lost by ``now``."""
+        lease = self.lease
+        if now >= lease.valid_until and now >= lease.deadline:
+            return  # for good, whatever the store says
+        lease.renewed(sent)
+        self.failures = 0
+        due = sent + self.interval
+        if now < due < lease.valid_until:
+            self.due = self.turn = due  # as plan() would, but for a call
+        else:
+            self.plan(due, now)
+
+    def postpone(self, error: str, now: float) -> None:
+        """A renewal met ``error``: ask the store again after a pause."""
+        self.failures += 1
+        self.error = error
+        lease = self.lease
+        self.plan(now + retry_pause(lease.ttl, lease.deadline - now), now)

@@ -33,6 +33,8 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 from celery_singleton_lock.core import native
@@ -54,6 +56,11 @@ _JITTER: Final = 0.1
 # Seconds; of a failure that is a defect of ours.
 _PAUSE_AFTER_FAILURE: Final = 1.0
 _FOREVER: Final = float("inf")
+# What a sweep reads of thousands, without a step of Python for each.
+_TURN, _INTERVAL = attrgetter("turn"), attrgetter("interval")
+_TTL, _VALID_UNTIL = attrgetter("ttl"), attrgetter("valid_until")
+# Leases whose renewal is noted after one look at the clock: some tens of microseconds' work.
+_PER_LOOK: Final = 64
 
 
 class Keeper:
@@ -80,13 +87,14 @@ class Keeper:
 
     def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the keeper's thread."""
-        entry = Entry(lease, 0.0, on_lost)
-        entry.due = lease.acquired_at + entry.interval * (1 - _JITTER * random.random())
+        entry = Entry(lease, on_lost)
+        begin = lease.acquired_at
+        entry.plan(begin + entry.interval * (1 - _JITTER * random.random()), begin)
         with self._guard:
             self._entries[id(lease)] = entry
             self._shortest = min(self._shortest, entry.interval)
             start = not self._running
-            ring = entry.next_time(self._clock.now()) < self._wakes_at
+            ring = entry.turn < self._wakes_at
         if start:
             # The thread itself says that it runs. Were it said here, a start that failed or was
             # interrupted would leave every later lease of the process without a keeper.
@@ -156,14 +164,18 @@ class Keeper:
         with self._guard:
             shortest, self._shortest = self._shortest, float("inf")
             entries = self._snapshot()
+            if min(map(_TURN, entries), default=_FOREVER) <= now:
+                for entry in entries:
+                    # Another process has put its deadline off, or its renewal has ended meanwhile.
+                    entry.plan(entry.due, now)
             turns = [due for due, _ in list(self._let_go.values())]
-            turns += [entry.next_time(now) for entry in entries]
+            turns += map(_TURN, entries)
             if turns:
                 self._wakes_at = min(turns)
             else:
-                # Where short bodies come one after the other, the next one's lease has likely no
-                # shorter interval, so it needn't wake this thread: that costs each body as much as
-                # a round trip. Once nothing has come for an interval, the thread sleeps on.
+                # The next short body's lease has likely no shorter interval, so it needn't wake
+                # this thread: that costs each body as much as a round trip. Once nothing has come
+                # for an interval, the thread sleeps on.
                 self._wakes_at = now + shortest * (1 - _JITTER)
             return None if self._wakes_at == float("inf") else max(0.0, self._wakes_at - now)
 
@@ -189,12 +201,11 @@ class Keeper:
     def _due(self) -> list[Entry]:
         """What is due, and with it what would be before the next sweep: one pipeline, not two."""
         now = self._clock.now()
-        with self._guard:
-            entries = [entry for entry in self._snapshot() if entry.renewable(now)]
-        if not any(entry.due <= now for entry in entries):
+        entries = self._snapshot()
+        if not any(entry.due <= now < entry.ends for entry in entries):
             return []
-        horizon = now + min(entry.interval for entry in entries)
-        return [entry for entry in entries if entry.due <= horizon]
+        horizon = now + min(map(_INTERVAL, entries))
+        return [entry for entry in entries if now < entry.ends and entry.due <= horizon]
 
     def _renew(self, batch: list[Entry]) -> None:
         leases = [entry.lease for entry in batch]
@@ -204,56 +215,52 @@ class Keeper:
         except Exception as exc:
             if not isinstance(exc, StoreError):
                 logger.exception("the store failed as it should not; it is asked again")
+            now = self._clock.now()
             for entry in batch:
-                self._postpone(entry, str(exc))
+                entry.postpone(str(exc), now)
             return
-        for entry, reply in zip(batch, replies, strict=True):
-            self._take(entry, reply, sent)
+        for start in range(0, len(batch), _PER_LOOK):
+            some = slice(start, start + _PER_LOOK)
+            now = self._clock.now()
+            for entry, reply in zip(batch[some], replies[some], strict=True):
+                if id(entry.lease) not in self._entries:
+                    continue  # released meanwhile
+                if reply is Renewal.RENEWED:
+                    entry.renewed(sent, now)  # or, if that is too late, declared overdue
+                else:
+                    self._take(entry, reply)
 
     def _patience(self, batch: list[Lease], now: float) -> float:
         """Seconds to wait for a reply about ``batch``."""
-        with self._guard:
-            # Not of the batch alone: who isn't due yet waits for this reply too.
-            leases = [*batch, *(entry.lease for entry in self._snapshot())]
-        # At its deadline a body is told of its loss, so nobody waits for a reply beyond that.
-        left = min((one.deadline for one in leases if not one.released), default=_FOREVER) - now
-        return patience(min(lease.ttl for lease in leases), left)
+        # At its deadline a body is told of its loss, so nobody waits for a reply beyond that; and
+        # not of the batch alone: who isn't due yet waits for this reply too.
+        leases = [entry.lease for entry in self._snapshot()]
+        left = min(map(_VALID_UNTIL, leases), default=_FOREVER) - now
+        if left < MAX_TIMEOUT:  # else it doesn't matter that others have put off a deadline
+            left = min([lease.deadline for lease in leases]) - now
+        return patience(min(map(_TTL, chain(leases, batch))), left)
 
-    def _take(self, entry: Entry, reply: Renewal, sent: float) -> None:
-        lease = entry.lease
-        if id(lease) not in self._entries:
-            return  # released meanwhile
+    def _take(self, entry: Entry, reply: Renewal) -> None:
+        """What another reply than "renewed" means."""
         if reply is Renewal.DYING:
-            self.discard(lease)
+            self.discard(entry.lease)
         elif reply is Renewal.SILENT:
-            self._postpone(entry, "its part of the store doesn't answer")
-        elif reply is not Renewal.RENEWED:
+            entry.postpone("its part of the store doesn't answer", self._clock.now())
+        else:
             reason = LossReason.REPLACED if reply is Renewal.REPLACED else LossReason.EXPIRED
             self._lose(entry, reason, "the store has it no more")
-        elif self._clock.now() < lease.deadline:
-            entry.failures = 0
-            lease.renewed(sent)
-            entry.due = sent + entry.interval
-        # Else the reply came after the deadline: lost for good, declared by _declare_overdue.
-
-    def _postpone(self, entry: Entry, error: str) -> None:
-        now = self._clock.now()
-        entry.failures += 1
-        entry.error = error
-        entry.due = now + entry.retry_pause(now)
 
     def _declare_overdue(self) -> None:
         now = self._clock.now()
-        with self._guard:
-            overdue = [e for e in self._snapshot() if now >= e.lease.deadline]
-        for entry in overdue:
+        entries = self._snapshot()
+        overdue = [one for one in entries if one.turn <= now and now >= one.lease.valid_until]
+        for entry in [one for one in overdue if now >= one.lease.deadline]:
             if entry.failures:
                 detail = f"{entry.failures} renewals failed: {entry.error}"
                 self._lose(entry, LossReason.UNREACHABLE, detail)
-            elif not entry.renewable(now):
-                self._lose(
-                    entry, LossReason.EXPIRED, f"max_hold of {entry.lease.max_hold} s reached"
-                )
+            elif now >= entry.ends:
+                detail = f"max_hold of {entry.lease.max_hold} s reached"
+                self._lose(entry, LossReason.EXPIRED, detail)
             else:
                 self._lose(entry, LossReason.EXPIRED, "the process was stopped or starved")
 

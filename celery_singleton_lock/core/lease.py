@@ -45,6 +45,7 @@ def drift(ttl: float) -> float:
     return ttl * _DRIFT_RATIO + _DRIFT_CONSTANT
 
 
+@lru_cache(maxsize=64)
 def trust_of(ttl: float, trusted: float) -> float:
     """Seconds, from the sending of a request, for which the store's answer vouches.
 
@@ -269,6 +270,8 @@ class Lease:
     released: bool = False
     shared: SharedDeadline | None = field(default=None, repr=False)
     process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
+    # What a store sends of the token with each renewal, where it keeps that ready.
+    token_sent: bytes = field(default=b"", init=False, repr=False)
 
     @property
     def fence(self) -> int:
@@ -300,7 +303,7 @@ class Lease:
 
     def renewed(self, sent: float) -> None:
         """The store has it: a request that was sent at ``sent``, on ``clock``, says so."""
-        self.valid_until = sent + self.trust
+        self.valid_until = sent + trust_of(self.ttl, self.trusted)
         if self.shared is not None:
             self.shared.tell(self.valid_until)
 

@@ -26,6 +26,7 @@ _MAX_RETRY_PAUSE: Final = 1.0
 _MIN_RETRY_PAUSE: Final = 0.01
 
 
+@lru_cache(maxsize=64)
 def interval_of(ttl: float, trusted: float) -> float:
     """From one renewal to the next; an answer vouches for the share ``trusted`` of ``ttl``."""
     return ttl * trusted / _RENEWALS_PER_TTL

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import redis
@@ -38,10 +39,16 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.nodes import NodeConnections
 from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, record_of
-from celery_singleton_lock.stores.redis import RENEW, SETTLE_CLAIM, RedisStore
-from celery_singleton_lock.stores.renewal import renewal_call, renewals_of
+from celery_singleton_lock.stores.redis import SETTLE_CLAIM, RedisStore
+from celery_singleton_lock.stores.renewal import (
+    RENEW,
+    by_shard,
+    chunks_of,
+    renewal_call,
+    renewals_of,
+)
 from celery_singleton_lock.stores.replies import checked
-from celery_singleton_lock.stores.script import Call, Script, milliseconds
+from celery_singleton_lock.stores.script import Script, milliseconds
 
 __all__ = ["ClusterStore"]
 
@@ -127,7 +134,13 @@ class ClusterStore(RedisStore):
             self._settle_stray(token, stray, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        replies = super().renew(leases, timeout=timeout)
+        shards = by_shard(leases)
+        chunks = [
+            chunk for shard in shards for chunk in chunks_of([leases[index] for index in shard])
+        ]
+        found = chain.from_iterable(self._renewals(chunks, timeout))
+        order = dict(zip(chain.from_iterable(shards), found, strict=True))
+        replies = [order[index] for index in range(len(leases))]
         calls = [
             ((lease.claim_key,), (lease.token.task, milliseconds(lease.ttl)))
             for lease, reply in zip(leases, replies, strict=True)
@@ -168,7 +181,7 @@ class ClusterStore(RedisStore):
             for lease, reply in zip(chunk, replies, strict=True)
         ]
 
-    def _attempt(self, script: Script, calls: Sequence[Call], timeout: float) -> list[Any]:
+    def _attempt(self, script: Script, calls: Sequence[Any], timeout: float) -> list[Any]:
         """The reply to each call, or the error in its place."""
         replies = self._nodes.attempt(script.evalsha(calls), timeout, waits=False)
         forgotten = [

@@ -13,6 +13,7 @@ Does not promise
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from celery_singleton_lock.core.key import Keyspace
@@ -40,7 +41,7 @@ from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, RedisOperat
 from celery_singleton_lock.stores.operators import record_of as _record
 from celery_singleton_lock.stores.places import Places
 from celery_singleton_lock.stores.posted import PostedReleases
-from celery_singleton_lock.stores.renewal import chunks_of, renewal_call, renewals_of
+from celery_singleton_lock.stores.renewal import RENEW, chunks_of, renewal_call, renewals_of
 from celery_singleton_lock.stores.replicas import Replicas
 from celery_singleton_lock.stores.replies import ScriptForgotten
 from celery_singleton_lock.stores.script import Call
@@ -49,10 +50,9 @@ from celery_singleton_lock.stores.script import milliseconds as _ms
 from celery_singleton_lock.stores.shards import Shards
 from celery_singleton_lock.stores.transport import Command, Transport
 
-__all__ = ["RENEW", "SETTLE_CLAIM", "RedisStore"]
+__all__ = ["SETTLE_CLAIM", "RedisStore"]
 
 _ACQUIRE = _Script("claims", "line", "acquire")
-RENEW = _Script("renew")
 _RELEASE = _Script("claims", "line", "release")
 _MARK = _Script("claims", "mark")
 _ADMIT = _Script("admit")
@@ -136,12 +136,7 @@ class RedisStore(RedisOperators):
         return self._places.place(line, who, lambda: self._home(line, timeout), timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        chunks = chunks_of(leases)
-        replies = self._renewals([[leases[index] for index in chunk] for chunk in chunks], timeout)
-        found: dict[int, Renewal] = {}
-        for chunk, reply in zip(chunks, replies, strict=True):
-            found.update(zip(chunk, reply, strict=True))
-        return [found[index] for index in range(len(leases))]
+        return [*chain.from_iterable(self._renewals(chunks_of(leases), timeout))]
 
     def release(self, call: Release, *, timeout: float) -> Released:
         released = self._release(call, timeout)
@@ -268,7 +263,7 @@ class RedisStore(RedisOperators):
     def _pipeline(
         self,
         script: _Script,
-        calls: Sequence[Call],
+        calls: Sequence[Any],
         timeout: float,
         *,
         then: Sequence[Command] = (),

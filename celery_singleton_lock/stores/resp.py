@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-__all__ = ["ErrorReply", "ProtocolError", "Replies", "pack"]
+__all__ = ["ErrorReply", "Packed", "ProtocolError", "Replies", "pack", "packed_word"]
 
 # A reply of ours has two levels at most; what is deeper is somebody else's.
 _MAX_DEPTH: Final = 8
@@ -29,6 +29,20 @@ class _Incomplete(Exception):
     """The rest has not come yet."""
 
 
+class Packed(tuple[Any, ...]):
+    """A command whose last item is all of it as bytes; what goes before is for those who look where
+    it leads.
+    """
+
+    __slots__ = ()
+
+
+def packed_word(value: Any) -> bytes:
+    """One word of a command: text, bytes or a number."""
+    data = value if isinstance(value, bytes) else str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
 def pack(commands: Iterable[Sequence[Any]]) -> bytes:
     """The bytes of ``commands``, each its name (of one word or two) and arguments: text, bytes or
     numbers.
@@ -37,6 +51,9 @@ def pack(commands: Iterable[Sequence[Any]]) -> bytes:
 
 
 def _packed(command: Sequence[Any]) -> bytes:
+    if type(command) is Packed:
+        data: bytes = command[-1]
+        return data
     name = command[0]
     words = [*name.split(" "), *command[1:]] if " " in name else command
     try:
@@ -49,8 +66,7 @@ def _packed(command: Sequence[Any]) -> bytes:
         return f"*{len(words)}\r\n{text}".encode()
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
-        data = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+        parts.append(packed_word(word))
     return b"".join(parts)
 
 

@@ -145,6 +145,37 @@ def test_a_renewal_of_600_leases_with_claims_survives_a_script_flush(
     assert all(raw.ttl(lease.claim_key) > 60 for lease in leases)
 
 
+def test_leases_and_claims_renewed_together_get_each_its_own_ttl(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    leases, expected = [], {}
+    for number in range(200):
+        key, claim = new_claim()
+        token = take(redis_store, key, ttl=60, claim=running(claim))
+        ttl = 600 + 100 * (number % 7)
+        leases.append(lease_of(key, token, ttl, claim if number % 3 else ""))
+        expected[key] = ttl
+        expected[claim] = ttl if number % 3 else 60
+    assert renew(redis_store, leases) == [Renewal.RENEWED] * 200
+    found = {key: raw.pttl(key) / 1000 for key in expected}
+    assert all(ttl - 50 < found[key] <= ttl for key, ttl in expected.items())
+
+
+def test_the_claim_of_a_lease_that_is_not_renewed_is_not_either(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    leases, claims = [], []
+    for number in range(6):
+        key, claim = new_claim()
+        token = take(redis_store, key, ttl=60, claim=running(claim))
+        leases.append(lease_of(key, token, 600, claim))
+        claims.append(claim)
+        if number % 2:
+            raw.delete(key)
+    assert renew(redis_store, leases) == [Renewal.RENEWED, Renewal.EXPIRED] * 3
+    assert [raw.ttl(claim) > 60 for claim in claims] == [True, False] * 3
+
+
 def test_a_login_that_may_touch_our_keys_alone_is_enough(
     server: PrivateServer, raw: redis.Redis
 ) -> None:

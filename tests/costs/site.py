@@ -125,10 +125,17 @@ class Site:
 
     def renew(self) -> None:
         """A sweep of the heartbeat in which every lease of this process is due."""
-        keeper = self.runtime.keeper
-        for entry in keeper._entries.values():
-            entry.due = 0.0
-        assert keeper.sweep()
+        self.make_due()
+        self.sweep()
+
+    def make_due(self) -> None:
+        """Let every lease of this process have its turn in the next sweep."""
+        for entry in self.runtime.keeper._entries.values():
+            entry.plan(0.0, 0.0)
+
+    def sweep(self) -> None:
+        """As the heartbeat's thread does."""
+        assert self.runtime.keeper.sweep()
 
     @contextmanager
     def taken(self, name: str = "k", task: Any = None) -> Iterator[None]:

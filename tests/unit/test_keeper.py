@@ -368,6 +368,66 @@ def test_renewal_stops_at_max_hold_and_the_lease_ends(bench: Bench) -> None:
     assert bench.store.inspect(lease.key) is None
 
 
+def test_a_renewal_that_came_too_late_for_max_hold_wakes_the_keeper_no_more(bench: Bench) -> None:
+    lease = bench.hold(ttl=60, max_hold=20.5)
+    bench.clock.advance(21)  # starved: it was due by 20, and now may not be renewed
+    pause = bench.keeper.sweep()
+    assert bench.store.batches == []
+    assert pause == pytest.approx(lease.deadline - bench.clock.now())
+
+
+class _Vouched:
+    """A worker parent that has renewed the lease until a moment."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+
+    def heard(self) -> float:
+        return self.until
+
+    def tell(self, valid_until: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_deadline_that_the_parent_put_off_is_waited_for(bench: Bench) -> None:
+    lease = bench.hold(ttl=6, max_hold=1)
+    bench.keeper.sweep()
+    lease.shared = _Vouched(bench.clock.now() + 8)
+    bench.clock.advance(7)
+    assert bench.keeper.sweep() == pytest.approx(1)
+    assert bench.lost == []
+    bench.clock.advance(1)
+    bench.keeper.sweep()
+    assert bench.lost == [lease]
+
+
+def test_a_reply_is_not_awaited_beyond_the_deadline_of_who_is_not_asked_about(
+    bench: Bench,
+) -> None:
+    ending = bench.hold("ending", ttl=6, max_hold=1)
+    bench.clock.advance(5.2)
+    new = bench.hold("new", ttl=6)
+    bench.clock.advance(0.3)
+    bench.keeper.ask(new)
+    assert bench.store.batches == [[new.key]]
+    left = ending.deadline - bench.clock.now()
+    assert 0 < bench.store.timeouts[0] <= left < timeout_for(6)
+
+
+def test_renewals_that_failed_once_are_not_told_of_a_later_loss(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.store.away = True
+    bench.advance(2.1)
+    bench.store.away = False
+    bench.advance(2)
+    bench.clock.advance(30)
+    bench.keeper.sweep()
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.EXPIRED
+    assert "stopped or starved" in lease.loss.detail
+
+
 def test_a_process_that_was_stopped_learns_of_it_before_it_renews(bench: Bench) -> None:
     lease = bench.hold(ttl=6)
     bench.clock.advance(60)
@@ -617,6 +677,8 @@ def test_leases_that_are_released_during_a_sweep_do_not_end_it(bench: Bench) -> 
             bench.keeper.discard(waiting.pop())
 
     kept.valid_until = _Discards(kept.valid_until, discard)
+    bench.clock.advance(2)  # who has no turn isn't looked at
     bench.keeper.sweep()
     assert len(waiting) < len(others)
     assert kept.loss is None
+    assert kept.valid_until > bench.clock.now() + 5

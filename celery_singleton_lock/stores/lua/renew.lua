@@ -1,22 +1,30 @@
 -- Prolong each lease whose token still stands, and its claim with it; never a reservation, a cooling
 -- key, or the claim of a lease that was given back meanwhile: that has a ttl of its own.
 -- KEYS: lease, lease ... and behind them the claims of some of these
--- ARGV: number of leases, then for each key: token of the lease (a claim's: of its lease), ttl in ms
--- Replies: one number a key: 1 renewed, 0 expired, -1 replaced, 2 its process is being killed
-local replies, renewed, leases = {}, {}, tonumber(ARGV[1])
-for i, key in ipairs(KEYS) do
-  local value = redis.pcall('GET', key) -- a table: somebody's list, which must not fail the others
-  local token, ttl = ARGV[2 * i], ARGV[2 * i + 1]
-  local text = type(value) == 'string' and value or ''
-  local ours = ' ' .. token .. ' ' -- not matched: a pattern takes as long as all else together
-  replies[i] = value and -1 or 0
-  if i > leases then
-    local held = string.match(text, '^q (%S+) ')
-    local claimed = held and renewed[token] and string.match(token, '^[^|]+') == held
-    if claimed and redis.call('PTTL', key) < tonumber(ttl) then redis.call('PEXPIRE', key, ttl) end
-  elseif string.sub(text, 1, #ours + 1) == 'l' .. ours then
-    redis.call('PEXPIRE', key, ttl)
-    replies[i], renewed[token] = 1, true
-  elseif string.sub(text, 1, #ours + 1) == 'd' .. ours then replies[i] = 2 end
+-- ARGV: number of leases, ttl in ms of all keys ('': see below), how each lease's value begins while
+--       it stands ('l', its token, blanks between and behind), for each claim the place of its lease;
+--       and if the ttls differ, that of each key
+-- Replies: two numbers for each lease that isn't renewed: its place, and 0 expired, -1 replaced,
+--          2 its process is being killed
+local find, get, call = string.find, redis.pcall, redis.call -- each key counts
+local leases, ttl = tonumber(ARGV[1]), ARGV[2] ~= '' and ARGV[2]
+local replies, failed = {}, {}
+for i = 1, leases do
+  local value, ours = get('GET', KEYS[i]), ARGV[i + 2]
+  local is_text = type(value) == 'string' -- a table: somebody's list, which must not fail the others
+  if is_text and find(value, ours, 1, true) == 1 then -- no pattern: that takes twice as long
+    call('PEXPIRE', KEYS[i], ttl or ARGV[#KEYS + 2 + i])
+  else
+    local dying = is_text and find(value, 'd' .. string.sub(ours, 2), 1, true) == 1
+    replies[#replies + 1], replies[#replies + 2] = i, dying and 2 or value and -1 or 0
+    failed[i] = true
+  end
+end
+for i = leases + 1, #KEYS do
+  local place, value = tonumber(ARGV[i + 2]), get('GET', KEYS[i])
+  local held = type(value) == 'string' and string.match(value, '^q (%S+) ')
+  local claimed = held and not failed[place] and string.match(ARGV[place + 2], '^l ([^|]+)') == held
+  local longer = ttl or ARGV[#KEYS + 2 + i]
+  if claimed and call('PTTL', KEYS[i]) < tonumber(longer) then call('PEXPIRE', KEYS[i], longer) end
 end
 return replies
