@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 import click
 from celery.bin.base import CeleryCommand, CLIContext
 
 from celery_singleton_lock.cli.doctor import doctor
-from celery_singleton_lock.cli.table import describe, row_of, table
+from celery_singleton_lock.cli.table import describe, json_array, row_of, table
 from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime
@@ -31,16 +32,18 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
     runtime = _runtime(ctx)
     with _errors_for_people():
         glob = runtime.keyspace.match_all()
-        records = sorted(runtime.store.scan(glob), key=lambda record: record.key)
         for key, what in getattr(runtime.store, "strays", lambda pattern: ())(glob):
             click.echo(f"not ours: {key!r} {what}; see `doctor`", err=True)
-    matching = [record for record in records if _matches(record.key, pattern)]
-    if as_json:
-        click.echo(json.dumps([row_of(record) for record in matching], indent=2))
-    elif matching:
-        click.echo(table(matching))
-    else:
-        click.echo("nothing is held")
+        records = runtime.store.scan(glob)
+        matching = (record for record in records if _matches(record.key, pattern))
+        if as_json:
+            for piece in json_array(matching):
+                click.echo(piece, nl=False)
+            click.echo()
+        elif (first := next(matching, None)) is not None:
+            click.echo(table(chain([first], matching)))
+        else:
+            click.echo("nothing is held")
 
 
 @click.command(cls=CeleryCommand)

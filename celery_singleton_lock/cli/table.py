@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Phase, Record
 from celery_singleton_lock.core.place import CALLED
 
-__all__ = ["describe", "row_of", "table"]
+__all__ = ["describe", "json_array", "row_of", "table"]
+
+# Flat objects, indented as a part of an array. The encoder that indents by itself is of Python.
+_encode: Final = json.JSONEncoder(separators=(",\n    ", ": ")).encode
+# Records in one piece of the text.
+_PIECE: Final = 200
 
 _KINDS: Final = {
     Kind.LEASE: "running",
@@ -42,6 +49,16 @@ def row_of(record: Record) -> dict[str, Any]:
         "fence": record.fence,
         "token": record.token,
     }
+
+
+def json_array(records: Iterable[Record]) -> Iterator[str]:
+    """The records as one JSON array, in pieces of text: a million need not be held at once."""
+    rows = (f"  {{\n    {_encode(row_of(record))[1:-1]}\n  }}" for record in records)
+    before, after = "[\n", "[]"
+    for piece in iter(lambda: ",\n".join(islice(rows, _PIECE)), ""):
+        yield before + piece
+        before, after = ",\n", "\n]"
+    yield after
 
 
 def table(records: Iterable[Record]) -> str:

@@ -324,7 +324,7 @@ class Store(Protocol):
         ...
 
     def scan(self, pattern: str) -> Iterator[Record]:
-        """All records whose keys match the glob ``pattern``; not a snapshot."""
+        """All records whose keys match the glob ``pattern``, in their order; not a snapshot."""
         ...
 
     def free(self, key: str, token: str | None) -> bool:

@@ -44,7 +44,7 @@ class MemoryStore(RuledStore):
 
     def scan(self, pattern: str) -> Iterator[Record]:
         with self._guard:
-            keys = [key for key in self._entries if fnmatch.fnmatchcase(key, pattern)]
+            keys = [key for key in sorted(self._entries) if fnmatch.fnmatchcase(key, pattern)]
             records = [record for key in keys if (record := self.inspect(key)) is not None]
         return iter(records)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any, Final
 
 import redis
@@ -10,6 +11,7 @@ import redis
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.resp import Packed, packed_word
 from celery_singleton_lock.stores.transport import Command, Transport
 
 __all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
@@ -17,7 +19,10 @@ __all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
 #: Seconds; nobody holds a lease meanwhile.
 OPERATOR_TIMEOUT: Final = 2.0
 
-_SCAN_COUNT: Final = 500
+# A step of the server's, which its other clients wait for: some 0.15 ms.
+_SCAN_COUNT: Final = 100
+# Reads in one pipeline. Each is a step of its own.
+_READ_AT_ONCE: Final = 500
 
 
 class RedisOperators:
@@ -30,23 +35,29 @@ class RedisOperators:
         return None if value is None else record_of(key.encode(), value, ttl)
 
     def scan(self, pattern: str) -> Iterator[Record]:
+        # The names first: of a million keys they fit into memory, what is in them hardly does.
         # TYPE: somebody else's list under our prefix would fail the GET.
-        for key, value, ttl_ms in self._scan(pattern, "GET", "TYPE", "string"):
-            record = record_of(key, value, ttl_ms) if value is not None else None
-            if record is not None:
-                yield record
+        names = [name for page in self._pages(pattern, "TYPE", "string") for name in page]
+        names.sort()
+        keys = (name for name, _ in groupby(names))  # SCAN may tell of a key twice
+        for batch in iter(lambda: [*islice(keys, _READ_AT_ONCE)], []):
+            for key, value, ttl_ms in self._read_each("GET", batch):
+                record = record_of(key, value, ttl_ms) if value is not None else None
+                if record is not None:
+                    yield record
 
     def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
         """Keys under ``pattern`` that this library can't have written, and what is wrong with them.
 
         A lock of a recipe that shares the name: SETNX without an expiry, a list, a set.
         """
-        for key, kind, ttl_ms in self._scan(pattern, "TYPE"):
-            name = key.decode(errors="replace")
-            if kind not in (b"string", b"none") and not Keyspace.is_line(name):
-                yield name, f"is a {kind.decode()}, not a string"
-            elif ttl_ms == -1 and not Keyspace.stays(name):
-                yield name, "has no expiry"
+        seen: set[bytes] = set()  # of these few alone
+        for page in self._pages(pattern):
+            for key, kind, ttl_ms in self._read_each("TYPE", page):
+                what = _stray(key.decode(errors="replace"), kind, ttl_ms)
+                if what and key not in seen:
+                    seen.add(key)
+                    yield key.decode(errors="replace"), what
 
     def missing_rights(self, key: str) -> list[str]:
         """Of the commands by which those who wait for ``key`` are called, what the login may not.
@@ -96,28 +107,39 @@ class RedisOperators:
         """Those that have keys of ours."""
         return [self._connections]
 
-    def _scan(self, pattern: str, read: str, *options: str) -> Iterator[tuple[bytes, Any, int]]:
-        """Each key that matches, what the command ``read`` says of it, and its ttl in ms."""
-        seen: set[bytes] = set()  # SCAN may tell of a key twice, and of one that moved meanwhile
+    def _pages(self, pattern: str, *options: str) -> Iterator[list[bytes]]:
+        """The keys that match, some at a time, of each server; some of them twice."""
         for server in self.servers():
-            for keys in _pages(server, pattern, options):
-                new = [key for key in keys if key not in seen]
-                seen.update(new)
-                reads: list[Command] = [
-                    item for key in new for item in ((read, key), ("PTTL", key))
-                ]
-                replies = iter(self._connections.run(reads, OPERATOR_TIMEOUT) if reads else ())
-                yield from zip(new, replies, replies, strict=False)
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, *options)
+                ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
+                yield keys
+                if cursor == b"0":
+                    break
+
+    def _read_each(self, read: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Any, int]]:
+        """Each key, what the command ``read`` says of it, and its ttl in ms."""
+        reads: list[Command] = []
+        for key in keys:
+            name = packed_word(key)
+            reads += (_packed(read, key, name), _packed("PTTL", key, name))
+        replies = iter(self._connections.run(reads, OPERATOR_TIMEOUT) if reads else ())
+        return zip(keys, replies, replies, strict=False)
 
 
-def _pages(server: Transport, pattern: str, options: Sequence[str]) -> Iterator[list[bytes]]:
-    cursor = b"0"
-    while True:
-        command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, *options)
-        ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
-        yield keys
-        if cursor == b"0":
-            return
+def _packed(command: str, key: bytes, name: bytes) -> Packed:
+    return Packed((command, key, _NAMES[command] + name))
+
+
+_NAMES: Final = {command: b"*2\r\n" + packed_word(command) for command in ("GET", "PTTL", "TYPE")}
+
+
+def _stray(name: str, kind: bytes, ttl_ms: int) -> str:
+    """What is wrong with a key; empty: nothing."""
+    if kind not in (b"string", b"none") and not Keyspace.is_line(name):
+        return f"is a {kind.decode()}, not a string"
+    return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
 
 
 def info_of(server: Transport, section: str) -> dict[str, str]:

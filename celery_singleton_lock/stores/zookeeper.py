@@ -144,6 +144,9 @@ class ZooKeeperStore(RuledStore):
         return replies
 
     def scan(self, pattern: str) -> Iterator[Record]:
+        return iter(sorted(self._scan(pattern), key=lambda record: record.key))
+
+    def _scan(self, pattern: str) -> Iterator[Record]:
         deadline = self._clock.now() + _OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
         # Written, not only synced: the time is needed too.

@@ -81,6 +81,7 @@ class OperatorContract(Part):
         found = {record.key: record.kind for record in records}
         assert expected.items() <= found.items()
         assert released not in found
+        assert list(found) == sorted(found)
         assert all(":contract:" in key or KEYSPACE.is_claim(key) for key in found)
         assert not list(store.scan(Keyspace("contract-2").match_all()))
 
