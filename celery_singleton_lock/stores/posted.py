@@ -131,7 +131,11 @@ class PostedReleases:
             if posted not in self._open:
                 continue
             if error is None:
-                error = self._again(posted, min(posted.timeout, longest))
+                try:
+                    error = self._again(posted, min(posted.timeout, longest))
+                except BaseException:
+                    posted.lose()  # a soft time limit, or SIGTERM: the next call makes it again
+                    raise
             else:
                 self.end(posted, error)  # a store that is silent is so to all of them
 

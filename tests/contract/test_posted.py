@@ -255,6 +255,25 @@ def test_a_release_that_was_lost_with_its_connection_is_made_again(
     assert EventName.RELEASE_FAILED not in bench.names()
 
 
+def test_what_strikes_while_a_lost_release_is_made_again_leaves_it_to_the_next_call(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = bench.begin(new_key())
+    bench.cut()
+    bench.post(lease)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store._posted, "_release", terminated)
+        with pytest.raises(SystemExit):
+            asks_for_another(bench)
+    asks_for_another(bench)
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+
+
+def terminated(*args: Any) -> Any:
+    raise SystemExit
+
+
 def test_the_next_task_of_the_same_key_never_meets_a_release_that_was_lost(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.cut()
