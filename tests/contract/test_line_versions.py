@@ -29,7 +29,7 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.line import Waiter
 from celery_singleton_lock.stores import redis as module
 from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.script import Call, Script
+from celery_singleton_lock.stores.script import Call, Script, milliseconds
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import (
     HOLDER,
@@ -61,7 +61,13 @@ class OlderScript(Script):
 OLDER: Final = {
     module._ACQUIRE: OlderScript("claims", "acquire"),
     module._RELEASE: OlderScript("claims", "release"),
-    module.RENEW: OlderScript("renew"),
+}
+_RENEW: Final = OlderScript("renew")
+_RENEWALS: Final = {
+    1: Renewal.RENEWED,
+    0: Renewal.EXPIRED,
+    -1: Renewal.REPLACED,
+    2: Renewal.DYING,
 }
 
 
@@ -74,6 +80,14 @@ class OlderStore(RedisStore):
         self, script: Script, calls: Sequence[Call], timeout: float, **options: Any
     ) -> list[Any]:
         return super()._pipeline(OLDER.get(script, script), calls, timeout, **options)
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
+        arguments: list[Any] = [len(leases)]
+        for lease in leases:
+            arguments += (str(lease.token), milliseconds(lease.ttl))
+        call = [lease.key for lease in leases], arguments
+        (replies,) = self._pipeline(_RENEW, [call], timeout)
+        return [_RENEWALS[reply] for reply in replies]
 
     def post(self, *_: Any, **__: Any) -> bool:
         return False  # its script would be another
@@ -101,7 +115,7 @@ def test_the_older_store_is_what_it_says(older: OlderStore, raw: redis.Redis) ->
     token = take(older, key)
     assert renew(older, [lease_of(key, token)]) == [Renewal.RENEWED]
     give(older, key, token)
-    loaded = [raw.script_exists(script.sha)[0] for script in OLDER.values()]
+    loaded = [raw.script_exists(script.sha)[0] for script in (*OLDER.values(), _RENEW)]
     assert loaded == [True] * 3
     assert not raw.script_exists(module._ACQUIRE.sha)[0]
 

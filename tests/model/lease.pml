@@ -469,7 +469,7 @@ end:
         c[me].beat_trust = 0
       fi }
 
-  /* "Renewed" is read; after the deadline it counts no more. [core/keeper.py Keeper._take] */
+  /* "Renewed" is read; after the deadline it counts no more. [core/keeper.py Keeper._renew] [core/entry.py Entry.renewed] */
   :: d_step { c[me].beat == YES ->
       if
       :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)
@@ -483,10 +483,10 @@ end:
       stop_trusting();
       stop_beating() }
 
-  /* No reply to the renewal: it will be sent again. [core/keeper.py Keeper._postpone] */
+  /* No reply to the renewal: it will be sent again. [core/entry.py Entry.postpone] */
   :: d_step { c[me].beat != NOTHING -> stop_beating() }
 
-  /* The same, and the first may still arrive. [core/keeper.py Keeper._postpone] */
+  /* The same, and the first may still arrive. [core/entry.py Entry.postpone] */
   :: d_step { c[me].beat == SENT ->
       stray_on(RENEW);
       stop_beating() }

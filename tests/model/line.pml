@@ -275,7 +275,7 @@ end:
       leave();
       verify() }
 
-  /* The heartbeat: never of a key that is kept. [stores/lua/renew.lua] [core/keeper.py Keeper._take] */
+  /* The heartbeat: never of a key that is kept. [stores/lua/renew.lua] [core/entry.py Entry.renewed] */
   :: d_step { BELIEVES(me) && MINE ->
       left = TTL;
       c[me].trust = TRUST }
