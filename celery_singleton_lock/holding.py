@@ -90,7 +90,12 @@ def hold(
         yield lease
     finally:
         # First of all: nothing that goes wrong below may leave the lease with the keeper.
-        runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+        try:
+            runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+        except BaseException:
+            # A soft time limit, or SIGTERM, maybe before the keeper had let go.
+            runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+            raise
         if reset is not None:
             _leave(reset)
 
@@ -103,6 +108,7 @@ def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:
 
 
 def _acquire(runtime: Runtime, call: Acquire, patience: float) -> Lease:
+    reply: Lease | Refused | None = None
     if not patience:
         reply = runtime.locker.acquire(call)
         if isinstance(reply, Lease):
@@ -122,7 +128,13 @@ def _acquire(runtime: Runtime, call: Acquire, patience: float) -> Lease:
                 raise _conflict(call, reply, patience)
             waiter.wait(reply, left)
     finally:
-        waiter.leave()
+        try:
+            waiter.leave()
+        except BaseException:
+            if isinstance(reply, Lease):
+                # Nobody will hear of the grant.
+                runtime.locker.release(reply, Release(keys=(reply.key,), token=reply.token))
+            raise
 
 
 def _conflict(call: Acquire, refused: Refused, patience: float) -> LockConflict:

@@ -90,7 +90,8 @@ class Waiter:
         record = refused.record
         # Of a claim's end no release tells.
         if self._place is not None and not (record and record.kind is Kind.CLAIM):
-            ttl_left = record.ttl if record else _LONGEST_POLL
+            # No ttl at all, after somebody's PERSIST, is 0.
+            ttl_left = (record and record.ttl) or _LONGEST_POLL
             pause = min(longest, ttl_left + _AFTER_THE_END, _LONGEST_POLL)
             turn = self._place.wait(pause)
             if turn is not None:

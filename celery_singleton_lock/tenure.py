@@ -150,15 +150,26 @@ class Tenure:
         return result
 
     def settle(self, state: str | None, retval: Any) -> None:
-        """Give back what is still held, as the outcome says. Once; never raises.
+        """Give back what is still held, as the outcome says. Once; raises what strikes meanwhile.
 
         Args:
             state: Celery's state of the task; None when SystemExit or the like ends it.
             retval: Its result, or the exception that ended it.
         """
-        was, self._state = self._state, _State.SETTLED
-        if was is _State.SETTLED:
+        if self._state is _State.SETTLED:
             return  # by after_return, and this is task_postrun
+        try:
+            self._settle(state, retval)
+        except BaseException:
+            # A soft time limit, or SIGTERM: task_postrun settles what after_return could not. If
+            # this is task_postrun, nobody does, and what is renewed no more ends with its ttl.
+            if self._lease is not None:
+                self._case.runtime.keeper.discard(self._lease)
+            raise
+        self._state = _State.SETTLED
+
+    def _settle(self, state: str | None, retval: Any) -> None:
+        was = self._state
         if was is _State.ASKED and self._call is not None:
             self._case.runtime.locker.forget(self._call)
         lease = self._lease

@@ -185,7 +185,7 @@ class Holder:
     def __str__(self) -> str:
         # A hold() has no task; its id says where it is held.
         name = f"{self.task}[{self.task_id}]" if self.task else self.task_id
-        return f"{name} on {self.worker} (pid {self.pid})"
+        return f"{name} on {self.worker} (pid {self.pid})" if self.worker else name
 
 
 _HOLDER_FIELDS: Final = tuple((name, type(value)) for name, value in asdict(Holder()).items())

@@ -62,7 +62,7 @@ def _packed(command: Sequence[Any]) -> bytes:
     except TypeError:
         is_plain = False
     if is_plain:
-        text = "".join([f"${len(word)}\r\n{word}\r\n" for word in words])
+        text = "".join([f"${len(word)}\r\n" + word + "\r\n" for word in words])
         return f"*{len(words)}\r\n{text}".encode()
     parts = [b"*%d\r\n" % len(words)]
     for word in words:

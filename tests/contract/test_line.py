@@ -409,6 +409,21 @@ def test_the_end_of_a_dead_holders_ttl_is_noticed_without_a_call(desk: Desk) -> 
     assert desk.left() == []
 
 
+def test_a_key_without_an_expiry_is_looked_at_no_more_often(desk: Desk, raw: redis.Redis) -> None:
+    """After somebody's PERSIST: what is left of its ttl is no time to wait for."""
+
+    def waits() -> None:
+        with desk.hold(wait=1):
+            pass
+
+    with desk.hold(), ThreadPoolExecutor(1) as thread:
+        raw.persist(desk.key)
+        before = asked(raw)
+        with pytest.raises(LockConflict):
+            thread.submit(waits).result(PATIENCE)
+        assert asked(raw) - before <= 5
+
+
 # Leaving.
 
 

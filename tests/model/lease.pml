@@ -690,7 +690,7 @@ end:
 #endif
 
 #ifdef KEEPER_GOES_ON
-  /* It renews what was posted. [environment] */
+  /* No action of the protocol: a keeper that renews what was posted. */
   :: d_step { c[me].owed != NOTHING && key == c[me].owed_token -> renew(c[me].owed_token) }
 #endif
   od

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import LeaseLost, LockConflict, hold, singleton_task
+from celery_singleton_lock import LeaseLost, LockConflict, hold, singleton_task, tenure
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Release, Released, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.line import Waiter
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.shared_record import Held, SharedRecord
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -81,6 +83,60 @@ def test_an_error_of_a_block_left_in_another_context_is_the_blocks_own(
     error = ArithmeticError("the block's own")
     # False: the `with` statement raises the error on.
     assert not copy_context().run(block.__exit__, ArithmeticError, error, None)
+    assert singleton_store.held() == []
+    assert len(Runtime.of(celery_app).keeper) == 0
+
+
+# What strikes while the block is left.
+
+
+class Struck(BaseException):
+    """What a signal's handler raises: a soft time limit, SIGTERM."""
+
+
+def strikes_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """The first call of ``name`` is struck before it does anything."""
+    real = getattr(owner, name)
+    struck: list[bool] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not struck:
+            struck.append(True)
+            raise Struck
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_what_strikes_at_the_end_of_the_block_leaves_no_lease_with_the_keeper(
+    celery_app: Celery, singleton_store: SingletonStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strikes_once(monkeypatch, Locker, "release")
+    with pytest.raises(Struck), hold("k", scope="s", app=celery_app):
+        pass
+    assert singleton_store.held() == []
+    assert len(Runtime.of(celery_app).keeper) == 0
+
+
+def test_what_strikes_between_waiting_and_the_block_gives_the_lease_back(
+    celery_app: Celery, singleton_store: SingletonStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strikes_once(monkeypatch, Waiter, "leave")
+    with pytest.raises(Struck), hold("k", scope="s", wait=1, app=celery_app):
+        raise AssertionError("the block was not entered")
+    assert singleton_store.held() == []
+    assert len(Runtime.of(celery_app).keeper) == 0, "it would be told as lost"
+
+
+def test_what_strikes_while_a_task_is_settled_leaves_no_lease_with_the_keeper(
+    celery_app: Celery,
+    singleton_store: SingletonStore,
+    work: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strikes_once(monkeypatch, tenure, "is_done")
+    with pytest.raises(Struck):
+        work.apply(("k",))
     assert singleton_store.held() == []
     assert len(Runtime.of(celery_app).keeper) == 0
 

@@ -32,7 +32,7 @@ local function of_lines()
     if not somebody_waits(line) then return false end
     if type(redis.pcall('RPUSH', line .. '!', turn)) ~= 'number' then return false end
     redis.call('PEXPIRE', line .. '!', 500)
-    local kept = 'r %waiter|0.0|' .. turn .. ' 0 {"task_id":"whoever has waited longest"}'
+    local kept = 'r %waiter|0.0|' .. turn .. ' 0 {"task_id":"whoever has waited longest (kept for 0.5 s)"}'
     redis.call('SET', key, kept, 'PX', 500)
     return true
   end
