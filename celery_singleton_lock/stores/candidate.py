@@ -57,6 +57,8 @@ _LONGEST_DELAY: Final = 60.0
 # Not the global generator: whoever seeds that one alike in all processes has them split for ever.
 _RANDOM: Final = random.SystemRandom()
 
+_Exchanges = tuple[Exchange | None, ...]
+
 
 class Candidate:
     """Takes leases and claims.
@@ -71,7 +73,10 @@ class Candidate:
         self._quorum = quorum
         self._clock = clock
         self._quarantine = quarantine
-        self._unconfirmed: deque[tuple[float, Token, tuple[Exchange | None, ...]]] = deque()
+        # Releases that some nodes have not answered, oldest first; and the same of each token, for
+        # every acquire asks for its own, and a silent node leaves thousands.
+        self._unconfirmed: deque[tuple[float, Token, _Exchanges]] = deque()
+        self._of_token: dict[Token, list[_Exchanges]] = {}
 
     def acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
         """As :meth:`Store.acquire`; takes ``timeout`` seconds at most, and the last give-back."""
@@ -154,6 +159,7 @@ class Candidate:
             task=call.token.task,
         )
         if poll.silent:
+            self._of_token.setdefault(call.token, []).append(poll.exchanges)
             self._unconfirmed.append((self._clock.now(), call.token, poll.exchanges))
         return poll
 
@@ -206,17 +212,30 @@ class Candidate:
 
     def _barred(self, token: Token) -> set[int]:
         """The nodes that have not confirmed a release of ``token``."""
-        oldest = self._clock.now() - _LONGEST_DELAY
-        while self._unconfirmed and self._unconfirmed[0][0] < oldest:
-            self._unconfirmed.popleft()
+        self._forget_confirmed()
         return {
             index
-            for _, other, exchanges in list(self._unconfirmed)
-            if other == token
+            for exchanges in list(self._of_token.get(token, ()))
             for index, exchange in enumerate(exchanges)
-            # On one link it is confirmed before the grant is heard.
-            if exchange is not None and not exchange.confirmed
+            if not _is_confirmed(exchange)
         }
+
+    def _forget_confirmed(self) -> None:
+        """Forget the oldest of what need not be known any more."""
+        oldest = self._clock.now() - _LONGEST_DELAY
+        while self._unconfirmed:
+            try:
+                since, token, exchanges = first = self._unconfirmed.popleft()
+            except IndexError:
+                return  # another thread was faster
+            if since >= oldest and not all(map(_is_confirmed, exchanges)):
+                self._unconfirmed.appendleft(first)
+                return
+            of_token = self._of_token.get(token, [])
+            if exchanges in of_token:
+                of_token.remove(exchanges)
+            if not of_token:
+                self._of_token.pop(token, None)
 
     def _keep(
         self,
@@ -272,6 +291,11 @@ class Candidate:
             enough=lambda poll: poll.count >= given,
             task=call.token.task,
         )
+
+
+def _is_confirmed(exchange: Exchange | None) -> bool:
+    # On one link it is confirmed before the next grant is heard. None: nothing was sent.
+    return exchange is None or exchange.confirmed
 
 
 def _pauses() -> Iterator[float]:

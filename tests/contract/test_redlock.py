@@ -316,6 +316,35 @@ def test_a_late_release_can_not_undo_the_next_grant_unnoticed(
             store.acquire(call, timeout=0.6)
 
 
+def test_what_was_released_costs_later_ones_nothing(
+    nodes: RedlockNodes, store: RedlockStore
+) -> None:
+    """A release is over once three of five have answered; of the others it is heard later."""
+    for _ in range(100):
+        key, token = new_key(), new_token()
+        take(store, key, token)
+        give(store, key, token)
+    candidate = store._candidate
+
+    def heard_of_all_but(how_many: int) -> bool:
+        take(store, new_key(), new_token())  # what has come meanwhile is read with it
+        candidate._barred(new_token())
+        return len(candidate._unconfirmed) <= how_many
+
+    wait_until(lambda: heard_of_all_but(10), "most have answered")
+    with nodes.paused([4]):  # of this one nothing is heard for a while
+        for _ in range(20):
+            key, token = new_key(), new_token()
+            take(store, key, token)
+            give(store, key, token)
+        assert candidate._barred(token) == {4}
+        assert candidate._barred(new_token()) == set()
+        assert not heard_of_all_but(10)
+    wait_until(lambda: heard_of_all_but(0), "all have answered")
+    assert candidate._barred(token) == set()
+    assert candidate._of_token == {}
+
+
 def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
