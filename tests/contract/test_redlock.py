@@ -337,7 +337,7 @@ def test_what_was_released_costs_later_ones_nothing(
             key, token = new_key(), new_token()
             take(store, key, token)
             give(store, key, token)
-        assert candidate._barred(token) == {4}
+        assert 4 in candidate._barred(token)  # and who was slow
         assert candidate._barred(new_token()) == set()
         assert not heard_of_all_but(10)
     wait_until(lambda: heard_of_all_but(0), "all have answered")
