@@ -96,8 +96,9 @@ def hold(
             # A soft time limit, or SIGTERM, maybe before the keeper had let go.
             runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
             raise
-        if reset is not None:
-            _leave(reset)
+        finally:
+            if reset is not None:
+                _leave(reset)
 
 
 def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:

@@ -78,7 +78,9 @@ def test_the_parts_are_measured_one_by_one() -> None:
             "key by template",
         ),
         *("a sweep over 300 leases", "bytes per lease in Redis (300)"),
-        *("import, over a bare `import celery`", "acquire + release with 2,000 keys held, over 1"),
+        "`import celery_singleton_lock`, over `import celery`",
+        "an app with one singleton task, over one with a task",
+        "acquire + release with 2,000 keys held, over 1",
         *(
             "a task in an app with 200 tasks, over 1",
             "`celery singleton ls --json` with 2,000 keys",

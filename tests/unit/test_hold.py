@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import LeaseLost, LockConflict, hold, singleton_task, tenure
+from celery_singleton_lock import (
+    LeaseLost,
+    LockConflict,
+    NoLease,
+    current_lease,
+    hold,
+    singleton_task,
+    tenure,
+)
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.keeper import Keeper
@@ -116,6 +124,8 @@ def test_what_strikes_at_the_end_of_the_block_leaves_no_lease_with_the_keeper(
         pass
     assert singleton_store.held() == []
     assert len(Runtime.of(celery_app).keeper) == 0
+    with pytest.raises(NoLease):
+        current_lease()
 
 
 def test_what_strikes_between_waiting_and_the_block_gives_the_lease_back(
