@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Record, Token, drift
 from celery_singleton_lock.core.store import (
@@ -77,6 +78,8 @@ class Candidate:
         # every acquire asks for its own, and a silent node leaves thousands.
         self._unconfirmed: deque[tuple[float, Token, _Exchanges]] = deque()
         self._of_token: dict[Token, list[_Exchanges]] = {}
+        # Of both: a release that a list has lost could undo the next grant unnoticed.
+        self._guard = native.allocate_lock()
 
     def acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
         """As :meth:`Store.acquire`; takes ``timeout`` seconds at most, and the last give-back."""
@@ -159,8 +162,9 @@ class Candidate:
             task=call.token.task,
         )
         if poll.silent:
-            self._of_token.setdefault(call.token, []).append(poll.exchanges)
-            self._unconfirmed.append((self._clock.now(), call.token, poll.exchanges))
+            with self._guard:
+                self._of_token.setdefault(call.token, []).append(poll.exchanges)
+                self._unconfirmed.append((self._clock.now(), call.token, poll.exchanges))
         return poll
 
     def _vote(
@@ -212,10 +216,12 @@ class Candidate:
 
     def _barred(self, token: Token) -> set[int]:
         """The nodes that have not confirmed a release of ``token``."""
-        self._forget_confirmed()
+        with self._guard:
+            self._forget_confirmed()
+            released = list(self._of_token.get(token, ()))
         return {
             index
-            for exchanges in list(self._of_token.get(token, ()))
+            for exchanges in released
             for index, exchange in enumerate(exchanges)
             if not _is_confirmed(exchange)
         }
@@ -224,18 +230,14 @@ class Candidate:
         """Forget the oldest of what need not be known any more."""
         oldest = self._clock.now() - _LONGEST_DELAY
         while self._unconfirmed:
-            try:
-                since, token, exchanges = first = self._unconfirmed.popleft()
-            except IndexError:
-                return  # another thread was faster
+            since, token, exchanges = self._unconfirmed[0]
             if since >= oldest and not all(map(_is_confirmed, exchanges)):
-                self._unconfirmed.appendleft(first)
                 return
-            of_token = self._of_token.get(token, [])
-            if exchanges in of_token:
-                of_token.remove(exchanges)
+            self._unconfirmed.popleft()
+            of_token = self._of_token[token]
+            of_token.remove(exchanges)
             if not of_token:
-                self._of_token.pop(token, None)
+                del self._of_token[token]
 
     def _keep(
         self,
