@@ -184,6 +184,7 @@ def _admit(publication: Publication, runtime: Runtime, claim: Claim, token: Toke
         ),
         ttl=claim.admitted_for(_seconds_until(_start_of(publication.options), app), expires_in),
         instead_of=runtime.orphans.get(claim.key, ""),
+        tells_ttl=publication.policy.on_duplicate is OnDuplicate.RAISE,
     )
     existing = _ask(runtime, call)
     runtime.orphans.pop(claim.key, None)

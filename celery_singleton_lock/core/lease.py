@@ -200,7 +200,7 @@ class Record:
     token: str
     fence: int | None
     holder: Holder
-    ttl: float  # seconds left in the store
+    ttl: float  # seconds left in the store; nan where nobody asked for them
     phase: Phase | None = None  # of a claim
 
     @classmethod

@@ -109,6 +109,7 @@ class Admit:
         holder: Who publishes it, and since when.
         ttl: Seconds that the claim stays, should nothing ever be heard of the message.
         instead_of: The name of a task whose claim is stale, and taken over; empty: none.
+        tells_ttl: Whether the ttl of a claim that is found is wanted; else it may be nan.
     """
 
     key: str
@@ -116,6 +117,7 @@ class Admit:
     holder: Holder
     ttl: float
     instead_of: str = ""
+    tells_ttl: bool = True
 
 
 @dataclass(slots=True, kw_only=True)

@@ -161,9 +161,9 @@ def info_of(server: Transport, section: str) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def record_of(key: bytes, value: bytes, ttl_ms: int) -> Record | None:
+def record_of(key: bytes, value: bytes, ttl_ms: float) -> Record | None:
     """The record in a key's value; None for what something else wrote, or a newer version."""
     try:
-        return Record.parse(key.decode(), value.decode(), max(0, ttl_ms) / 1000)
+        return Record.parse(key.decode(), value.decode(), max(ttl_ms, 0) / 1000)
     except ValueError:
         return None

@@ -35,6 +35,7 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.admission import Admissions
 from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.lease_calls import acquire_call, phase_of, release_call
 from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, RedisOperators
@@ -55,7 +56,6 @@ __all__ = ["SETTLE_CLAIM", "RedisStore"]
 _ACQUIRE = _Script("claims", "line", "acquire")
 _RELEASE = _Script("claims", "line", "release")
 _MARK = _Script("claims", "mark")
-_ADMIT = _Script("admit")
 SETTLE_CLAIM = _Script("claims", "settle_claim")
 _FREE = _Script("free")
 _PERMIT = _Script("permit")
@@ -95,6 +95,7 @@ class RedisStore(RedisOperators):
         self._shards = Shards(self.shards, self._write_shards_down)
         self._places = Places()
         self._posted = PostedReleases(self._release)
+        self._admissions = Admissions(self._connections, self._ask)
         # Shards whose server has run the release's script, as far as this process knows.
         self._taught: set[str] = set()
 
@@ -189,14 +190,9 @@ class RedisStore(RedisOperators):
 
     def _admit(self, call: Admit, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
-        holder = call.holder.to_json(call.token.task_id)
-        arguments = [call.token.task, f"{_ms(call.ttl)}", holder, call.instead_of]
-        reply = self._run(_ADMIT, [call.key], arguments, timeout)
-        if not reply:
-            return None
-        record = _record(call.key.encode(), *reply)
-        if record is None:
-            raise StoreError(f"{call.key!r} holds something that this version can't read")
+        record = self._admissions.admit(call, timeout)
+        if self._posted.lost:
+            self._posted.repeat()
         return record
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:

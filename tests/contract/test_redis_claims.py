@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import product
+from typing import Any
 
 import pytest
 import redis
 
-from celery_singleton_lock.core.lease import Phase
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.store import MarkerState, Refused, Relation, Released, Renewal
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.resp import Packed, pack
+from celery_singleton_lock.stores.transport import Command
 from celery_singleton_lock.testing.contract.calls import (
+    LONG,
+    ODD_TASK_IDS,
     PUBLISHER,
     admit,
     ask,
@@ -50,9 +60,9 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
     key, claim = new_claim()
     token = new_token("foreign")
     raw.set(claim, value)
-    for instead_of in ("", "foreign"):
+    for instead_of, tells_ttl in product(("", "foreign"), (True, False)):
         with pytest.raises(StoreError, match="can't read"):
-            admit(redis_store, claim, token, instead_of=instead_of)
+            admit(redis_store, claim, token, instead_of=instead_of, tells_ttl=tells_ttl)
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
@@ -69,8 +79,9 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
     key, claim = new_claim()
     token = new_token()
     raw.rpush(claim, "somebody's", "data")
-    with pytest.raises(StoreError, match="WRONGTYPE"):
-        admit(redis_store, claim, token)
+    for tells_ttl in (True, False):
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            admit(redis_store, claim, token, tells_ttl=tells_ttl)
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
@@ -95,12 +106,14 @@ def test_a_claim_of_a_phase_that_a_newer_version_knows_is_still_its_tasks(
         raw.set(claim, f"q {token.task} sleeping {publisher}", px=600_000)
 
     write()
-    with pytest.raises(StoreError, match="can't read"):
-        admit(redis_store, claim, new_token())
+    for tells_ttl in (True, False):
+        with pytest.raises(StoreError, match="can't read"):
+            admit(redis_store, claim, new_token(), tells_ttl=tells_ttl)
     reply = ask(redis_store, key, new_token(), claim=running(claim), yields=True)
     assert reply == Refused(relation=Relation.OTHER, record=None)
-    assert admit(redis_store, claim, token) is None
-    assert raw.get(claim) == f"q {token.task} sleeping {publisher}".encode()
+    for tells_ttl in (True, False):
+        assert admit(redis_store, claim, token, tells_ttl=tells_ttl) is None
+        assert raw.get(claim) == f"q {token.task} sleeping {publisher}".encode()
     take(redis_store, key, token, claim=running(claim))
     assert record_of(redis_store, claim).phase is Phase.RUNNING
     write()
@@ -212,3 +225,79 @@ def test_claims_cost_no_round_trip_beside_those_of_the_lease(
     before = calls()
     once()
     assert calls() - before == 5
+
+
+# --- claimed by a command, or by a script --------------------------------------------------------
+
+
+class Spoiled(Connections):
+    """To a server that knows GET beside NX no more than one before Redis 7: it says so itself."""
+
+    def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+        data = pack(commands).replace(b"$3\r\nGET\r\n", b"$3\r\nGOT\r\n")
+        return super().run([Packed(("any", "any", data))] if b"SET" in data else commands, timeout)
+
+
+def asked(raw: redis.Redis) -> Counter[str]:
+    """What the server has run since the last time, but for what scripts did."""
+    stats = raw.info("commandstats")
+    raw.config_resetstat()
+    return Counter({name.removeprefix("cmdstat_"): one["calls"] for name, one in stats.items()})
+
+
+def test_both_ways_write_the_same(redis_store: RedisStore, raw: redis.Redis) -> None:
+    for task_id in ODD_TASK_IDS:
+        values = []
+        for tells_ttl in (True, False):
+            claim = Keyspace.claim("app.sÿnc", new_key())
+            token = Token(task_id, 0, 0, "n", "a1")
+            assert admit(redis_store, claim, token, tells_ttl=tells_ttl) is None
+            values.append(raw.get(claim))
+            assert LONG - 60 < raw.ttl(claim) <= LONG
+        assert values[0] == values[1]
+
+
+def test_a_claim_and_a_duplicate_cost_one_command_and_no_script(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    _, claim = new_claim()
+    admit(redis_store, new_claim()[1], new_token(), tells_ttl=False)
+    asked(raw)
+    assert admit(redis_store, claim, new_token(), tells_ttl=False) is None
+    for _ in range(3):
+        assert admit(redis_store, claim, new_token(), tells_ttl=False) is not None
+    found = asked(raw)
+    assert (found["set"], found["get"], found["evalsha"], found["eval"]) == (4, 0, 0, 0)
+
+
+def test_where_the_command_is_refused_the_script_claims_and_the_command_is_not_tried_again(
+    server: PrivateServer, raw: redis.Redis
+) -> None:
+    with closing(RedisStore(server.url(), connect=Spoiled)) as store:
+        _, claim = new_claim()
+        with pytest.raises(StoreError, match="syntax"):
+            store._connections.run([("SET", claim, "value", "PX", "1000", "NX", "GET")], 1.0)
+        token = new_token()
+        assert admit(store, claim, token, tells_ttl=False) is None
+        assert is_as_published(store, claim, token)
+        asked(raw)
+        found = admit(store, claim, new_token(), tells_ttl=False)
+        assert found is not None
+        assert found.token == token.task
+        assert admit(store, new_claim()[1], new_token(), tells_ttl=False) is None
+        counted = asked(raw)
+        assert counted["evalsha"] == 2
+        assert counted["set"] == 1, "the script's own"
+
+
+def test_a_key_at_which_the_command_fails_does_not_end_its_use(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    _, claim = new_claim()
+    raw.rpush(claim, "somebody's", "data")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        admit(redis_store, claim, new_token(), tells_ttl=False)
+    asked(raw)
+    assert admit(redis_store, new_claim()[1], new_token(), tells_ttl=False) is None
+    found = asked(raw)
+    assert (found["set"], found["evalsha"]) == (1, 0)

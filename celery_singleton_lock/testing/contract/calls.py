@@ -187,8 +187,16 @@ def admit(
     ttl: float = LONG,
     holder: Holder = PUBLISHER,
     instead_of: str = "",
+    tells_ttl: bool = True,
 ) -> Record | None:
-    call = Admit(key=claim, token=token, holder=holder, ttl=ttl, instead_of=instead_of)
+    call = Admit(
+        key=claim,
+        token=token,
+        holder=holder,
+        ttl=ttl,
+        instead_of=instead_of,
+        tells_ttl=tells_ttl,
+    )
     return store.admit(call, timeout=TIMEOUT)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from math import isnan
 
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record, Token
 from celery_singleton_lock.core.store import Refused, Relation, Released, Renewal, Store
@@ -37,24 +39,26 @@ class ClaimContract(Part):
     # --- admit -----------------------------------------------------------------------------------
 
     def test_a_free_claim_is_given_and_its_record_names_the_publisher(self, store: Store) -> None:
-        _, claim = new_claim()
-        token = new_token(retries=2)
-        assert admit(store, claim, token) is None
-        record = record_of(store, claim)
-        assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.task)
-        assert (record.phase, record.holder, record.fence) == (Phase.QUEUED, PUBLISHER, None)
-        assert LONG - 60 < record.ttl <= LONG
+        for tells_ttl in (True, False):
+            _, claim = new_claim()
+            token = new_token(retries=2)
+            assert admit(store, claim, token, tells_ttl=tells_ttl) is None
+            record = record_of(store, claim)
+            assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.task)
+            assert (record.phase, record.holder, record.fence) == (Phase.QUEUED, PUBLISHER, None)
+            assert LONG - 60 < record.ttl <= LONG
 
     def test_another_message_is_refused_with_the_record_of_the_claim(self, store: Store) -> None:
-        for phase in Phase:
+        for phase, tells_ttl in product(Phase, (True, False)):
             _, claim = new_claim()
             token = publish(store, claim, phase=phase)
-            other = Holder(task_id="m-2")
-            record = admit(store, claim, new_token(), ttl=2 * LONG, holder=other)
+            other, ttl = Holder(task_id="m-2"), 2 * LONG
+            record = admit(store, claim, new_token(), ttl=ttl, holder=other, tells_ttl=tells_ttl)
             assert record is not None
             assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.task)
             assert (record.phase, record.holder) == (phase, PUBLISHER)
-            assert LONG - 60 < record.ttl <= LONG
+            if tells_ttl or not isnan(record.ttl):
+                assert LONG - 60 < record.ttl <= LONG
             after = record_of(store, claim)
             assert (after.token, after.phase, after.holder) == (token.task, phase, PUBLISHER)
             assert after.ttl <= LONG
@@ -65,10 +69,11 @@ class ClaimContract(Part):
         _, claim = new_claim()
         ready = threading.Barrier(_THREADS)
 
-        def try_thrice(_: int) -> list[tuple[Token, Record | None]]:
+        def try_thrice(number: int) -> list[tuple[Token, Record | None]]:
             tokens = [new_token() for _ in range(3)]
             ready.wait(30)
-            return [(token, admit(store, claim, token)) for token in tokens]
+            tells_ttl = bool(number % 2)
+            return [(token, admit(store, claim, token, tells_ttl=tells_ttl)) for token in tokens]
 
         with ThreadPoolExecutor(_THREADS) as pool:
             tries = [one for some in pool.map(try_thrice, range(_THREADS)) for one in some]
@@ -80,29 +85,36 @@ class ClaimContract(Part):
         for phase in Phase:
             _, claim = new_claim()
             token = publish(store, claim, phase=phase)
-            for again in (
-                token,
-                new_token(token.task_id),
-                new_token(token.task_id, retries=3),
-                new_token(token.task_id, nesting=1),
+            for again, tells_ttl in product(
+                (
+                    token,
+                    new_token(token.task_id),
+                    new_token(token.task_id, retries=3),
+                    new_token(token.task_id, nesting=1),
+                ),
+                (True, False),
             ):
-                assert admit(store, claim, again, holder=Holder(task_id="later")) is None
+                later = Holder(task_id="later")
+                assert admit(store, claim, again, holder=later, tells_ttl=tells_ttl) is None
             record = record_of(store, claim)
             assert (record.token, record.phase, record.holder) == (token.task, phase, PUBLISHER)
 
     def test_ones_own_claim_is_prolonged_and_never_shortened(self, store: Store) -> None:
-        _, claim = new_claim()
-        token = publish(store, claim, ttl=LONG)
-        assert admit(store, claim, token, ttl=self.SHORT) is None
-        assert record_of(store, claim).ttl > LONG - 60
-        assert admit(store, claim, token, ttl=2 * LONG) is None
-        assert record_of(store, claim).ttl > 2 * LONG - 60
+        for tells_ttl in (True, False):
+            _, claim = new_claim()
+            token = publish(store, claim, ttl=LONG)
+            assert admit(store, claim, token, ttl=self.SHORT, tells_ttl=tells_ttl) is None
+            assert record_of(store, claim).ttl > LONG - 60
+            assert admit(store, claim, token, ttl=2 * LONG, tells_ttl=tells_ttl) is None
+            assert record_of(store, claim).ttl > 2 * LONG - 60
 
     def test_a_message_whose_task_is_named_alike_is_another(self, store: Store) -> None:
         for held, arriving in (("abc", "abcd"), ("abcd", "abc"), ("a.c", "abc"), ("%", "abc")):
             _, claim = new_claim()
             publish(store, claim, new_token(held))
-            assert admit(store, claim, new_token(arriving)) is not None, (held, arriving)
+            for tells_ttl in (True, False):
+                refused = admit(store, claim, new_token(arriving), tells_ttl=tells_ttl)
+                assert refused is not None, (held, arriving)
 
     def test_a_second_call_with_the_same_task_id_has_no_part_in_the_claim(
         self, store: Store
@@ -132,14 +144,14 @@ class ClaimContract(Part):
 
     def test_task_ids_of_any_characters_have_claims(self, store: Store) -> None:
         for task_id in ODD_TASK_IDS:
-            for call in ("", "a1"):
+            for call, tells_ttl in product(("", "a1"), (True, False)):
                 _, claim = new_claim()
                 token = Token(task_id, 0, 0, "n", call)
-                publish(store, claim, token)
+                assert admit(store, claim, token, tells_ttl=tells_ttl) is None
                 assert record_of(store, claim).token == token.task
-                assert admit(store, claim, token) is None
+                assert admit(store, claim, token, tells_ttl=tells_ttl) is None
                 other = Token(task_id + "x", 0, 0, "n", call)
-                refused = admit(store, claim, other)
+                refused = admit(store, claim, other, tells_ttl=tells_ttl)
                 assert refused is not None
                 assert refused.token == token.task
                 settle(store, token, claim, Phase.RETRYING)
@@ -150,11 +162,15 @@ class ClaimContract(Part):
 
     def test_publishers_of_any_characters_come_back(self, store: Store) -> None:
         holder = Holder(task='a "b" \\', task_id="x\ny", worker="w|1.2| q {}", pid=1, since=0.5)
-        _, claim = new_claim()
-        token = new_token()
-        admit(store, claim, token, holder=holder)
-        settle(store, token, claim, Phase.RETRYING)
-        assert record_of(store, claim).holder == holder
+        for tells_ttl in (True, False):
+            _, claim = new_claim()
+            token = new_token()
+            admit(store, claim, token, holder=holder, tells_ttl=tells_ttl)
+            settle(store, token, claim, Phase.RETRYING)
+            assert record_of(store, claim).holder == holder
+            found = admit(store, claim, new_token(), tells_ttl=tells_ttl)
+            assert found is not None
+            assert found.holder == holder
 
     # --- taking over -----------------------------------------------------------------------------
 
