@@ -19,6 +19,8 @@ from celery_singleton_lock.errors import LockKeyError
 __all__ = ["as_sent", "signature_of", "signature_without_self", "stable_rest", "validate"]
 
 _TEXT: Final = frozenset({str})
+# Of another sort, looking may use it up.
+_SEQUENCES: Final = frozenset({list, tuple})
 
 
 def validate(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
@@ -56,10 +58,9 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
         kwargs: Keyword arguments.
         serializer: Of the message, by kombu's name.
     """
-    positional, by_name = list(args), dict(kwargs)
-    if serializer == "json" and _are_scalars(positional, by_name):
-        return positional, by_name
-    arguments = [positional, by_name]
+    if serializer == "json" and _are_scalars(args, kwargs):
+        return args, kwargs
+    arguments = [list(args), dict(kwargs)]
     try:
         if serializer == "json":
             sent, named = kombu_loads(kombu_dumps(arguments))
@@ -71,10 +72,12 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
     return sent, named
 
 
-def _are_scalars(args: list[Any], kwargs: dict[Any, Any]) -> bool:
+def _are_scalars(args: Any, kwargs: Any) -> bool:
     """Whether JSON gives these back as they are: to ask it would be half of what a claim costs."""
-    return (
-        SCALARS.issuperset(map(type, args))
+    if type(args) not in _SEQUENCES or not SCALARS.issuperset(map(type, args)):
+        return False
+    return not kwargs or (
+        type(kwargs) is dict
         and SCALARS.issuperset(map(type, kwargs.values()))
         and _TEXT.issuperset(map(type, kwargs))
     )
