@@ -27,6 +27,8 @@ class Shards:
         self._number = number
         self._write_down = write_down
         self._agreed: set[str] = set()
+        # What the names of shards begin with whose note is among those: asked for in each call.
+        self._known: set[str] = set()
         self._just_asked = False
 
     def disagreement(self, key: str, timeout: float) -> str:
@@ -35,10 +37,15 @@ class Shards:
         Raises:
             StoreError, StoreUnavailable: As of the store.
         """
-        note = Keyspace.shards_note(key)
-        self._just_asked = note not in self._agreed
-        if not self._just_asked:
+        shard = Keyspace.shard(key)
+        self._just_asked = False
+        if shard in self._known:
             return ""
+        note = Keyspace.shards_note(key)
+        if note in self._agreed:
+            self._known.add(shard)
+            return ""
+        self._just_asked = True
         written = self._write_down(note, self._number, timeout)
         if written == self._number:
             self._agreed.add(note)
@@ -54,3 +61,4 @@ class Shards:
         """The store may have lost its notes, unless the one for this call was read just now."""
         if not self._just_asked:
             self._agreed.clear()
+            self._known.clear()
