@@ -15,7 +15,7 @@ from celery_singleton_lock.core.key import digest
 from celery_singleton_lock.core.policy import CallOptions, check_call, merge
 from celery_singleton_lock.delivery import HEADER, call_header, call_within
 from celery_singleton_lock.errors import LockKeyError
-from celery_singleton_lock.publish import Publication, is_canvas, publish
+from celery_singleton_lock.publish import Publication, publish
 from celery_singleton_lock.runtime import Runtime
 
 __all__ = ["claim_and_send"]
@@ -78,9 +78,10 @@ def claim_and_send(
             policy=policy,
             header=header,
             options=options,
-            in_canvas=is_canvas(options),
+            expires=options.get("expires"),
             swallows_in_canvas="on_duplicate" in (given or {}),
         ),
+        runtime,
         lambda: app.send_task(
             name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options
         ),

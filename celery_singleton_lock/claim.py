@@ -33,9 +33,9 @@ CARRIED: Final = "singleton_claim"
 CONTINUED: Final = "singleton_continued"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Claim:
-    """Name and terms of a claim.
+    """Name and terms of a claim. Not changed once it is made.
 
     Attributes:
         key: Its key in the store.

@@ -176,8 +176,11 @@ def call_within(running: Any, task_id: str) -> str:
 
 def is_put_back(header: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether a message with ``header`` and Celery's ``options`` is a copy of its attempt."""
+    attempt = header.get("attempt")
+    if attempt is None:
+        return False
     ordinal = (options.get("replaced_task_nesting") or 0, options.get("retries") or 0)
-    return header.get("attempt") == "{}.{}".format(*ordinal)
+    return bool(attempt == "{}.{}".format(*ordinal))
 
 
 def _name_of_call(attempt: str) -> str:

@@ -34,7 +34,6 @@ from celery_singleton_lock.core.lease import Holder, Phase, Record, Token
 from celery_singleton_lock.core.options import OnDuplicate, Unique
 from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import Admit
-from celery_singleton_lock.delivery import call_of
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.skipped import SkippedResult, skipped_value
@@ -69,8 +68,9 @@ class Publication:
         key: The lock key that the call will need.
         policy: The task's, with this call's options on top.
         header: Ours in the message; what becomes of the claim is written into it.
-        options: Celery's, of which ``countdown``, ``eta`` and ``expires`` matter.
-        in_canvas: Whether something may wait for this very message.
+        options: Celery's, of which ``countdown``, ``eta`` and those of its canvas matter.
+        expires: Celery's, of the call or the task.
+        is_linked: Whether the call says by itself that something is to follow it.
         swallows_in_canvas: Whether the call says that a duplicate is not published even so.
     """
 
@@ -81,8 +81,14 @@ class Publication:
     policy: Policy
     header: dict[str, Any]
     options: Mapping[str, Any]
-    in_canvas: bool = False
+    expires: Any = None
+    is_linked: bool = False
     swallows_in_canvas: bool = False
+
+    @property
+    def in_canvas(self) -> bool:
+        """Whether something may wait for this very message."""
+        return self.is_linked or is_canvas(self.options)
 
 
 def is_canvas(options: Mapping[str, Any]) -> bool:
@@ -109,20 +115,26 @@ def carry_claim(
         request.__dict__[CONTINUED] = claim.key
 
 
-def publish(publication: Publication, send: Callable[[], AsyncResult[Any]]) -> AsyncResult[Any]:
+def publish(
+    publication: Publication, runtime: Runtime, send: Callable[[], AsyncResult[Any]]
+) -> AsyncResult[Any]:
     """Claim and ``send``, or answer with the call that has the claim.
+
+    Args:
+        publication: What is to be published.
+        runtime: Of its app.
+        send: Publishes it.
 
     Raises:
         DuplicateTask: ``on_duplicate`` is ``"raise"``.
         StoreUnavailable: The store is silent, and ``on_duplicate`` is ``"raise"``.
         Exception: What ``send`` raises; the claim is free then.
     """
-    runtime = Runtime.of(publication.app)
     claim = _claim(runtime, publication.task, publication.key, publication.policy)
     if claim is None:
         return send()
     publication.header["claim"] = claim.to_header()
-    token = Token(publication.task_id, 0, 0, "-", call_of(publication.header))
+    token = Token(publication.task_id, 0, 0, "-", publication.header["call"])
     try:
         existing = _admit(publication, runtime, claim, token)
     except StoreError as exc:
@@ -168,7 +180,10 @@ def _claim(runtime: Runtime, task: str, key: str, policy: Policy) -> Claim | Non
 
 def _admit(publication: Publication, runtime: Runtime, claim: Claim, token: Token) -> Record | None:
     app = publication.app
-    expires = publication.options.get("expires")
+    options, expires = publication.options, publication.expires
+    # Celery chooses between the two so.
+    start = options.get("countdown") or options.get("eta")
+    delay = _seconds_until(start, app) if start else 0.0
     expires_in = None if expires is None else _seconds_until(expires, app)
     wall = runtime.clock.wall()
     call = Admit(
@@ -182,7 +197,7 @@ def _admit(publication: Publication, runtime: Runtime, claim: Claim, token: Toke
             since=wall,
             expires=0.0 if expires_in is None else wall + expires_in,
         ),
-        ttl=claim.admitted_for(_seconds_until(_start_of(publication.options), app), expires_in),
+        ttl=claim.admitted_for(delay, expires_in),
         instead_of=runtime.orphans.get(claim.key, ""),
         tells_ttl=publication.policy.on_duplicate is OnDuplicate.RAISE,
     )
@@ -226,11 +241,6 @@ def _ask(runtime: Runtime, call: Admit) -> Record | None:
         if runtime.clock.now() - asked_at > _SHOWS_AT_ONCE:
             raise
         return runtime.store.admit(call, timeout=_TIMEOUT)
-
-
-def _start_of(options: Mapping[str, Any]) -> Any:
-    """``countdown`` or ``eta``, as Celery chooses between them."""
-    return options.get("countdown") or options.get("eta") or 0
 
 
 def _seconds_until(when: Any, app: Celery) -> float:

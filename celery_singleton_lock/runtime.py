@@ -90,10 +90,14 @@ class Runtime:
     def locker(self) -> Locker:
         return self._wired().locker
 
+    @cached_property
+    def _host(self) -> str:
+        return gethostname()
+
     @property
     def worker(self) -> str:
         """This process's name in records: the worker's, or the host's outside workers."""
-        return Runtime.worker_name or gethostname()
+        return Runtime.worker_name or self._host
 
     def limit_of(self, scope: str) -> int:
         """The limit that the tasks of ``scope`` have, if this process knows them; equal by check.

@@ -24,11 +24,10 @@ from typing import (
 
 from celery import Celery, Task, signals, states
 from celery.app.task import Task as BaseTask
-from celery.utils import uuid
 from kombu.utils.json import dumps as kombu_dumps
 
 from celery_singleton_lock.arguments import as_sent as see_as_sent
-from celery_singleton_lock.arguments import signature_of, stable_rest, validate
+from celery_singleton_lock.arguments import signature_of, validate
 from celery_singleton_lock.core.key import KeyMaker
 from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
 from celery_singleton_lock.errors import NoLease
@@ -169,8 +168,7 @@ class SingletonTask(_Base[P, R]):
         rest = self.singleton_rest(positional, named, as_sent=True)
         if rest is None:
             return None
-        scope = self.singleton_policy().scope or self.name
-        return self._runtime().keyspace.lock(scope, rest)
+        return self._runtime().keyspace.lock(self.singleton_scope, rest)
 
     def singleton_rest(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, as_sent: bool
@@ -188,7 +186,7 @@ class SingletonTask(_Base[P, R]):
         """
         if as_sent:
             args, kwargs = see_as_sent(args, kwargs)
-        return self._key_maker(args, kwargs)
+        return self.singleton_key_maker(args, kwargs)
 
     def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
         """This task's policy, with the ``options`` of one call on top."""
@@ -207,7 +205,13 @@ class SingletonTask(_Base[P, R]):
         return merge(defaults, self.singleton or {}, where=f"@singleton_task on {self.name}")
 
     @cached_property
-    def _key_maker(self) -> KeyMaker:
+    def singleton_scope(self) -> str:
+        """The namespace of this task's keys."""
+        return self._policy.scope or str(self.name)
+
+    @cached_property
+    def singleton_key_maker(self) -> KeyMaker:
+        """What makes its keys."""
         return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
 
     def _runtime(self) -> Runtime:
@@ -247,71 +251,26 @@ class SingletonTask(_Base[P, R]):
             LockKeyError: The task is ``unique``, and its key can't be computed, or is not stable.
             TypeError, ValueError: ``singleton`` holds what a call may not set, or a wrong value.
         """
-        from celery_singleton_lock.delivery import HEADER, call_header, call_within, is_put_back
+        given = None
+        if singleton is not None:
+            where = f"apply_async(singleton=...) of {self.name}"
+            given = check_call(self.singleton_policy, singleton, where=where)
 
-        where = f"apply_async(singleton=...) of {self.name}"
-        given = check_call(self.singleton_policy, singleton, where=where)
-        task_id = str(task_id) if task_id else uuid()
-        options["headers"] = headers = dict(options.get("headers") or {})
-        running: Any = self.app.current_worker_task
-        header = headers[HEADER] = call_header(
-            headers,
-            task_id=task_id,
-            options=given,
-            call=call_within(running, task_id),
-        )
-
-        def send() -> AsyncResult[R]:
+        def send(task_id: str, options: dict[str, Any]) -> AsyncResult[R]:
             return super(SingletonTask, self).apply_async(
                 args, kwargs, task_id, producer, link, link_error, shadow, **options
             )
 
-        if is_put_back(header, options):
-            return send()  # it has its claim already
-        policy = self.singleton_policy(header.get("options"))
-        # Asked after that: to look up Celery's configuration costs as much as all else in here.
-        if not policy.unique or self.app.conf.task_always_eager:
-            return send()  # it needs no claim; or there is no message
-        key = self._key_to_publish(args, kwargs, options)
-        if key is None:
-            return send()
-        from celery_singleton_lock.publish import (
-            Publication,
-            carry_claim,
-            continues,
-            is_canvas,
-            publish,
-        )
-
-        if continues(running, task_id):
-            carry_claim(self.app, running.request, header, self.name, key, policy)
-            return send()
-        return publish(
-            Publication(
-                app=self.app,
-                task=self.name,
-                task_id=task_id,
-                key=key,
-                policy=policy,
-                header=header,
-                options={"expires": self.expires, **options},
-                in_canvas=bool(link or link_error or is_canvas(options)),
-                swallows_in_canvas="on_duplicate" in (given or {}),
-            ),
+        return _publish_call()(
+            self,
+            args,
+            kwargs,
             send,
+            options,
+            task_id=task_id,
+            given=given,
+            is_linked=bool(link or link_error),
         )
-
-    def _key_to_publish(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
-        serializer = options.get("serializer") or self.serializer
-        positional, named = args or (), kwargs or {}
-        dump = getattr(self, "_dump_pydantic_arguments", None)
-        if dump and serializer != "pickle":
-            positional, named = dump(positional, named)
-        rest = stable_rest(self._key_maker, positional, named, serializer)
-        if rest is None:
-            return None
-        scope = self.singleton_policy().scope or self.name
-        return self._runtime().keyspace.lock(scope, rest)
 
     @cached_property
     def _body(self) -> Callable[..., Any]:
@@ -394,3 +353,11 @@ def _execution_class() -> type[Execution]:
     from celery_singleton_lock.execution import Execution
 
     return Execution
+
+
+@cache
+def _publish_call() -> Callable[..., AsyncResult[Any]]:
+    # As above: of each call.
+    from celery_singleton_lock.call import publish_call
+
+    return publish_call

@@ -13,13 +13,13 @@ from typing import Any, Final
 import click
 from celery import Celery, bootsteps
 
+from celery_singleton_lock.call import publish_call
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.instrumentation.monitor import Monitor
-from celery_singleton_lock.publish import publish
 from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
@@ -31,7 +31,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # What a task's hooks import when they need it. Here, so that no child of the pool has to do it,
 # each while the time limit of its first task runs.
-_NEEDED_BY_BODIES: Final = (Execution, publish)
+_NEEDED_BY_BODIES: Final = (Execution, publish_call)
 
 
 class SingletonStep(bootsteps.StartStopStep):

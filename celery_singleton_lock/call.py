@@ -1,0 +1,95 @@
+"""One call of a singleton task on its way out: its header, its key, and whether it needs a claim.
+
+Every call of every singleton task comes through here, so what most calls don't need is asked last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery.utils import uuid
+
+from celery_singleton_lock.arguments import stable_rest
+from celery_singleton_lock.delivery import HEADER, call_header, call_within, is_put_back
+from celery_singleton_lock.publish import Publication, carry_claim, continues, publish
+from celery_singleton_lock.runtime import Runtime
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+__all__ = ["publish_call"]
+
+#: Celery's ``apply_async`` of a task id and options.
+Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
+
+
+def publish_call(
+    task: Any,
+    args: Any,
+    kwargs: Any,
+    send: Send,
+    options: dict[str, Any],
+    *,
+    task_id: str | None,
+    given: Mapping[str, Any] | None,
+    is_linked: bool,
+) -> AsyncResult[Any]:
+    """Send the call with our header, and a claim if it needs one; or answer it with another.
+
+    Args:
+        task: Whose call it is.
+        args, kwargs: Of the call, as Celery takes them.
+        send: Publishes it.
+        options: Celery's, which get the header.
+        task_id: The message's; None: a new one.
+        given: The policy's options that the call sets (validated before).
+        is_linked: Whether something is to follow it.
+
+    Raises:
+        DuplicateTask, LockKeyError: As of ``SingletonTask.apply_async``.
+    """
+    task_id = str(task_id) if task_id else uuid()
+    running: Any = task.app.current_worker_task
+    options["headers"] = headers = dict(options.get("headers") or {})
+    header = headers[HEADER] = call_header(
+        headers, task_id=task_id, options=given, call=call_within(running, task_id)
+    )
+    if is_put_back(header, options):
+        return send(task_id, options)  # it has its claim already
+    policy = task.singleton_policy(header.get("options"))
+    # Asked after that: to look up Celery's configuration costs as much as all else in here.
+    if policy.unique is None or task.app.conf.task_always_eager:
+        return send(task_id, options)  # it needs no claim; or there is no message
+    runtime = Runtime.of(task.app)
+    key = _key_of(task, runtime, args or (), kwargs or {}, options)
+    if key is None:
+        return send(task_id, options)
+    if continues(running, task_id):
+        carry_claim(task.app, running.request, header, task.name, key, policy)
+        return send(task_id, options)
+    publication = Publication(
+        app=task.app,
+        task=task.name,
+        task_id=task_id,
+        key=key,
+        policy=policy,
+        header=header,
+        options=options,
+        expires=options.get("expires", task.expires),
+        is_linked=is_linked,
+        swallows_in_canvas=given is not None and "on_duplicate" in given,
+    )
+    return publish(publication, runtime, lambda: send(task_id, options))
+
+
+def _key_of(
+    task: Any, runtime: Runtime, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> str | None:
+    """The lock key that the call will need; None where a callable key says "no lock"."""
+    serializer = options.get("serializer") or task.serializer
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    if dump and serializer != "pickle":
+        args, kwargs = dump(args, kwargs)
+    rest = stable_rest(task.singleton_key_maker, args, kwargs, serializer)
+    return None if rest is None else runtime.keyspace.lock(task.singleton_scope, rest)
