@@ -50,7 +50,8 @@ def publish_call(
         DuplicateTask, LockKeyError: As of ``SingletonTask.apply_async``.
     """
     task_id = str(task_id) if task_id else uuid()
-    running: Any = task.app.current_worker_task
+    app = task.app  # asked for once: Celery looks it up each time
+    running: Any = app.current_worker_task
     options["headers"] = headers = dict(options.get("headers") or {})
     header = headers[HEADER] = call_header(
         headers, task_id=task_id, options=given, call=call_within(running, task_id)
@@ -59,17 +60,17 @@ def publish_call(
         return send(task_id, options)  # it has its claim already
     policy = task.singleton_policy(header.get("options"))
     # Asked after that: to look up Celery's configuration costs as much as all else in here.
-    if policy.unique is None or task.app.conf.task_always_eager:
+    if policy.unique is None or app.conf.task_always_eager:
         return send(task_id, options)  # it needs no claim; or there is no message
-    runtime = Runtime.of(task.app)
+    runtime = Runtime.of(app)
     key = _key_of(task, runtime, args or (), kwargs or {}, options)
     if key is None:
         return send(task_id, options)
     if continues(running, task_id):
-        carry_claim(task.app, running.request, header, task.name, key, policy)
+        carry_claim(app, running.request, header, task.name, key, policy)
         return send(task_id, options)
     publication = Publication(
-        app=task.app,
+        app=app,
         task=task.name,
         task_id=task_id,
         key=key,

@@ -153,6 +153,9 @@ def call_header(
         options: The policy's options that the call sets (validated before).
         call: The name of the call that this message continues; a new call gets a new name.
     """
+    if not headers or HEADER not in headers:
+        new: dict[str, Any] = {"id": task_id, "call": call or os.urandom(4).hex()}
+        return new if options is None else {**new, "options": _plain(options)}
     old = header_of(headers, task_id)
     new = {**old, "id": task_id, "call": call_of(old) or call or os.urandom(4).hex()}
     return new if options is None else {**new, "options": _plain(options)}

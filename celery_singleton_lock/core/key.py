@@ -91,7 +91,7 @@ class Keyspace:
     def lock(self, scope: str, rest: str) -> str:
         """The key of the lease on ``rest`` in ``scope``."""
         name = f"{quote_scope(scope)}:{_printable(rest)}"
-        shard = zlib.crc32(name.encode()) % self.shards if self.shards > 1 else 0
+        shard = 0 if self.shards == 1 else zlib.crc32(name.encode()) % self.shards
         return f"csl:{{{self.prefix}:{shard}}}:{name}"
 
     def leader(self, name: str) -> str:
@@ -159,8 +159,8 @@ class Keyspace:
         The task's name is part of it: another task that shares the key does other work, and its
         call is no duplicate.
         """
-        shard = _shard_of(key)
-        return f"{shard}:claim|{quote_scope(task)}|{key.removeprefix(shard + ':')}"
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:claim|{quote_scope(task)}|{name}"
 
     def is_claim(self, name: Any) -> bool:
         """Whether ``name`` (of a message, so of anybody) can be a claim of this prefix."""

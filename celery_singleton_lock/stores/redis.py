@@ -181,18 +181,14 @@ class RedisStore(RedisOperators):
         self._run(_MARK, keys, arguments, timeout)
 
     def admit(self, call: Admit, *, timeout: float) -> Record | None:
-        record = self._admit(call, timeout)
-        overtaken = self._posted.overtaken(record)
-        if overtaken is not None:
-            self._posted.make_again(overtaken)
-            return self._admit(call, timeout)
-        return record
-
-    def _admit(self, call: Admit, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
         record = self._admissions.admit(call, timeout)
         if self._posted.lost:
             self._posted.repeat()
+        overtaken = self._posted.overtaken(record) if record is not None else None
+        if overtaken is not None:
+            self._posted.make_again(overtaken)
+            return self._admissions.admit(call, timeout)
         return record
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:

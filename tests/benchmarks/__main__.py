@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [stores|handoff|worker|micro] [options]`; without a name, all."""
+"""`python -m tests.benchmarks [stores|handoff|worker|publishing|micro]`; without a name, all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from tests.benchmarks import handoff, stores
 from tests.benchmarks.micro import command as micro
+from tests.benchmarks.publishing import command as publishing
 from tests.benchmarks.worker import command as worker
 
 _BENCHMARKS: Final[dict[str, Any]] = {
-    **{"stores": stores, "handoff": handoff, "worker": worker, "micro": micro},
+    **{"stores": stores, "handoff": handoff, "worker": worker},
+    **{"publishing": publishing, "micro": micro},
 }
 
 
