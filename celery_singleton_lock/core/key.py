@@ -7,7 +7,6 @@ applied, and what a message would make of them is what counts.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import re
@@ -15,11 +14,14 @@ import string
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from celery_singleton_lock.errors import LockKeyError
+
+if TYPE_CHECKING:
+    import hashlib
 
 __all__ = ["PER_TASK", "SCALARS", "KeyMaker", "KeySpec", "Keyspace", "PerTask", "digest"]
 
@@ -70,11 +72,9 @@ _MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("claim||:
 # Blanks end a word in a shell and a field in a log line, so they don't stand in keys. '#' separates
 # a key from the number of its slot, and '%' is what they are all written with.
 # Lone surrogates are no text: the store would fail at them.
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x20#%\x7f-\xa0\ud800-\udfff]")
+_UNPRINTABLE: Final = r"[\x00-\x20#%\x7f-\xa0\ud800-\udfff]"
 # What stands behind a claim's shard, its letters as `quote_scope` and `_printable` leave them.
-_CLAIM: Final = re.compile(
-    r"claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}:[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
-)
+_CLAIM: Final = r"claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}:[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Keyspace:
             return False
         if shard != str(int(shard)):
             return False  # "00", and digits of other scripts: numbers, too, but of no shard
-        return len(rest) <= _MAX_CLAIM_CHARS and _CLAIM.fullmatch(rest) is not None
+        return len(rest) <= _MAX_CLAIM_CHARS and _compiled(_CLAIM).fullmatch(rest) is not None
 
     @staticmethod
     def shard(key: str) -> str:
@@ -206,13 +206,29 @@ def _glob_quote(text: str) -> str:
 
 def digest(text: str) -> str:
     """A short name for ``text`` that no other text has (BLAKE2b, 128 bits)."""
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return _blake2b()(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+# Who declares tasks imports this module, and most of those processes make no key: neither a pattern
+# nor a hash is prepared before one is needed.
+
+
+@cache
+def _blake2b() -> type[hashlib.blake2b]:
+    from hashlib import blake2b
+
+    return blake2b
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 def _printable(text: str) -> str:
     if len(text) > _MAX_RENDERED_CHARS:
         return f"~{digest(text)}"
-    return _UNPRINTABLE.sub(lambda match: f"%{ord(match[0]):02X}", text)
+    return _compiled(_UNPRINTABLE).sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
 @dataclass(frozen=True, slots=True)

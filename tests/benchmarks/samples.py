@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-__all__ = ["Rounds", "Spread", "ratios", "spread"]
+__all__ = ["Rounds", "Spread", "each_over", "ratios", "spread"]
 
 #: Seconds of each cycle, round by round. All contenders have as many rounds.
 Rounds = Sequence[Sequence[float]]
@@ -35,8 +35,13 @@ def ratios(measured: Mapping[str, Rounds], reference: str) -> dict[str, Spread]:
     A round is short, so whatever else the machine does slows all contenders of it alike, and
     cancels out; over the whole run it doesn't.
     """
+    return {name: spread(numbers) for name, numbers in each_over(measured, reference).items()}
+
+
+def each_over(measured: Mapping[str, Rounds], reference: str) -> dict[str, list[float]]:
+    """The same, a number for each round."""
     middles = {name: [median(times) for times in rounds] for name, rounds in measured.items()}
     return {
-        name: spread([one / ours for one, ours in zip(own, middles[reference], strict=True)])
+        name: [one / its for one, its in zip(own, middles[reference], strict=True)]
         for name, own in middles.items()
     }

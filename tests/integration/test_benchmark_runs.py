@@ -11,6 +11,9 @@ import pytest
 
 from tests.benchmarks.micro.finding import Finding
 from tests.benchmarks.plots import Bar, Chart, draw
+from tests.benchmarks.publishing import parts as publishing_parts
+from tests.benchmarks.publishing.contenders import CONTENDERS as PUBLISHERS
+from tests.benchmarks.publishing.contenders import PLAIN
 from tests.benchmarks.samples import Spread
 from tests.benchmarks.worker.contenders import CELERY, CONTENDERS, OURS, SKIP
 from tests.benchmarks.worker.parts import CELERYS, PARTS
@@ -65,6 +68,18 @@ def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -
         rows_of_part = [cells for name, cells in spent.items() if name.endswith(part.name)]
         assert part.name == CELERYS or rows_of_part, part
         assert all(float(cells[1].split(" ")[0]) > 0 for cells in rows_of_part), rows_of_part
+
+
+def test_every_publisher_publishes_and_each_part_of_a_claim_takes_time() -> None:
+    output = output_of("publishing", "--starts", "1", "--rounds", "3", "--profiled", "3")
+    rows = rows_of(output)
+    for name in PUBLISHERS:
+        assert name == PLAIN or any(row.endswith(name) or name in row for row in rows), name
+    spent = rows_of(output[output.index("| part of") :])
+    for part in publishing_parts.PARTS:
+        found = [cells for name, cells in spent.items() if name.endswith(part.name)]
+        assert publishing_parts.is_celerys(part.name) or found, part
+        assert all(float(cells[1].split(" ")[0]) > 0 for cells in found), found
 
 
 def test_the_parts_are_measured_one_by_one() -> None:

@@ -59,7 +59,7 @@ def benchmark(options: argparse.Namespace) -> None:
     parts: dict[str, Callable[[], list[Finding]]] = {
         "operations": lambda: operations(rounds, block, order),
         "renewal": lambda: renewal(leases, max(1, rounds // 4), options.body_seconds),
-        "imports": lambda: imports(max(1, rounds // 2), order),
+        "imports": lambda: imports(rounds, order),
         "growth": lambda: growth(keys, rounds, block, order),
         "listing": lambda: listing(keys[-1]),
     }

@@ -21,7 +21,7 @@ from tests.benchmarks import peers
 from tests.benchmarks.contest import Contender, Role, run
 from tests.benchmarks.micro.finding import Finding
 from tests.benchmarks.ours import TTL, ours
-from tests.benchmarks.samples import ratios
+from tests.benchmarks.samples import each_over
 
 __all__ = ["operations"]
 
@@ -55,8 +55,8 @@ def operations(rounds: int, block: float, order: random.Random) -> list[Finding]
         finally:
             runtime.close()
     return [
-        Finding(name, ratio, "raw pairs", _GOALS.get(name))
-        for name, ratio in ratios(result.seconds, raw.name).items()
+        Finding.of(name, ratios, "raw pairs", _GOALS.get(name))
+        for name, ratios in each_over(result.seconds, raw.name).items()
         if name != raw.name
     ]
 
