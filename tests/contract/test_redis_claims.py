@@ -249,7 +249,7 @@ def test_both_ways_write_the_same(redis_store: RedisStore, raw: redis.Redis) -> 
     for task_id in ODD_TASK_IDS:
         values = []
         for tells_ttl in (True, False):
-            claim = Keyspace.claim("app.sÿnc", new_key())
+            claim = Keyspace.claim("app.sync", f"{new_key()}-küche")
             token = Token(task_id, 0, 0, "n", "a1")
             assert admit(redis_store, claim, token, tells_ttl=tells_ttl) is None
             values.append(raw.get(claim))

@@ -14,7 +14,7 @@ import gc
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePath
@@ -57,7 +57,10 @@ class Instructions:
 
 
 def least(
-    work: Callable[[], Any], times: int = _TIMES, before: Callable[[], Any] = lambda: None
+    work: Callable[[], Any],
+    times: int = _TIMES,
+    before: Callable[[], Any] = lambda: None,
+    left_out: Collection[str] = _LEFT_OUT,
 ) -> Instructions:
     """The count of ``work`` that had the least of several; it is done once before, to warm up.
 
@@ -65,16 +68,17 @@ def least(
         work: What is counted.
         times: How often.
         before: Done before each, and not counted.
+        left_out: Packages that aren't counted.
     """
     work()
     counts = []
     for _ in range(times):
         before()
-        counts.append(_count(work))
+        counts.append(_count(work, left_out))
     return min(counts, key=lambda found: found.total)
 
 
-def _count(work: Callable[[], Any]) -> Instructions:
+def _count(work: Callable[[], Any], left_out: Collection[str]) -> Instructions:
     collects = gc.isenabled()
     gc.disable()  # finalizers run on whatever thread collects
     try:
@@ -84,7 +88,7 @@ def _count(work: Callable[[], Any]) -> Instructions:
             gc.enable()
     by_function: Counter[str] = Counter()
     for code, number in by_code.items():
-        if not _is_left_out(code):
+        if not _is_left_out(code, left_out):
             by_function[_name(code)] += number
     return Instructions(by_function)
 
@@ -130,10 +134,10 @@ def _monitored(work: Callable[[], Any]) -> Counter[CodeType]:
     return by_code
 
 
-def _is_left_out(code: CodeType) -> bool:
+def _is_left_out(code: CodeType, left_out: Collection[str]) -> bool:
     parts = PurePath(code.co_filename).parts
     packages = [within for parent, within in pairwise(parts) if parent == "site-packages"]
-    return code.co_filename == __file__ or any(name in _LEFT_OUT for name in packages)
+    return code.co_filename == __file__ or any(name in left_out for name in packages)
 
 
 def _name(code: CodeType) -> str:

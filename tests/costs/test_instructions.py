@@ -86,8 +86,8 @@ WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "key of a template, redis": (key, 179),
     "task, redis": (task, 4298),
     "skipped task, redis": (skip, 8360),
-    "publish without a claim, redis": (publishing, 322),
-    "publish with a claim, redis": (claim, 2554),
+    "publish without a claim, redis": (publishing, 236),
+    "publish with a claim, redis": (claim, 2029),
     "renewal of 200 leases, redis": (renewals, 37692),
 }
 

@@ -328,14 +328,19 @@ def publishing_start(claim: float) -> publishing_report.Start:
     parts = {"the key": 2e-05, publishing_parts.SENDING: 1e-05, publishing_parts.WAITING: 1e-05}
     server = {"evalsha": 40.0, "set": 10.0}
     celerys = {"Celery's": 1.0, "Celery's: sending": 1.0}
-    return publishing_report.Start(rounds=rounds, parts=[{**parts, **celerys}] * 3, server=server)
+    return publishing_report.Start(
+        rounds=rounds,
+        parts=[{**parts, **celerys}] * 3,
+        server=server,
+        instructions=dict.fromkeys(PUBLISHERS, 2029),
+    )
 
 
 def test_a_claim_is_compared_by_what_it_adds_to_a_plain_call_of_its_round() -> None:
     starts = [publishing_start(0.0003)] * 2
     table = publishing_report.as_table(starts)
     row = next(line for line in table.splitlines() if line.startswith(f"| **{PUBLISHING}**"))
-    assert "| 450 [300 .. 600] | 300 | 0.60 [0.60 .. 0.60] | 0.60 [0.60 .. 0.60] |" in row
+    assert "| 450 [300 .. 600] | 300 | 2,029 | 0.60 [0.60 .. 0.60] | 0.60 [0.60 .. 0.60] |" in row
     assert all(line.startswith("reached: ") for line in publishing_report.verdicts(starts))
     dear = publishing_report.verdicts([publishing_start(0.00045)] * 2)
     assert dear[0] == (

@@ -29,6 +29,7 @@ from tests.benchmarks.publishing.contenders import CONTENDERS, OURS, PLAIN
 from tests.benchmarks.worker.parts import Stopwatch
 from tests.benchmarks.worker.whole_app import app
 from tests.benchmarks.worker.wiring import LOCK_URL, TTL
+from tests.costs.instructions import Instructions, least
 
 __all__: list[str] = []
 
@@ -125,6 +126,16 @@ def _parts(calls: dict[str, _Call], number: int, order: random.Random) -> list[d
     return spent
 
 
+def _instructions(calls: dict[str, _Call]) -> dict[str, int]:
+    """Of the interpreter, of each call beyond a plain one; clients' own included."""
+
+    def counted(name: str) -> Instructions:
+        return least(lambda: calls[name](next(_numbers)), left_out=())
+
+    plain = counted(PLAIN)
+    return {name: counted(name).beyond(plain).total for name in calls if name != PLAIN}
+
+
 def _main(rounds: int, profiled: int, seed: int) -> None:
     order, calls = random.Random(seed), _calls()
     _rounds(calls, _WARM_UP, order)
@@ -138,8 +149,8 @@ def _main(rounds: int, profiled: int, seed: int) -> None:
     _rounds(bare, _LOT, order)
     stats = locks.info("commandstats")
     at_server["set"] = float(stats["cmdstat_set"]["usec_per_call"])
-    told = {"rounds": seconds, "parts": _parts(calls, profiled, order), "server": at_server}
-    print(json.dumps(told))
+    told = {"rounds": seconds, "server": at_server, "instructions": _instructions(calls)}
+    print(json.dumps({**told, "parts": _parts(calls, profiled, order)}))
 
 
 if __name__ == "__main__":

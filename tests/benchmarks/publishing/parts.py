@@ -18,6 +18,8 @@ _KEY: Final = "the key, of the lock and of the claim"
 PARTS: Final = (
     Part("celery.app.task", "Task.apply_async", _CELERY, step=_CELERY),
     Part(f"{_OURS}.task", "SingletonTask.apply_async", "the call: header, policy", step=_CALL),
+    # It makes one anyway, where none is given.
+    Part(f"{_OURS}.call", "uuid", f"{_CELERY} task id"),
     Part(f"{_OURS}.call", "_key_of", _KEY),
     Part(f"{_OURS}.publish", "_claim", _KEY),
     Part(

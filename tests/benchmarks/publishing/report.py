@@ -30,11 +30,13 @@ class Start:
         rounds: Of each call, by contender.
         parts: Of calls of ours, by part.
         server: Of a command, by its name, by the server's own count.
+        instructions: Of the interpreter, of a call beyond a plain one, by contender.
     """
 
     rounds: Rounds
     parts: Rounds
     server: Mapping[str, float]
+    instructions: Mapping[str, int]
 
 
 def _over(name: str) -> Callable[[Rounds], float]:
@@ -59,21 +61,27 @@ def _least(starts: Sequence[Start], name: str) -> float:
     )
 
 
+def _instructions(starts: Sequence[Start], name: str) -> int:
+    return min(start.instructions[name] for start in starts)
+
+
 def as_table(starts: Sequence[Start]) -> str:
     """Markdown: contenders, the least first, and the parts of ours."""
     over = {name: _of(starts, _over(name)) for name in CONTENDERS if name != PLAIN}
     plain = _of(starts, lambda rounds: median(one[PLAIN] for one in rounds))
     heads = ["publishing", "its claim is", "more than Celery alone, µs", "the fastest, µs"]
+    heads.append("instructions")
     heads += [f"times {peer}'s" for peer in PEERS]
     rows = [
         f"**A call**, after others: Celery alone takes {_micros(plain)} µs",
         "",
         f"| {' | '.join(heads)} |",
-        "|---|---|---:|---:|---:|---:|",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for name in sorted(over, key=lambda one: over[one].middle):
         cells = [_label(name), CONTENDERS[name].does, _micros(over[name])]
         cells.append(f"{_least(starts, name) * _MICROSECONDS:.0f}")
+        cells.append(f"{_instructions(starts, name):,}")
         cells += [_text(_ratio(starts, name, peer)) for peer in PEERS]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*rows, "", *_part_rows(starts)]) + "\n"
@@ -115,6 +123,7 @@ def as_data(starts: Sequence[Start]) -> dict[str, Any]:
                 "role": str(one.role),
                 "over_celery": asdict(_of(starts, _over(name))),
                 "fastest_over_fastest": _least(starts, name),
+                "instructions_over_celery": _instructions(starts, name),
                 **{f"times_{peer}": asdict(_ratio(starts, name, peer)) for peer in PEERS},
             }
             for name, one in CONTENDERS.items()
