@@ -66,7 +66,7 @@ def _set_by_redis_py() -> _Call:
 
 
 def _asked_by_ours(tells_ttl: bool) -> _Call:
-    """What ours sends, ready before: what is left of it without all that makes it."""
+    """Our claim, by the store alone: what is left of it where key, owner and terms are known."""
     store: Any = Runtime.of(app).store
     ready: Admissions = store._admissions
     holder = Holder(task="bare", worker="host.example", pid=4321, since=1.79e9 + 0.123456)

@@ -34,7 +34,7 @@ CONTENDERS: Final = {
     PLAIN: Contender(Role.FLOOR, "plain"),
     "and SET NX PX by redis-py": Contender(Role.FLOOR, "set", "a name and a time"),
     "and our command, on our connection": Contender(
-        Role.FLOOR, "command", "the bytes of our claim, and no more"
+        Role.FLOOR, "command", "ours, known before: packed, sent, answered"
     ),
     "and our script, on our connection": Contender(
         Role.FLOOR, "script", "the same, by EVALSHA: where the command isn't enough"
