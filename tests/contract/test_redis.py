@@ -109,6 +109,32 @@ def test_a_lease_overwritten_by_a_list_is_lost_and_the_others_are_renewed(
     ]
 
 
+@pytest.mark.parametrize(("right", "reads"), [("-mget", {"get"}), ("+mget", {"get", "mget"})])
+def test_a_renewal_says_the_same_and_is_denied_nothing_with_and_without_the_right_to_mget(
+    server: PrivateServer, redis_store: RedisStore, raw: redis.Redis, right: str, reads: set[str]
+) -> None:
+    leases = [lease_of(new_key(), new_token()) for _ in range(4)]
+    for lease in leases[:3]:
+        ask(redis_store, lease.key, lease.token)
+    raw.delete(leases[1].key)
+    raw.rpush(leases[1].key, "foreign")
+    raw.set(leases[2].key, "another's")
+    rights = f"~csl:* resetchannels -@all +eval +evalsha +get +pexpire {right}"
+    raw.execute_command(f"ACL SETUSER renewing on >secret {rights}")
+    raw.execute_command("ACL LOG RESET")
+    raw.config_resetstat()
+    with closing(RedisStore(server.url().replace("//", "//renewing:secret@"))) as store:
+        assert store.renew(leases, timeout=TIMEOUT) == [
+            Renewal.RENEWED,
+            Renewal.REPLACED,
+            Renewal.REPLACED,
+            Renewal.EXPIRED,
+        ]
+    stats = raw.info("commandstats")
+    assert {name for name in ("get", "mget") if f"cmdstat_{name}" in stats} == reads
+    assert raw.execute_command("ACL LOG") == []
+
+
 def test_foreign_keys_under_the_prefix_do_not_end_a_scan(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
