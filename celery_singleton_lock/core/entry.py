@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.lease import Lease, trust_of
 from celery_singleton_lock.core.pace import interval_of, retry_pause
 
-__all__ = ["Entry"]
+__all__ = ["Entry", "note_renewed"]
 
 _NEVER: Final = float("inf")
 
@@ -49,22 +49,31 @@ class Entry:
         deadline = self.lease.deadline
         self.turn = due if due < deadline and now < self.ends else deadline
 
-    def renewed(self, sent: float, now: float) -> None:
-        """A request that was sent at ``sent`` renewed it, unless it is lost by ``now``."""
-        lease = self.lease
-        if now >= lease.valid_until and now >= lease.deadline:
-            return  # for good, whatever the store says
-        lease.renewed(sent)
-        self.failures = 0
-        due = sent + self.interval
-        if now < due < lease.valid_until:
-            self.due = self.turn = due  # as plan() would, but for a call
-        else:
-            self.plan(due, now)
-
     def postpone(self, error: str, now: float) -> None:
         """A renewal met ``error``: ask the store again after a pause."""
         self.failures += 1
         self.error = error
         lease = self.lease
         self.plan(now + retry_pause(lease.ttl, lease.deadline - now), now)
+
+
+def note_renewed(entries: Iterable[Entry], sent: float, now: float) -> None:
+    """A request that was sent at ``sent`` renewed them, but for what is lost by ``now``.
+
+    Leases of one ttl get the same two numbers as objects too: thousands of others would not fit
+    into the processor's cache, nor need be made.
+    """
+    ttl = trusted = due = until = 0.0
+    for entry in entries:
+        lease = entry.lease
+        if now >= lease.valid_until and now >= lease.deadline:
+            continue  # for good, whatever the store says
+        if lease.ttl != ttl or lease.trusted != trusted:
+            ttl, trusted = lease.ttl, lease.trusted
+            due, until = sent + entry.interval, sent + trust_of(ttl, trusted)
+        lease.renewed(until)
+        entry.failures = 0
+        if now < due < until:
+            entry.due = entry.turn = due  # as plan() would, but for a call
+        else:
+            entry.plan(due, now)

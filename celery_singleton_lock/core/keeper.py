@@ -1,10 +1,11 @@
 """The heartbeat: one thread of a process renews all of its leases at once.
 
 Promises
-    Each registered lease is renewed every ttl/3, all of them in one pipeline. A renewal answered
-    "not yours" is a loss at once. No answer means try again until ``valid_until``; then the lease
-    is lost for good, whatever the store says later. A loss is reported once, before anybody else
-    can hold the key, unless this thread starves.
+    Each registered lease is renewed every ttl/3, all of them in one pipeline; of a store that can
+    answer piece by piece, some are noted while it has the others. A renewal answered "not yours" is
+    a loss at once. No answer means try again until ``valid_until``; then the lease is lost for
+    good, whatever the store says later. A loss is reported once, before anybody else can hold the
+    key, unless this thread starves.
 
 Does not promise
     To run while a C call in the body holds the GIL. In a prefork worker the parent renews then (see
@@ -32,18 +33,18 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.entry import Entry
+from celery_singleton_lock.core.entry import Entry, note_renewed
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.lease import Lease, Loss, LossReason
 from celery_singleton_lock.core.pace import MAX_TIMEOUT, patience, timeout_for
-from celery_singleton_lock.core.store import Renewal, Store
+from celery_singleton_lock.core.store import Renewal, Store, StreamingStore
 from celery_singleton_lock.errors import StoreError
 
 __all__ = ["MAX_TIMEOUT", "Keeper", "timeout_for"]
@@ -68,6 +69,7 @@ class Keeper:
 
     def __init__(self, store: Store, clock: Clock, events: Events) -> None:
         self._store = store
+        self._stream = store.renewals if isinstance(store, StreamingStore) else None
         self._clock = clock
         self._events = events
         self._entries: dict[int, Entry] = {}
@@ -187,7 +189,7 @@ class Keeper:
             self._let_go.pop(lease, None)  # asked once
         for collect in {collect for _, collect in overdue}:
             try:
-                collect(timeout=self._patience([lease for lease, _ in overdue], now))
+                collect(timeout=self._patience(now, [lease for lease, _ in overdue]))
             except Exception:
                 logger.exception("nothing was heard of releases that nobody waited for")
         if overdue:
@@ -210,38 +212,58 @@ class Keeper:
     def _renew(self, batch: list[Entry]) -> None:
         leases = [entry.lease for entry in batch]
         sent = self._clock.now()
+        others: list[tuple[Entry, Renewal]] = []
+        known = 0
         try:
-            replies = self._store.renew(leases, timeout=self._patience(leases, sent))
+            for replies in self._ask(leases, self._patience(sent)):
+                others += self._note(batch[known : known + len(replies)], replies, sent)
+                known += len(replies)
         except Exception as exc:
             if not isinstance(exc, StoreError):
                 logger.exception("the store failed as it should not; it is asked again")
             now = self._clock.now()
-            for entry in batch:
+            for entry in batch[known:]:
                 entry.postpone(str(exc), now)
-            return
-        for start in range(0, len(batch), _PER_LOOK):
-            some = slice(start, start + _PER_LOOK)
-            now = self._clock.now()
-            for entry, reply in zip(batch[some], replies[some], strict=True):
-                if id(entry.lease) not in self._entries:
-                    continue  # released meanwhile
-                if reply is Renewal.RENEWED:
-                    entry.renewed(sent, now)  # or, if that is too late, declared overdue
-                else:
-                    self._take(entry, reply)
+        # Who hears of a loss may take time over it: nobody's renewal waits for that.
+        for entry, reply in others:
+            self._take(entry, reply)
 
-    def _patience(self, batch: list[Lease], now: float) -> float:
-        """Seconds to wait for a reply about ``batch``."""
+    def _ask(self, leases: list[Lease], timeout: float) -> Iterator[Sequence[Renewal]]:
+        if self._stream is None:
+            yield self._store.renew(leases, timeout=timeout)
+        else:
+            yield from self._stream(leases, timeout=timeout)
+
+    def _note(
+        self, batch: list[Entry], replies: Sequence[Renewal], sent: float
+    ) -> list[tuple[Entry, Renewal]]:
+        """Note what was renewed; the others are returned, with what they are."""
+        others: list[tuple[Entry, Renewal]] = []
+        if replies.count(Renewal.RENEWED) < len(replies):
+            named = [*zip(batch, replies, strict=True)]
+            others = [one for one in named if one[1] is not Renewal.RENEWED]
+            batch = [entry for entry, reply in named if reply is Renewal.RENEWED]
+        for start in range(0, len(batch), _PER_LOOK):
+            some = batch[start : start + _PER_LOOK]
+            # But for what was released meanwhile; and what is renewed too late is overdue.
+            some = [entry for entry in some if id(entry.lease) in self._entries]
+            note_renewed(some, sent, self._clock.now())
+        return others
+
+    def _patience(self, now: float, others: list[Lease] | None = None) -> float:
+        """Seconds to wait for a reply, about ``others`` or what is renewed."""
         # At its deadline a body is told of its loss, so nobody waits for a reply beyond that; and
-        # not of the batch alone: who isn't due yet waits for this reply too.
+        # not of who is asked about alone: who isn't due yet waits for this reply too.
         leases = [entry.lease for entry in self._snapshot()]
         left = min(map(_VALID_UNTIL, leases), default=_FOREVER) - now
         if left < MAX_TIMEOUT:  # else it doesn't matter that others have put off a deadline
             left = min([lease.deadline for lease in leases]) - now
-        return patience(min(map(_TTL, chain(leases, batch))), left)
+        return patience(min(map(_TTL, chain(leases, others or ())), default=_FOREVER), left)
 
     def _take(self, entry: Entry, reply: Renewal) -> None:
         """What another reply than "renewed" means."""
+        if id(entry.lease) not in self._entries:
+            return  # released meanwhile
         if reply is Renewal.DYING:
             self.discard(entry.lease)
         elif reply is Renewal.SILENT:
@@ -253,6 +275,8 @@ class Keeper:
     def _declare_overdue(self) -> None:
         now = self._clock.now()
         entries = self._snapshot()
+        if min(map(_TURN, entries), default=_FOREVER) > now:
+            return
         overdue = [one for one in entries if one.turn <= now and now >= one.lease.valid_until]
         for entry in [one for one in overdue if now >= one.lease.deadline]:
             if entry.failures:

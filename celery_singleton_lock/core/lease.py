@@ -301,11 +301,11 @@ class Lease:
             return self.valid_until
         return max(self.valid_until, self.shared.heard())
 
-    def renewed(self, sent: float) -> None:
-        """The store has it: a request that was sent at ``sent``, on ``clock``, says so."""
-        self.valid_until = sent + trust_of(self.ttl, self.trusted)
+    def renewed(self, until: float) -> None:
+        """The store has it: what it answered vouches for it ``until`` then, on ``clock``."""
+        self.valid_until = until
         if self.shared is not None:
-            self.shared.tell(self.valid_until)
+            self.shared.tell(until)
 
     def end(self) -> None:
         """Nobody renews it any more."""

@@ -34,6 +34,7 @@ __all__ = [
     "Released",
     "Renewal",
     "Store",
+    "StreamingStore",
 ]
 
 
@@ -367,5 +368,17 @@ class PostingStore(Store, Protocol):
 
         Args:
             timeout: Seconds to wait for each reply.
+        """
+        ...
+
+
+@runtime_checkable
+class StreamingStore(Store, Protocol):
+    """One that tells of some renewals while it makes others. Not every store can."""
+
+    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[Sequence[Renewal]]:
+        """As :meth:`Store.renew`, some answers at a time, in the order given.
+
+        What it raises is about those that are left.
         """
         ...

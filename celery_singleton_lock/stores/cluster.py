@@ -14,7 +14,7 @@ Does not promise
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -151,6 +151,10 @@ class ClusterStore(RedisStore):
         if calls:
             self._attempt(_PROLONG, calls, timeout)  # what fails is left to its ttl
         return replies
+
+    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[list[Renewal]]:
+        # All nodes at once: they work side by side, and one that is away holds up nobody.
+        yield self.renew(leases, timeout=timeout)
 
     def _renewals(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
         calls = [renewal_call(chunk) for chunk in chunks]

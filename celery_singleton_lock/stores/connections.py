@@ -277,6 +277,40 @@ class Exchange:
             owes.hear(replies.pop(0))
         return replies
 
+    def more(self, commands: Sequence[Command]) -> None:
+        """Send these too, behind what was sent: for who reads with :meth:`some`.
+
+        Raises:
+            StoreUnavailable, StoreError: They can't be sent.
+        """
+        self._read = False
+        self._count += len(commands)
+        try:
+            self._connection.send_packed_command([pack(commands)], check_health=False)
+        except (redis.exceptions.RedisError, OSError) as exc:
+            raise self._connections.translated(exc) from exc
+
+    def some(self) -> list[Any]:
+        """What has come of the replies, after waiting for at least a part of one.
+
+        Returns:
+            Those that are whole, error replies as values; each is told once.
+
+        Raises:
+            StoreUnavailable, StoreError: They don't come.
+        """
+        connection = self._connection
+        try:
+            replies = [told(connection, one) for one in self._replies.feed(receive(connection))]
+        except (redis.exceptions.RedisError, OSError, ProtocolError) as exc:
+            raise self._connections.translated(exc) from exc
+        if self._owes is not None and replies:
+            owes, self._owes = self._owes, None
+            owes.hear(replies.pop(0))
+        self._count -= len(replies)
+        self._read = not self._count
+        return replies
+
     def end(self) -> None:
         """Keep the connection if every reply was read, else close it. Harmless twice."""
         connection, self._connection = self._connection, None

@@ -12,7 +12,7 @@ Does not promise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -42,7 +42,13 @@ from celery_singleton_lock.stores.operators import OPERATOR_TIMEOUT, RedisOperat
 from celery_singleton_lock.stores.operators import record_of as _record
 from celery_singleton_lock.stores.places import Places
 from celery_singleton_lock.stores.posted import PostedReleases
-from celery_singleton_lock.stores.renewal import RENEW, chunks_of, renewal_call, renewals_of
+from celery_singleton_lock.stores.renewal import (
+    RENEW,
+    chunks_of,
+    renewal_call,
+    renewals_of,
+    streamed,
+)
 from celery_singleton_lock.stores.replicas import Replicas
 from celery_singleton_lock.stores.replies import ScriptForgotten
 from celery_singleton_lock.stores.script import Call
@@ -138,6 +144,10 @@ class RedisStore(RedisOperators):
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         return [*chain.from_iterable(self._renewals(chunks_of(leases), timeout))]
+
+    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[list[Renewal]]:
+        assert isinstance(self._connections, Connections)
+        return streamed(self._connections, leases, timeout)
 
     def release(self, call: Release, *, timeout: float) -> Released:
         released = self._release(call, timeout)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import closing
+from itertools import chain
 
 import pytest
 import redis
@@ -175,6 +176,54 @@ def test_a_renewal_of_600_leases_survives_a_script_flush(
         ask(redis_store, lease.key, lease.token)
     raw.script_flush()
     assert redis_store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 600
+
+
+# More than are under way at once.
+MANY = 2600
+
+
+def lease_many(client: redis.Redis) -> list[Lease]:
+    leases = [lease_of(new_key(), new_token()) for _ in range(MANY)]
+    pipeline = client.pipeline()
+    for lease in leases:
+        pipeline.set(lease.key, f"{Kind.LEASE} {lease.token} 1 {{}}", px=60_000)
+    pipeline.execute()
+    return leases
+
+
+def test_renewals_that_are_under_way_survive_a_script_flush(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    leases = lease_many(raw)
+    assert redis_store.renew(leases[:1], timeout=TIMEOUT) == [Renewal.RENEWED]
+    answers = redis_store.renewals(leases, timeout=TIMEOUT)
+    first = next(answers)
+    assert len(first) < MANY
+    raw.script_flush()
+    assert [*first, *chain.from_iterable(answers)] == [Renewal.RENEWED] * MANY
+
+
+def test_each_of_many_renewals_gets_its_own_answer(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    leases = lease_many(raw)
+    expected = [Renewal.RENEWED] * MANY
+    for number in range(0, MANY, 7):
+        raw.delete(leases[number].key)
+        expected[number] = Renewal.EXPIRED
+    answers = redis_store.renewals(leases, timeout=TIMEOUT)
+    assert [*chain.from_iterable(answers)] == expected
+
+
+def test_answers_that_came_before_the_server_died_stand() -> None:
+    with PrivateServer() as server, closing(RedisStore(server.url())) as store:
+        leases = lease_many(redis.Redis.from_url(server.url()))
+        answers = store.renewals(leases, timeout=TIMEOUT)
+        found = next(answers)
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            found.extend(chain.from_iterable(answers))
+        assert found == [Renewal.RENEWED] * len(found)
 
 
 def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: redis.Redis) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from celery_singleton_lock.core.lease import Lease
@@ -47,3 +47,15 @@ class FlakyStore(MemoryStore):
         if self.away:
             raise StoreUnavailable("connection refused")
         return super().release(call, timeout=timeout)
+
+
+class StreamingFlakyStore(FlakyStore):
+    """The same, which answers about each lease by itself."""
+
+    #: After so many answers it is away.
+    answers: int | None = None
+
+    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[list[Renewal]]:
+        for number, lease in enumerate(leases):
+            self.away = number == self.answers
+            yield self.renew([lease], timeout=timeout)

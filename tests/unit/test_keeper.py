@@ -19,7 +19,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from tests.harness.deliveries import wait_until
-from tests.unit.flaky_store import FlakyStore
+from tests.unit.flaky_store import FlakyStore, StreamingFlakyStore
 
 KEYSPACE = Keyspace("unit")
 HOLDER = Holder(task="app.sync", task_id="t")
@@ -28,9 +28,9 @@ HOLDER = Holder(task="app.sync", task_id="t")
 class Bench:
     """A keeper whose thread never starts: the test sweeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[FlakyStore] = FlakyStore) -> None:
         self.clock = ManualClock()
-        self.store = FlakyStore(self.clock)
+        self.store = kind(self.clock)
         self.events: list[Event] = []
         self.keeper = Keeper(self.store, self.clock, Events([self.events.append]))
         self.lost: list[Lease] = []
@@ -316,6 +316,45 @@ def test_a_part_of_the_store_that_is_back_in_time_costs_nothing(bench: Bench) ->
     bench.store.silent = frozenset()
     bench.advance(300)
     assert not lease.lost
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    return Bench(StreamingFlakyStore)
+
+
+def test_what_was_answered_before_the_store_fell_silent_is_renewed(streaming: Bench) -> None:
+    leases = [streaming.hold(name, ttl=60) for name in "abc"]
+    streaming.clock.advance(20)
+    sent = streaming.clock.now()
+    streaming.store.answers = 1
+    streaming.keeper.sweep()
+    first, *others = [lease.valid_until for lease in leases]
+    assert first == sent + 60 - drift(60)
+    assert others == [sent + 40 - drift(60)] * 2
+    failures = [entry.failures for entry in streaming.keeper._entries.values()]
+    assert failures == [0, 1, 1]
+
+
+def test_nobodys_renewal_waits_for_who_hears_of_a_loss(streaming: Bench) -> None:
+    leases = [streaming.hold(name, ttl=60) for name in "abc"]
+    streaming.store.free(leases[0].key, None)
+    streaming.clock.advance(20)
+    heard = []
+    for entry in streaming.keeper._entries.values():
+        entry.on_lost = lambda lease: heard.append(len(streaming.store.batches))
+    streaming.keeper.sweep()
+    assert heard == [3]
+
+
+def test_a_loss_is_told_though_the_store_fell_silent_behind_it(streaming: Bench) -> None:
+    leases = [streaming.hold(name, ttl=60) for name in "abc"]
+    streaming.store.free(leases[0].key, None)
+    streaming.clock.advance(20)
+    streaming.store.answers = 1
+    streaming.keeper.sweep()
+    assert streaming.lost == leases[:1]
 
 
 def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:

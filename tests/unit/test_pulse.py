@@ -518,7 +518,7 @@ def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_sl
         return write(content)
 
     monkeypatch.setattr(deadline_slots, "sealed", release_meanwhile)
-    lease.renewed(bench.clock.now())
+    lease.renewed(bench.clock.now() + lease.trust)
     assert bench.record.of_living() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from celery_singleton_lock.core.clock import SystemClock
@@ -21,6 +22,7 @@ from celery_singleton_lock.core.store import (
     Released,
     Renewal,
     Store,
+    StreamingStore,
 )
 
 __all__ = [
@@ -142,6 +144,8 @@ def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) 
 
 
 def renew(store: Store, leases: Sequence[Lease]) -> list[Renewal]:
+    if isinstance(store, StreamingStore):  # the keeper asks it this way
+        return [*chain.from_iterable(store.renewals(leases, timeout=TIMEOUT))]
     return store.renew(leases, timeout=TIMEOUT)
 
 
