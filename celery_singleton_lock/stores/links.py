@@ -90,10 +90,15 @@ class Link:
         """Close a link that has owed a reply for too long; the next command opens a new one."""
         waited = self._clock.now() - self._heard_at if self._asked else 0.0
         if waited > _MAX_SILENCE or len(self._unsent) > _MAX_UNSENT_BYTES:
+            self.give_up(f"silent for {waited:.1f} s")
+
+    def give_up(self, why: str) -> None:
+        """Close it though it owes replies."""
+        if self._socket is not None:
             # Reset, not closed: what is on its way must not arrive after what the next link sends.
             linger = struct.pack("ii", 1, 0)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            self._break(TimeoutError(f"silent for {waited:.1f} s"))
+        self._break(TimeoutError(why))
 
     def interest(self) -> tuple[Any, bool]:
         """The socket, and whether it is to be waited for until it takes bytes."""

@@ -300,6 +300,38 @@ def test_links_that_owe_replies_to_a_task_are_lent_to_no_other(
     wait_until(lambda: sets.take("a third") is mine, "all replies have come")
 
 
+class _Slow(SystemClock):
+    """A clock of which no link is given up for its silence: not while a test runs."""
+
+    def now(self) -> float:
+        return super().now() / 1000
+
+
+def test_a_node_that_says_nothing_costs_a_bounded_number_of_connections(
+    nodes: RedlockNodes,
+) -> None:
+    with closing(RedlockStore(nodes.url(), clock=_Slow())) as store, nodes.paused([3]):
+        sets = store._quorum._links
+        for _ in range(50):
+            key, token = new_key(), new_token()
+            take(store, key, token)
+            give(store, key, token)
+        kept = list(sets._owing.values())
+        assert len(kept) == 32
+        assert len(sets._idle[0]) <= 1
+
+
+def test_a_node_that_was_given_up_votes_again_when_it_answers(nodes: RedlockNodes) -> None:
+    with closing(RedlockStore(nodes.url(), clock=_Slow())) as store:
+        with nodes.paused([3]):
+            for _ in range(50):
+                take(store, new_key(), new_token())
+        with nodes.paused([0, 1]):
+            key = new_key()
+            take(store, key, new_token())
+        assert nodes.holders(key)[3]
+
+
 def test_a_late_release_can_not_undo_the_next_grant_unnoticed(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
