@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -32,9 +32,7 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
     runtime = _runtime(ctx)
     with _errors_for_people():
         glob = runtime.keyspace.match_all()
-        for key, what in getattr(runtime.store, "strays", lambda pattern: ())(glob):
-            click.echo(f"not ours: {key!r} {what}; see `doctor`", err=True)
-        records = runtime.store.scan(glob)
+        records = _listed(runtime.store, glob)
         matching = (record for record in records if _matches(record.key, pattern))
         if as_json:
             for piece in json_array(matching):
@@ -120,6 +118,20 @@ _OF_A_LEASE: Final = (
     "(a third of its ttl)."
 )
 _OF_A_CLAIM: Final = "Its message stays where it is, and an equal call can be published beside it."
+
+
+def _listed(store: Any, glob: str) -> Iterator[Record]:
+    """All records in order; what isn't ours under the same names is told to stderr."""
+
+    def tell(key: str, what: str) -> None:
+        click.echo(f"not ours: {key!r} {what}; see `doctor`", err=True)
+
+    if hasattr(store, "survey"):
+        yield from store.survey(glob, tell)
+        return
+    for key, what in getattr(store, "strays", lambda pattern: ())(glob):
+        tell(key, what)
+    yield from store.scan(glob)
 
 
 def _runtime(ctx: click.Context) -> Runtime:

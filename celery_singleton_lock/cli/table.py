@@ -13,8 +13,11 @@ from celery_singleton_lock.core.place import CALLED
 
 __all__ = ["describe", "json_array", "row_of", "table"]
 
-# Flat objects, indented as a part of an array. The encoder that indents by itself is of Python.
+# The encoder that indents by itself is of Python: this one writes flat objects, indented as a part
+# of an array but for the lines between two of them. Inside of a text no line ever breaks.
 _encode: Final = json.JSONEncoder(separators=(",\n    ", ": ")).encode
+_BETWEEN_AS_ENCODED: Final = "},\n    {"
+_BETWEEN: Final = "\n  },\n  {\n    "
 # Records in one piece of the text.
 _PIECE: Final = 200
 
@@ -53,10 +56,11 @@ def row_of(record: Record) -> dict[str, Any]:
 
 def json_array(records: Iterable[Record]) -> Iterator[str]:
     """The records as one JSON array, in pieces of text: a million need not be held at once."""
-    rows = (f"  {{\n    {_encode(row_of(record))[1:-1]}\n  }}" for record in records)
+    rows = map(row_of, records)
     before, after = "[\n", "[]"
-    for piece in iter(lambda: ",\n".join(islice(rows, _PIECE)), ""):
-        yield before + piece
+    for some in iter(lambda: [*islice(rows, _PIECE)], []):
+        piece = _encode(some)[2:-2].replace(_BETWEEN_AS_ENCODED, _BETWEEN)
+        yield f"{before}  {{\n    {piece}\n  }}"
         before, after = ",\n", "\n]"
     yield after
 

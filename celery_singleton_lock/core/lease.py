@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -59,6 +59,8 @@ def trust_of(ttl: float, trusted: float) -> float:
 # Not json.dumps(), which was half of what an acquire computes: the names are known, and so are the
 # kinds of their values.
 _text = json.encoder.encode_basestring_ascii
+# Nor json.loads(), half of which looks for blanks around the text: there are none.
+_read = json.JSONDecoder().raw_decode
 
 
 @lru_cache(maxsize=256)
@@ -172,11 +174,20 @@ class Holder:
     def from_json(cls, text: str, known_id: str = "") -> Holder:
         """What can be read of ``text``: a newer version may have written more, or otherwise."""
         try:
-            data = {"task_id": known_id, **json.loads(text)}
-            known = {name: kind(data[name]) for name, kind in _HOLDER_FIELDS if name in data}
-        except (ValueError, TypeError, OverflowError, RecursionError):
+            data, end = _read(text)
+            if end != len(text):
+                return cls()
+            get = data.get
+            return cls(
+                task=str(get("task", "")),
+                task_id=str(get("task_id", known_id)),
+                worker=str(get("worker", "")),
+                pid=int(get("pid", 0)),
+                since=float(get("since", 0.0)),
+                expires=float(get("expires", 0.0)),
+            )
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
-        return cls(**known)
 
     def for_error(self) -> dict[str, Any]:
         """What an error or a skipped call's value tells of the holder: plain data."""
@@ -186,9 +197,6 @@ class Holder:
         # A hold() has no task; its id says where it is held.
         name = f"{self.task}[{self.task_id}]" if self.task else self.task_id
         return f"{name} on {self.worker} (pid {self.pid})" if self.worker else name
-
-
-_HOLDER_FIELDS: Final = tuple((name, type(value)) for name, value in asdict(Holder()).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

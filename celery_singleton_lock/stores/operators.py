@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import redis
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.replies import checked
 from celery_singleton_lock.stores.resp import Packed, packed_word
 from celery_singleton_lock.stores.transport import Command, Transport
 
@@ -35,16 +36,30 @@ class RedisOperators:
         return None if value is None else record_of(key.encode(), value, ttl)
 
     def scan(self, pattern: str) -> Iterator[Record]:
+        return self.survey(pattern, lambda name, what: None)
+
+    def survey(self, pattern: str, tell: Callable[[str, str], None]) -> Iterator[Record]:
+        """As :meth:`scan`, and of what :meth:`strays` finds ``tell`` hears meanwhile.
+
+        Each key is named and read once: both one after the other would take twice as long.
+        """
         # The names first: of a million keys they fit into memory, what is in them hardly does.
-        # TYPE: somebody else's list under our prefix would fail the GET.
-        names = [name for page in self._pages(pattern, "TYPE", "string") for name in page]
+        names = [name for page in self._pages(pattern) for name in page]
         names.sort()
         keys = (name for name, _ in groupby(names))  # SCAN may tell of a key twice
         for batch in iter(lambda: [*islice(keys, _READ_AT_ONCE)], []):
-            for key, value, ttl_ms in self._read_each("GET", batch):
-                record = record_of(key, value, ttl_ms) if value is not None else None
-                if record is not None:
-                    yield record
+            found = [*self._read_each("GET", batch)]
+            others = [key for key, value, _ in found if isinstance(value, Exception)]
+            kinds = {key: kind for key, kind, _ in self._read_each("TYPE", others)}
+            for key, value, ttl_ms in found:
+                if key in kinds or ttl_ms == -1:
+                    name = key.decode(errors="replace")
+                    if what := _stray(name, kinds.get(key, b"string"), ttl_ms):
+                        tell(name, what)
+                if key not in kinds and value is not None:
+                    record = record_of(key, value, ttl_ms)
+                    if record is not None:
+                        yield record
 
     def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
         """Keys under ``pattern`` that this library can't have written, and what is wrong with them.
@@ -107,25 +122,38 @@ class RedisOperators:
         """Those that have keys of ours."""
         return [self._connections]
 
-    def _pages(self, pattern: str, *options: str) -> Iterator[list[bytes]]:
+    def _pages(self, pattern: str) -> Iterator[list[bytes]]:
         """The keys that match, some at a time, of each server; some of them twice."""
         for server in self.servers():
             cursor = b"0"
             while True:
-                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, *options)
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
                 ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
                 yield keys
                 if cursor == b"0":
                     break
 
     def _read_each(self, read: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Any, int]]:
-        """Each key, what the command ``read`` says of it, and its ttl in ms."""
+        """Each key, what the command ``read`` says of it, and its ttl in ms.
+
+        GET says of a list or a set what is wrong with that: an exception.
+        """
         reads: list[Command] = []
         for key in keys:
             name = packed_word(key)
             reads += (_packed(read, key, name), _packed("PTTL", key, name))
-        replies = iter(self._connections.run(reads, OPERATOR_TIMEOUT) if reads else ())
-        return zip(keys, replies, replies, strict=False)
+        replies = self._connections.attempt(reads, OPERATOR_TIMEOUT) if reads else []
+        refusals = [one for one in replies if isinstance(one, Exception) and not _is_of_type(one)]
+        for refusal in refusals:
+            if isinstance(refusal, StoreError):
+                raise refusal  # of a node
+        checked(refusals)
+        each = iter(replies)
+        return zip(keys, each, each, strict=False)
+
+
+def _is_of_type(error: Exception) -> bool:
+    return str(error).startswith("WRONGTYPE ")
 
 
 def _packed(command: str, key: bytes, name: bytes) -> Packed:

@@ -29,6 +29,10 @@ class Transport(Protocol):
         """
         ...
 
+    def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+        """As :meth:`run`, but for refusals: each stands in the place of its reply."""
+        ...
+
     def post(self, command: Command, timeout: float, posted: PostedRelease) -> bool:
         """Send a script's run whose reply is read later; False: it wasn't sent, and can't be now.
 

@@ -149,6 +149,27 @@ def test_foreign_keys_under_the_prefix_do_not_end_a_scan(
     assert [record.key for record in redis_store.scan(prefix.match_all())] == [key]
 
 
+def test_a_survey_finds_records_and_strays_and_reads_each_key_once(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    prefix = Keyspace("survey")
+    key = prefix.lock("s", "lease")
+    ask(redis_store, key, new_token())
+    raw.set(prefix.lock("s", "for ever"), "somebody's")
+    raw.rpush(prefix.lock("s", "list"), "x")
+    raw.set(prefix.lock("s", "for a while"), "somebody's", px=60_000)
+    told: list[tuple[str, str]] = []
+    raw.config_resetstat()
+    found = redis_store.survey(prefix.match_all(), lambda name, what: told.append((name, what)))
+    assert [record.key for record in found] == [key]
+    stats = raw.info("commandstats")
+    keys = len(list(raw.scan_iter(prefix.match_all())))
+    calls = {name: stats[f"cmdstat_{name}"]["calls"] for name in ("get", "type", "pttl")}
+    assert calls == {"get": keys, "type": 1, "pttl": keys + 1}
+    assert sorted(told) == sorted(redis_store.strays(prefix.match_all()))
+    assert len(told) == 2
+
+
 def test_a_scan_of_many_pages_misses_nothing(redis_store: RedisStore) -> None:
     prefix = Keyspace("pages")
     keys = {prefix.lock("s", str(number)) for number in range(1200)}
