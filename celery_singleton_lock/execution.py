@@ -100,6 +100,15 @@ class Execution:
             self._claim_is_open = False
             self._case.settle_claim(state, retval)
 
+    def let_go(self) -> None:
+        """The last step: forget the request, which holds this execution.
+
+        Else the two, and all that was made for this task, would be a cycle: its arguments would
+        stay until the collector comes, and each task's objects would lie in memory that no task
+        before it has warmed up.
+        """
+        del self._case, self._tenure
+
     def _reentered(self) -> bool:
         """Whether a calling task on this thread holds the key: an eager call, or a subtask's."""
         held = held_leases.get()

@@ -334,6 +334,7 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     request = sender.request
     if (execution := _execution_of(request)) is not None:
         execution.settle(state, retval)
+        execution.let_go()
     else:
         from celery_singleton_lock.case import settle_claim_of
 

@@ -1,0 +1,65 @@
+"""A task of ours leaves nothing behind that only the garbage collector could find.
+
+Else its arguments would stay until that comes, and each task's objects would lie in memory that no
+task before it has warmed up.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+from celery_singleton_lock import is_skipped
+from celery_singleton_lock.execution import Execution
+from tests.costs.site import Site, open_site
+
+_TASKS: Final = 20
+_TIMES: Final = 3
+
+Work = Callable[[Site], Any]
+WORKS: Final[dict[str, Work]] = {
+    "task": lambda site: site.run(site.ours),
+    "task, acknowledged late": lambda site: site.run(site.late),
+    "task with a claim": lambda site: site.run(site.unique),
+    "skip": lambda site: site.run(site.ours, "held"),
+}
+
+
+@pytest.fixture
+def site(redis_url: str) -> Iterator[Site]:
+    with open_site(redis_url) as site, site.taken("held"):
+        assert is_skipped(site.run(site.ours, "held"))
+        yield site
+
+
+def garbage(work: Callable[[], Any]) -> int:
+    """Objects that only the collector finds, of some tasks."""
+    # The least of some: the site of the test before may become garbage meanwhile.
+    return min(_garbage(work) for _ in range(_TIMES))
+
+
+def _garbage(work: Callable[[], Any]) -> int:
+    work()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(_TASKS):
+            work()
+        return gc.collect()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_task_leaves_no_garbage(work: str, site: Site) -> None:
+    assert garbage(lambda: WORKS[work](site)) == 0
+
+
+def test_a_task_that_kept_its_execution_would_be_garbage(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Execution, "let_go", lambda self: None)
+    assert garbage(lambda: site.run(site.ours)) >= 10 * _TASKS
