@@ -50,7 +50,7 @@ __all__ = ["HeldLeases", "Tenure", "and_held", "held_leases"]
 logger = logging.getLogger("celery_singleton_lock")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class HeldLeases:
     """A lease, and those around it: of one thread, greenlet or coroutine.
 

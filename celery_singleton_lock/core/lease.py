@@ -5,6 +5,9 @@ Each field is written by one thread with one assignment, so readers need no lock
 
 In a prefork worker the parent prolongs it too, from another process, and both say so in a shared
 deadline.
+
+Tokens, holders and records aren't changed once they are made, but not frozen either: each task
+makes some, and a frozen dataclass costs three times as much to make.
 """
 
 from __future__ import annotations
@@ -63,11 +66,9 @@ _text = json.encoder.encode_basestring_ascii
 _read = json.JSONDecoder().raw_decode
 
 
-@lru_cache(maxsize=256)
 def _quoted(task_id: str) -> str:
-    """Asked for some ten times per lease."""
     if task_id.isascii() and task_id.replace("-", "").isalnum():
-        return task_id  # a UUID, or the like: of thousands that are renewed, the cache has a few
+        return task_id  # a UUID, or the like
     # An id may be anybody's text: a lone surrogate in it is none, but has a name all the same.
     return quote(task_id, safe="-_.", errors="surrogatepass")
 
@@ -96,7 +97,7 @@ class LossReason(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Token:
     """Names one grant: task, ordinal (which attempt) and nonce (which delivery of that attempt).
 
@@ -110,6 +111,8 @@ class Token:
     retries: int
     nonce: str
     call: str = ""
+    # Asked for at each step of a lease.
+    _attempt: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def task(self) -> str:
@@ -120,7 +123,9 @@ class Token:
     @property
     def attempt(self) -> str:
         """The token without its nonce: the same for all deliveries of one attempt."""
-        return f"{self.task}|{self.nesting}.{self.retries}"
+        if not self._attempt:
+            self._attempt = f"{self.task}|{self.nesting}.{self.retries}"
+        return self._attempt
 
     def __str__(self) -> str:
         return f"{self.attempt}|{self.nonce}"
@@ -147,7 +152,7 @@ def _unquoted(name: str) -> str:
     return unquote(name, errors="surrogatepass")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Holder:
     """Who has it, for people: written into the store beside the token, never compared."""
 
@@ -199,7 +204,7 @@ class Holder:
         return f"{name} on {self.worker} (pid {self.pid})" if self.worker else name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Record:
     """One key as the store has it, for people and for the parent's release."""
 
