@@ -36,7 +36,7 @@ NONCE_KEY: Final = "singleton_nonce"
 SERIALIZER_KEY: Final = "singleton_serializer"
 
 # No message is put back more often than this in a lifetime; a larger number was not written by us.
-_MAX_COUNT: Final = 10**9
+_COUNTS: Final = range(10**9)
 _MAX_NAME: Final = 32
 # The year 5138: no clock is there yet, and a float counts the milliseconds until then.
 _MAX_MOMENT: Final = 1e11
@@ -108,7 +108,7 @@ class Delivery:
         The highest number that :meth:`of` believes stays what it is: beyond it, a copy would be
         read as the oldest, and dropped for this one.
         """
-        return replace(self, sequence=min(self.sequence + 1, _MAX_COUNT - 1))
+        return replace(self, sequence=min(self.sequence + 1, _COUNTS[-1]))
 
     def header(self) -> dict[str, Any]:
         """What travels with the next copy; :meth:`of` reads it."""
@@ -219,7 +219,7 @@ def _options(value: Any) -> dict[str, Any]:
 
 
 def _count(value: Any) -> int:
-    return value if type(value) is int and 0 <= value < _MAX_COUNT else 0  # True is no count
+    return value if type(value) is int and value in _COUNTS else 0  # True is no count
 
 
 def _moment(value: Any) -> float | None:

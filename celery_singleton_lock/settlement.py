@@ -31,10 +31,11 @@ def is_done(task: Any, state: str | None, retval: Any) -> bool:
     """
     if state is None or isinstance(retval, Reject):
         return False
+    if state != states.FAILURE or not task.acks_late:
+        return True
     # Celery 5.7 has a flag for failures alone, and derives it from the older one.
     older = getattr(task, "acks_on_failure_or_timeout", True)
-    acks_on_failure = getattr(task, "acks_on_failure", older)
-    return state != states.FAILURE or not task.acks_late or acks_on_failure is not False
+    return getattr(task, "acks_on_failure", older) is not False
 
 
 def stores_result(task: Any, request: Any) -> bool:
@@ -52,7 +53,7 @@ def give_back(
     claim: ClaimChange | None = None,
 ) -> Release:
     """Free the key, or let it cool down until ``min_hold`` seconds after its acquisition."""
-    cooling = min_hold - (lease.clock.now() - lease.acquired_at)
+    cooling = min_hold and min_hold - (lease.clock.now() - lease.acquired_at)
     return Release(
         keys=(lease.key,),
         token=lease.token,

@@ -19,9 +19,12 @@ class Entry:
     A process may have thousands, and a sweep looks at each several times: so what it looks at is
     written down, and not computed.
 
-    Attributes:
+    Args:
         lease: Which.
         on_lost: Who hears of its loss.
+        early: By what share of an interval its first renewal comes early.
+
+    Attributes:
         interval: From one renewal to the next.
         ends: When renewal stops.
         due: When it is to be renewed.
@@ -33,15 +36,16 @@ class Entry:
 
     __slots__ = ("due", "ends", "error", "failures", "interval", "lease", "on_lost", "turn")
 
-    def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+    def __init__(self, lease: Lease, on_lost: Callable[[Lease], None], early: float) -> None:
         self.lease = lease
         self.on_lost = on_lost
         self.interval = interval_of(lease.ttl, lease.trusted)
         hold_until = lease.hold_until
         self.ends = _NEVER if hold_until is None else hold_until
-        self.due = self.turn = 0.0
         self.failures = 0
         self.error = ""
+        begin = lease.acquired_at
+        self.plan(begin + self.interval * (1 - early), begin)
 
     def plan(self, due: float, now: float) -> None:
         """Renew it at ``due``."""

@@ -89,12 +89,11 @@ class Keeper:
 
     def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the keeper's thread."""
-        entry = Entry(lease, on_lost)
-        begin = lease.acquired_at
-        entry.plan(begin + entry.interval * (1 - _JITTER * random.random()), begin)
+        entry = Entry(lease, on_lost, _JITTER * random.random())
         with self._guard:
             self._entries[id(lease)] = entry
-            self._shortest = min(self._shortest, entry.interval)
+            if entry.interval < self._shortest:
+                self._shortest = entry.interval
             start = not self._running
             ring = entry.turn < self._wakes_at
         if start:

@@ -110,7 +110,7 @@ class Keyspace:
         The first is ``key`` itself: who doesn't know the limit (a ``hold()`` in a script, a worker
         of the deploy before) meets one of the holders, and never runs beside all of them.
         """
-        return (key, *(f"{key}#{slot}" for slot in range(1, limit)))
+        return (key, *(f"{key}#{slot}" for slot in range(1, limit))) if limit > 1 else (key,)
 
     @staticmethod
     def is_slot_of(key: str, slot: str) -> bool:

@@ -29,7 +29,7 @@ from typing import Final, Protocol
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper, timeout_for
-from celery_singleton_lock.core.lease import Lease, SharedDeadline, Token
+from celery_singleton_lock.core.lease import Lease, SharedDeadline, Token, trust_of
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
@@ -103,21 +103,22 @@ class Locker:
             if isinstance(reply, Refused):
                 self._strike(call.token)
                 return reply
+            ttl = call.ttl if reply.ttl is None else min(call.ttl, reply.ttl)
+            trusted = self.store.capabilities.trusted
             lease = Lease(
                 key=reply.key,
                 token=call.token,
-                ttl=min(call.ttl, reply.ttl or call.ttl),
+                ttl=ttl,
                 holder=call.holder,
-                valid_until=0.0,
+                valid_until=sent + trust_of(ttl, trusted),
                 acquired_at=sent,
                 clock=self.clock,
                 fence_number=reply.fence,
                 max_hold=max_hold,
                 claim_key=call.claim.key if call.claim and call.claim.phase else "",
-                trusted=self.store.capabilities.trusted,
+                trusted=trusted,
             )
-            lease.valid_until = sent + lease.trust
-            if lease.lost:
+            if self.clock.now() >= lease.valid_until:
                 raise StoreUnavailable(
                     f"the grant of {call.slots[0]!r} arrived after its ttl of {lease.ttl} s"
                 )
@@ -126,7 +127,8 @@ class Locker:
             if self._ledger is not None:
                 lease.shared = self._ledger.share(lease)
             self._keeper.add(lease, on_lost)
-            self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=lease.ttl)
+            if self._events.hears(EventName.ACQUIRED):
+                self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=ttl)
         except BaseException:
             # Also a soft time limit or SIGTERM between sending and reading, or while others are
             # told: the grant may stand, and the caller never saw it.
@@ -236,8 +238,6 @@ class Locker:
             self._tell(EventName.RELEASED, lease, held=round(held, 3))
 
     def _tell(self, name: EventName, lease: Lease, **data: object) -> None:
-        if not self._events.hears(name):
-            return
         self._events.emit(
             Event(
                 name=name,

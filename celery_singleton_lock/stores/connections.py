@@ -104,12 +104,14 @@ class Connections:
             replies = exchange.replies()
         finally:
             exchange.end()
-        for reply in replies:
-            if isinstance(reply, redis.exceptions.ReadOnlyError):
+        try:
+            return checked(replies)
+        except StoreUnavailable as exc:
+            if isinstance(exc.__cause__, redis.exceptions.ReadOnlyError):
                 # A failover behind this address: the connections lead to the demoted master, and
                 # would for ever. A fresh one may lead to the new.
                 self.drop()
-        return checked(replies)
+            raise
 
     def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """As :meth:`run`, with each error in the place of its reply."""
@@ -127,19 +129,19 @@ class Connections:
         """
         idle = self._idle_for(timeout)
         fresh = False
-        owes: PostedRelease | None = None
         try:
-            connection, owes = idle.pop()
+            taken: _Idle = idle.pop()
         except IndexError:
-            connection, fresh = self.new(timeout), True
+            taken, fresh = (self.new(timeout), None), True
         try:
+            connection = taken[0]
             if fresh:
                 self.greet(connection)
             # Not redis-py's packing, which costs as much as the sending.
             connection.send_packed_command([pack(commands)], check_health=False)
-            return Exchange(self, (connection, owes), idle, len(commands))
+            return Exchange(self, taken, idle, len(commands))
         except BaseException as exc:
-            _close(connection, owes)
+            _close(*taken)
             if isinstance(exc, (redis.exceptions.RedisError, OSError)):
                 raise self.translated(exc) from exc
             raise

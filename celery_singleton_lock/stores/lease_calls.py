@@ -44,9 +44,10 @@ def release_call(call: Release) -> Call:
     attempt = token.attempt
     keys = [Keyspace.marker(call.keys[0], attempt), *call.keys]
     arguments = [attempt, token.nonce]
-    if call.marker or call.become or claim is not None:
-        arguments += [str(call.marker or ""), f"{milliseconds(call.marker_ttl)}"]
-    if call.become or claim is not None:
+    if not (call.marker or call.become or claim):
+        return keys, arguments
+    arguments += [str(call.marker or ""), f"{milliseconds(call.marker_ttl)}"]
+    if call.become or claim:
         become_ttl = f"{milliseconds(call.become_ttl)}"
         arguments += [str(call.become or ""), become_ttl, str(call.next_token or token)]
     if claim is not None:

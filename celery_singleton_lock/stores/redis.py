@@ -115,8 +115,10 @@ class RedisStore(RedisOperators):
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         reply = self._acquire(call, timeout)
-        overtaken = isinstance(reply, Refused) and self._posted.overtaken(reply.record)
-        if overtaken:
+        if isinstance(reply, Granted):
+            return reply
+        overtaken = self._posted.overtaken(reply.record)
+        if overtaken is not None:
             self._posted.make_again(overtaken)
             return self._acquire(call, timeout)
         return reply
