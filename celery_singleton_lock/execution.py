@@ -23,7 +23,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from celery import signals
@@ -66,6 +65,7 @@ class Execution:
         # Whether no answer of the store has decided about the message's claim, so that its end has
         # to: there was no lease to run under, or something struck while it was asked for.
         self._claim_is_open = self._case.claim is not None
+        self._settled = False
 
     def run(self, body: Callable[[], Any]) -> Any:
         """Acquire and run ``body``, or what the policy says instead; Celery gets what it returns.
@@ -90,6 +90,8 @@ class Execution:
 
     def settle(self, state: str | None, retval: Any) -> None:
         """The task has ended; see :meth:`Tenure.settle`."""
+        if self._settled:
+            return  # by after_return, and this is task_postrun
         # SystemExit and the like strike after the body too, while Celery sends the callbacks: it
         # has called the state SUCCESS by then, but the message comes back.
         leaving = sys.exc_info()[1]
@@ -99,6 +101,7 @@ class Execution:
         if self._claim_is_open:
             self._claim_is_open = False
             self._case.settle_claim(state, retval)
+        self._settled = True
 
     def let_go(self) -> None:
         """The last step: forget the request, which holds this execution.
@@ -119,35 +122,36 @@ class Execution:
 
     def _acquire(self) -> Any:
         """Ask until there is a lease, or an answer that ends this delivery."""
-        call, waiter = self._call(), None
-        if self._case.policy.on_conflict.action is ConflictAction.WAIT:
-            waiter = Waiter(self._case.runtime.locker, call, self._tenure.acquire)
+        call = self._call()
+        if self._case.policy.on_conflict.action is not ConflictAction.WAIT:
+            return self._ask(call, None)
+        waiter = Waiter(self._case.runtime.locker, call, self._tenure.acquire)
         try:
             return self._ask(call, waiter)
         finally:
-            if waiter is not None:
-                waiter.leave()
+            waiter.leave()
 
     def _ask(self, call: Acquire, waiter: Waiter | None) -> Any:
         case = self._case
         clock = case.runtime.clock
-        arrived_at = clock.now()
+        arrived_at, waited = clock.now(), 0.0
         tries = 0
         while True:
-            # Decided once, before the store is asked: where a refusal ends the message, the script
-            # that refuses frees its claim, without another round trip.
-            waited = clock.now() - arrived_at
-            on_refusal = self._rule(clock.wall(), waited)
+            # Of before the store is asked: where a refusal ends the message, the script that
+            # refuses frees its claim, without another round trip. It must be decided alike after.
+            wall = clock.wall()
             try:
                 if call.claim is not None:
-                    call = replace(call, frees_claim=on_refusal(_OTHER).outcome in _ENDS)
+                    ends = self._decide(_OTHER, wall, waited).outcome in _ENDS
+                    call = replace(call, frees_claim=ends)
                 if waiter is None:
                     reply = self._tenure.acquire(call)
                 else:
-                    reply = waiter.ask(call, waits=on_refusal(_OTHER).outcome is Outcome.WAIT)
+                    waits = self._decide(_OTHER, wall, waited).outcome is Outcome.WAIT
+                    reply = waiter.ask(call, waits=waits)
                 if isinstance(reply, Lease):
                     return reply
-                decision = on_refusal(reply)
+                decision = self._decide(reply, wall, waited)
                 if waiter is None or decision.outcome is not Outcome.WAIT:
                     return self._carry_out(decision, reply)
                 waiter.wait(reply, case.policy.on_conflict.timeout - waited)
@@ -160,13 +164,14 @@ class Execution:
                 # here: hold on to it until one of them does.
                 clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
                 tries += 1
+            waited = clock.now() - arrived_at
 
-    def _rule(self, wall: float, waited: float) -> Callable[[Refused], Decision]:
+    def _decide(self, refused: Refused, wall: float, waited: float) -> Decision:
         case = self._case
-        return partial(
-            decide,
-            delivery=case.delivery,
-            on_conflict=case.policy.on_conflict,
+        return decide(
+            refused,
+            case.delivery,
+            case.policy.on_conflict,
             can_put_back=not case.request.is_eager,
             wall=wall,
             waited=waited,
@@ -174,21 +179,22 @@ class Execution:
 
     def _call(self) -> Acquire:
         case = self._case
+        runtime, request, delivery = case.runtime, case.request, case.delivery
         claim, ttl = case.claim, case.policy.ttl
         return Acquire(
-            slots=case.runtime.keyspace.slots(case.key, case.policy.limit),
-            token=case.delivery.token,
+            slots=runtime.keyspace.slots(case.key, case.policy.limit),
+            token=delivery.token,
             holder=Holder(
                 task=case.task.name,
-                task_id=str(case.request.id),
-                worker=case.request.hostname or case.runtime.worker,
+                task_id=delivery.token.task_id,
+                worker=request.hostname or runtime.worker,
                 pid=os.getpid(),
-                since=case.runtime.clock.wall(),
+                since=runtime.clock.wall(),
             ),
             ttl=ttl,
-            sequence=case.delivery.sequence,
-            claim=claim.granted(ttl) if claim else None,
-            yields=bool(claim and claim.yields and not case.delivery.started),
+            sequence=delivery.sequence,
+            claim=None if claim is None else claim.granted(ttl),
+            yields=claim is not None and claim.yields and not delivery.started,
         )
 
     def _carry_out(self, decision: Decision, refused: Refused) -> Any:

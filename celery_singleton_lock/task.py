@@ -344,7 +344,7 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
 def _execution_of(request: Any) -> Execution | None:
     # By its type: a header of a foreign publisher becomes an attribute of the request, too, and one
     # of this name must not pass for a body that has begun.
-    found = vars(request).get(_EXECUTION)
+    found = request.__dict__.get(_EXECUTION)
     return found if found is not None and isinstance(found, _execution_class()) else None
 
 

@@ -157,7 +157,7 @@ class Tenure:
             retval: Its result, or the exception that ended it.
         """
         if self._state is _State.SETTLED:
-            return  # by after_return, and this is task_postrun
+            return  # when it was put back, or left to its twin
         try:
             self._settle(state, retval)
         except BaseException:
@@ -173,7 +173,7 @@ class Tenure:
         if was is _State.ASKED and self._call is not None:
             self._case.runtime.locker.forget(self._call)
         lease = self._lease
-        if lease is None or was not in (_State.HELD, _State.RELEASED):
+        if lease is None or not (was is _State.HELD or was is _State.RELEASED):
             return
         done = is_done(self._case.task, state, retval)
         if was is _State.RELEASED:

@@ -43,8 +43,6 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 __all__ = ["Locker"]
 
-# The second try meets a fresh connection: a server restart leaves every idle one broken.
-_TRIES: Final = 2
 # Seconds after an acquire for which its connection counts as one that stands. Idle for longer, it
 # may have been cut; and whose body took longer doesn't notice a round trip.
 _FRESH: Final = 1.0
@@ -216,14 +214,14 @@ class Locker:
             self._ledger.strike(str(token))
 
     def _send(self, call: Acquire) -> tuple[float, Granted | Refused]:
-        for attempt in range(1, _TRIES + 1):
+        timeout = timeout_for(call.ttl)
+        sent = self.clock.now()
+        try:
+            return sent, self.store.acquire(call, timeout=timeout)
+        except StoreUnavailable:
+            # The second try meets a fresh connection: a restart leaves every idle one broken.
             sent = self.clock.now()
-            try:
-                return sent, self.store.acquire(call, timeout=timeout_for(call.ttl))
-            except StoreUnavailable:
-                if attempt == _TRIES:
-                    raise
-        raise AssertionError("unreachable")
+            return sent, self.store.acquire(call, timeout=timeout)
 
     def _release(self, call: Release, timeout: float) -> tuple[Released, bool]:
         try:

@@ -114,7 +114,9 @@ class PostedReleases:
         self._confirmed.append(posted)
         if len(self._confirmed) > _REMEMBERED:
             self._forget(self._confirmed.popleft())
-        posted.heard(error)
+        # With it goes the lease: a release that is remembered keeps alive what it compares.
+        heard, posted.heard = posted.heard, _heard_already
+        heard(error)
 
     def open(self) -> list[PostedRelease]:
         """Those of which nothing was heard."""
@@ -183,6 +185,10 @@ class PostedReleases:
                 self.end(posted, None)
                 return None
         raise AssertionError("unreachable")
+
+
+def _heard_already(error: StoreError | None) -> None:
+    """In the place of who was told."""
 
 
 def _keys_of(call: Release) -> tuple[str, ...]:

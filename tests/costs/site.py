@@ -73,6 +73,8 @@ class Site:
         """A delivery of ``task``, as a worker's child gets it; what Celery would store."""
         tracer = self._tracers.get(task.name)
         if tracer is None:
+            # As a worker has it: what the decorator gave is a proxy for it.
+            task = self.app.tasks[task.name]
             tracer = self._tracers[task.name] = build_tracer(task.name, task, app=self.app)
         number = next(_numbers)
         task_id = str(UUID(int=number))
