@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Protocol
 
 __all__ = ["Clock", "SystemClock"]
@@ -37,8 +38,8 @@ class SystemClock:
 
     __slots__ = ()
 
-    def now(self) -> float:
-        return time.clock_gettime(_CLOCK_ID)
+    # Without a step of Python's: each task asks some ten times.
+    now = staticmethod(partial(time.clock_gettime, _CLOCK_ID))
 
     def wall(self) -> float:
         return time.time()
