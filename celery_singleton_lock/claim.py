@@ -61,6 +61,8 @@ class Claim:
     @classmethod
     def from_header(cls, value: Any, keyspace: Keyspace) -> Claim | None:
         """None for what :meth:`to_header` didn't write, and for keys outside of ``keyspace``."""
+        if value is None:
+            return None  # as most say; an ABC is slow to ask
         if not isinstance(value, Mapping) or not keyspace.is_claim(value.get("key")):
             return None
         try:

@@ -135,14 +135,16 @@ class SingletonTask(_Base[P, R]):
         execution = request.__dict__[_EXECUTION] = _execution_class()(self, request, args, kwargs)
 
         def body() -> Any:
-            self._tell_started(request)
+            if self._tracks_started:
+                self._tell_started(request)
             if own is not None:
                 return own(self, *args, **kwargs)
             execution.entered = True
             return self._body(*args, **kwargs)
 
         # It may also be the value of a skipped call: what Celery stores, not R.
-        return cast(R, execution.run(body))
+        result: R = execution.run(body)
+        return result
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
@@ -220,8 +222,8 @@ class SingletonTask(_Base[P, R]):
         return Runtime.of(self.app)
 
     def _tell_started(self, request: Any) -> None:
-        """Write the state STARTED, if ``track_started`` asks for it, now that the body will run."""
-        if not self._tracks_started or request.is_eager:
+        """Write the state STARTED, as ``track_started`` asks for, now that the body will run."""
+        if request.is_eager:
             return
         from celery_singleton_lock.settlement import stores_result
 

@@ -120,9 +120,9 @@ class Locker:
                 raise StoreUnavailable(
                     f"the grant of {call.slots[0]!r} arrived after its ttl of {lease.ttl} s"
                 )
-            if len(call.slots) > 1:
-                self._note((reply.key,), call)
             if self._ledger is not None:
+                if len(call.slots) > 1:
+                    self._note((reply.key,), call)
                 lease.shared = self._ledger.share(lease)
             self._keeper.add(lease, on_lost)
             if self._events.hears(EventName.ACQUIRED):

@@ -187,14 +187,14 @@ class ClusterStore(RedisStore):
 
     def _attempt(self, script: Script, calls: Sequence[Any], timeout: float) -> list[Any]:
         """The reply to each call, or the error in its place."""
-        replies = self._nodes.attempt(script.evalsha(calls), timeout, waits=False)
+        replies = self._nodes.attempt([*map(script.evalsha, calls)], timeout, waits=False)
         forgotten = [
             index
             for index, reply in enumerate(replies)
             if isinstance(reply, redis.exceptions.NoScriptError)
         ]
         if forgotten:
-            taught = script.eval([calls[index] for index in forgotten])
+            taught = [script.eval(calls[index]) for index in forgotten]
             again = self._nodes.attempt(taught, timeout, waits=False)
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply

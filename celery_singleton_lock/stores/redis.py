@@ -163,7 +163,7 @@ class RedisStore(RedisOperators):
         if Keyspace.shard(call.keys[0]) not in self._taught:
             return False  # where nobody waits, nobody hears in time that the script is unknown
         posted = self._posted.begin(call, timeout, heard)
-        (command,) = _RELEASE.evalsha([release_call(call)])
+        command = _RELEASE.evalsha(release_call(call))
         if self._connections.post(command, timeout, posted):
             return True
         self._posted.withdraw(posted)
@@ -274,7 +274,7 @@ class RedisStore(RedisOperators):
     ) -> list[Any]:
         """Run ``script`` once per call; a server that forgot the script is taught it again."""
         try:
-            return self._connections.run([*script.evalsha(calls), *then], timeout)
+            return self._connections.run([*map(script.evalsha, calls), *then], timeout)
         except ScriptForgotten:
             # A restart or SCRIPT FLUSH. None of the commands ran but those before the first error,
             # and every script may run twice. EVAL teaches and runs at once: no other client's flush
@@ -282,7 +282,7 @@ class RedisStore(RedisOperators):
             if script is _ACQUIRE:
                 self._shards.forget()
                 self._taught.clear()
-            return self._connections.run([*script.eval(calls), *then], timeout)
+            return self._connections.run([*map(script.eval, calls), *then], timeout)
 
     def _renewals(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
         """Renew the leases of each chunk, all in one shard, and their claims with them."""

@@ -80,11 +80,11 @@ class _Renew(Script):
 
     __slots__ = ()
 
-    def evalsha(self, calls: Sequence[Any]) -> list[Packed]:  # type: ignore[override]
-        return [call.command("EVALSHA", self.sha) for call in calls]
+    def evalsha(self, call: RenewalCall) -> Packed:  # type: ignore[override]
+        return call.command("EVALSHA", self.sha)
 
-    def eval(self, calls: Sequence[Any]) -> list[Packed]:  # type: ignore[override]
-        return [call.command("EVAL", self.source) for call in calls]
+    def eval(self, call: RenewalCall) -> Packed:  # type: ignore[override]
+        return call.command("EVAL", self.source)
 
 
 RENEW: Final = _Renew("renew")

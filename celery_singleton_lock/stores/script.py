@@ -25,13 +25,15 @@ class Script:
         self.source = b"".join((folder / f"{name}.lua").read_bytes() for name in names)
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
 
-    def evalsha(self, calls: Sequence[Call]) -> list[Command]:
+    def evalsha(self, call: Call) -> Command:
         """By its digest, of which the server knows the script."""
-        return [("EVALSHA", self.sha, f"{len(keys)}", *keys, *args) for keys, args in calls]
+        keys, arguments = call
+        return ("EVALSHA", self.sha, f"{len(keys)}", *keys, *arguments)
 
-    def eval(self, calls: Sequence[Call]) -> list[Command]:
+    def eval(self, call: Call) -> Command:
         """By its source, which teaches it to the server."""
-        return [("EVAL", self.source, len(keys), *keys, *args) for keys, args in calls]
+        keys, arguments = call
+        return ("EVAL", self.source, len(keys), *keys, *arguments)
 
 
 def milliseconds(seconds: float) -> int:
