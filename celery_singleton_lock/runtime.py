@@ -80,15 +80,15 @@ class Runtime:
 
     @property
     def store(self) -> Store:
-        return self._wired().store
+        return (self._parts or self._wire()).store
 
     @property
     def keeper(self) -> Keeper:
-        return self._wired().keeper
+        return (self._parts or self._wire()).keeper
 
     @property
     def locker(self) -> Locker:
-        return self._wired().locker
+        return (self._parts or self._wire()).locker
 
     @cached_property
     def _host(self) -> str:
@@ -117,15 +117,14 @@ class Runtime:
             self._parts.keeper.close()
             self._parts.store.close()
 
-    def _wired(self) -> _Parts:
-        parts = self._parts
-        if parts is None:
-            # Two threads may come first: two keepers would each renew what the other released.
-            with self._guard:
-                parts = self._parts = self._parts or self._wire()
-        return parts
-
     def _wire(self) -> _Parts:
+        # Two threads may come first: two keepers would each renew what the other released.
+        with self._guard:
+            if self._parts is None:
+                self._parts = self._wired()
+            return self._parts
+
+    def _wired(self) -> _Parts:
         store = self._given_store or self._first_store()
         keeper = Keeper(store, self.clock, self.events)
         # Its thread ends with the app; but not with the interpreter, where a body may run still.

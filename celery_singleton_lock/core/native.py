@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["allocate_lock", "get_ident", "is_patched", "start_new_thread"]
+__all__ = ["allocate_lock", "get_ident", "is_patched", "socket_owner", "start_new_thread"]
 
 
 def _original(name: str) -> Any:
@@ -34,14 +34,19 @@ def allocate_lock() -> Any:
 
 def is_patched() -> bool:
     """Whether Python's threads are greenlets here."""
-    if "gevent.monkey" not in sys.modules and "eventlet.patcher" not in sys.modules:
-        return False  # asked at each command of a store
     return _original("start_new_thread") is not _thread.start_new_thread
 
 
 def get_ident() -> int:
     """The identity of the operating system's thread, the same for all greenlets on it."""
     return int(_original("get_ident")())
+
+
+def socket_owner() -> int:
+    """Whose a socket made here is: a thread's, with its hub, where threads are patched; else 0."""
+    if "gevent.monkey" not in sys.modules and "eventlet.patcher" not in sys.modules:
+        return 0  # asked at each command of a store
+    return get_ident() if is_patched() else 0
 
 
 def start_new_thread(function: Callable[[], None], name: str) -> None:

@@ -179,7 +179,7 @@ class Connections:
         Args:
             timeout: Seconds, for each.
         """
-        thread = _thread()
+        thread = native.socket_owner()
         for (owner, _), idle in list(self._idle.items()):
             # Another thread's hub reads its sockets alone.
             for item in list(idle) if owner == thread else ():
@@ -213,7 +213,7 @@ class Connections:
     def drop(self) -> None:
         """What broke one connection broke the others: the next try shall meet a fresh one."""
         # Of this thread alone where a socket belongs to its thread's hub.
-        thread = _thread()
+        thread = native.socket_owner()
         for (owner, _), idle in list(self._idle.items()):
             if owner == thread:
                 _disconnect_all(idle)
@@ -239,7 +239,7 @@ class Connections:
         )
 
     def _idle_for(self, timeout: float) -> deque[Any]:
-        key = (_thread(), timeout)
+        key = (native.socket_owner(), timeout)
         found = self._idle.get(key)
         return self._idle.setdefault(key, deque()) if found is None else found
 
@@ -341,8 +341,3 @@ def _close(connection: Any, owes: PostedRelease | None) -> None:
     if owes is not None:
         owes.lose()  # first: closing may be interrupted
     connection.disconnect()
-
-
-def _thread() -> int:
-    """Whose a connection is: under gevent a thread's, with its hub; else of whoever needs it."""
-    return native.get_ident() if native.is_patched() else 0

@@ -133,7 +133,7 @@ class Gateway:
         timeout: tuple[float, float],
         headers: Mapping[str, str],
     ) -> dict[str, Any]:
-        thread = native.get_ident() if native.is_patched() else 0
+        thread = native.socket_owner()
         idle = self._idle.setdefault((os.getpid(), thread, member), deque())
         try:
             client = idle.pop()

@@ -40,7 +40,7 @@ class LinkSets:
 
     def take(self, task: str) -> list[Link]:
         """The set that owes replies to ``task``, else an idle one, else a new one."""
-        thread = _thread()
+        thread = native.socket_owner()
         owing = self._owing.pop((thread, task), None) if task else None
         if owing is not None:
             return owing
@@ -54,7 +54,7 @@ class LinkSets:
 
     def give(self, task: str, links: list[Link]) -> None:
         """Take back a set after a call of ``task``; empty: of one whose order is no matter."""
-        thread = _thread()
+        thread = native.socket_owner()
         if task and any(link.owes for link in links):
             other = self._owing.pop((thread, task), None)
             self._owing[thread, task] = links
@@ -98,7 +98,3 @@ class LinkSets:
                     link.give_up("too many calls wait for it")
             if links:
                 self._idle[thread].append(links)
-
-
-def _thread() -> int:
-    return native.get_ident() if native.is_patched() else 0

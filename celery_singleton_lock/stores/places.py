@@ -103,7 +103,7 @@ class Places:
                 idle.pop().disconnect()
 
     def _idle_to(self, server: Connections) -> deque[Any]:
-        thread = native.get_ident() if native.is_patched() else 0
+        thread = native.socket_owner()
         return self._idle.setdefault((thread, server.address), deque())
 
 

@@ -456,7 +456,7 @@ def test_a_keeper_that_may_not_read_the_bodies_sockets_makes_it_again_and_it_is_
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As under gevent, where a socket is read in the thread of its hub alone.
-    monkeypatch.setattr(native, "is_patched", lambda: True)
+    monkeypatch.setattr(native, "socket_owner", native.get_ident)
     bench.end(bench.begin(new_key()))
     lease = bench.begin(new_key())
     bench.post(lease)
