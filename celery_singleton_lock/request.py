@@ -53,6 +53,8 @@ _PARENT_TIMEOUT: Final = 1.0
 _DYING_SECONDS: Final = 1.0
 # Celery makes attributes of the body's request of all headers of a message, whoever sent it.
 _OURS: Final = "singleton_"
+# Headers that each message has, most of which Celery's request names; none passes for ours.
+_USUAL: Final = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", HEADER}
 _NOT_TO_HIDE: Final = frozenset(
     ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
 )
@@ -90,7 +92,8 @@ class SingletonRequestMixin:
         those that hide a method: a message that can't be copied can't be put back.
         """
         headers = self._request_dict
-        ours = [name for name in headers if name.startswith(_OURS) and name != HEADER]
+        # Each message comes through here: what is usual is set aside in one step, not name by name.
+        ours = [name for name in headers.keys() - _USUAL if name.startswith(_OURS)]
         for name in (*ours, *_NOT_TO_HIDE.intersection(headers)):
             del headers[name]
 
