@@ -121,10 +121,10 @@ class Runtime:
         # Two threads may come first: two keepers would each renew what the other released.
         with self._guard:
             if self._parts is None:
-                self._parts = self._wired()
+                self._parts = self._new_parts()
             return self._parts
 
-    def _wired(self) -> _Parts:
+    def _new_parts(self) -> _Parts:
         store = self._given_store or self._first_store()
         keeper = Keeper(store, self.clock, self.events)
         # Its thread ends with the app; but not with the interpreter, where a body may run still.

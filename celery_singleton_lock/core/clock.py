@@ -38,7 +38,7 @@ class SystemClock:
 
     __slots__ = ()
 
-    # Without a step of Python's: each task asks some ten times.
+    # Without a step of Python's: each task asks several times.
     now = staticmethod(partial(time.clock_gettime, _CLOCK_ID))
 
     def wall(self) -> float:

@@ -111,7 +111,7 @@ class Token:
     retries: int
     nonce: str
     call: str = ""
-    # Asked for at each step of a lease.
+    # Made when it is first asked for, which each step of a lease does.
     _attempt: str = field(default="", init=False, repr=False, compare=False)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from celery_singleton_lock import is_skipped
+from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.execution import Execution
 from tests.costs.site import Site, open_site
 
@@ -63,3 +64,12 @@ def test_a_task_that_kept_its_execution_would_be_garbage(
 ) -> None:
     monkeypatch.setattr(Execution, "let_go", lambda self: None)
     assert garbage(lambda: site.run(site.ours)) >= 10 * _TASKS
+
+
+def test_what_is_remembered_of_a_release_is_not_its_lease(site: Site) -> None:
+    for _ in range(_TASKS):
+        site.run(site.ours, "remembered")
+    site.collect()
+    gc.collect()
+    leases = [found for found in gc.get_objects() if type(found) is Lease]
+    assert [lease for lease in leases if lease.key.endswith(":remembered")] == []
