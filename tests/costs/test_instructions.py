@@ -80,14 +80,14 @@ def renewals(site: Site) -> Instructions:
 
 
 WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
-    "acquire and release, memory": (cycle, 2982),
-    "acquire and release, redis": (cycle, 2988),
-    "refused acquire, redis": (refusal, 2488),
+    "acquire and release, memory": (cycle, 2758),
+    "acquire and release, redis": (cycle, 2487),
+    "refused acquire, redis": (refusal, 2092),
     "key of a template, redis": (key, 179),
-    "task, redis": (task, 4298),
-    "skipped task, redis": (skip, 8360),
+    "task, redis": (task, 3625),
+    "skipped task, redis": (skip, 7875),
     "publish without a claim, redis": (publishing, 236),
-    "publish with a claim, redis": (claim, 2029),
+    "publish with a claim, redis": (claim, 1960),
     "renewal of 200 leases, redis": (renewals, 32180),
 }
 
