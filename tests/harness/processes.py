@@ -133,13 +133,18 @@ class Process:
         )
 
     def wait(self, timeout: float = TIMEOUT) -> int:
-        """Wait until it ended; returns the exit status as `exit_status` does."""
+        """Wait until it ended and its log is read; returns the exit status as `exit_status` does.
+
+        What its children, if it leaves any, go on to say comes later.
+        """
         try:
-            return self._started().wait(timeout)
+            status = self._started().wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(
                 f"{self.name} (pid {self.pid}) still runs after {timeout:g} s:\n{self.tail()}"
             ) from None
+        self._wait_for_the_end_of_its_log()
+        return status
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process itself, not to its children."""
@@ -214,6 +219,14 @@ class Process:
         if self._popen is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._popen
+
+    def _wait_for_the_end_of_its_log(self) -> None:
+        # The reader thread may be lines behind a process that is dead: without this, a test that
+        # looks for its last line would race against that thread.
+        deadline = time.monotonic() + TIMEOUT
+        with self._news:
+            while not (self._log_closed or self.group() or time.monotonic() > deadline):
+                self._news.wait(10 * POLL)
 
     def _read(self, popen: subprocess.Popen[str]) -> None:
         # The reader thread. It ends when the last process that has the pipe open is gone.
