@@ -176,6 +176,7 @@ def retries_meet_duplicates(
     task: Any,
     worker: StartWorker,
     journal: Journal,
+    wait_for_the_keys: Callable[[list[str]], None],
     turned_away: Callable[[CeleryWorker, set[str]], bool],
 ) -> tuple[list[Any], list[Any]]:
     """Let duplicates take the keys between a retry and its next attempt.
@@ -188,8 +189,9 @@ def retries_meet_duplicates(
     process = worker(CRASH, concurrency=count + 2)
     retried = [task.delay(key, "retried", again_on="first") for key in keys]
     journal.wait_for_ends(count)
-    # Only now: before, the first attempt may still hold its key.
     wait_until(lambda: all(r.state == "RETRY" for r in retried), "all of them wait for a retry")
+    # The state is stored a moment before the first attempt lets go of its key.
+    wait_for_the_keys(keys)
     duplicates = [task.delay(key, "duplicate") for key in keys]
     wait_for_starts(journal, ids(duplicates), 1)
     crash.app.control.add_consumer("first", destination=[process.hostname])
@@ -201,7 +203,12 @@ def retries_meet_duplicates(
 @pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
-    count: int, crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
+    count: int,
+    crash: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+    broker: RedisBroker,
 ) -> None:
     retried, duplicates = retries_meet_duplicates(
         count,
@@ -209,6 +216,9 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
         crash.retried,
         worker,
         journal,
+        lambda keys: wait_until_free(
+            redis_client, [crash.retried.lock_key(key, "") for key in keys], timeout=10
+        ),
         lambda process, retried: set(told([process], "put-back", reason="started")) >= retried,
     )
     results = [result.get(timeout=30) for result in retried]
@@ -226,7 +236,7 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
 
 @pytest.mark.slow
 def test_with_the_usual_recipe_the_retry_is_lost(
-    crash: ModuleType, worker: StartWorker, journal: Journal
+    crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
 ) -> None:
     retried, _ = retries_meet_duplicates(
         2,
@@ -234,6 +244,7 @@ def test_with_the_usual_recipe_the_retry_is_lost(
         crash.recipe_retried,
         worker,
         journal,
+        lambda keys: wait_until_free(redis_client, [f"recipe:{key}" for key in keys], timeout=10),
         lambda process, retried: all(crash.app.AsyncResult(id).ready() for id in retried),
     )
     assert [result.get(timeout=30) for result in retried] == ["skipped"] * 2

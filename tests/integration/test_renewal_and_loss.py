@@ -358,7 +358,9 @@ def test_in_the_threads_pool_a_loop_is_ended_and_its_thread_lives_on(
                 result.get(timeout=30)
         assert run.error == "LeaseInterrupt", way
         assert run.end - at < HEARTBEAT + SLACK, way
-    assert {loss.early.delay("k", "sleep", 0).get(timeout=30)["lost"] for _ in range(8)} == {False}
+    # A key each: one is free again a moment after its result is there.
+    ends = [loss.early.delay(f"k{n}", "sleep", 0).get(timeout=30)["lost"] for n in range(8)]
+    assert ends == [False] * 8
 
 
 @pytest.mark.slow
@@ -383,7 +385,8 @@ def test_in_the_gevent_pool_only_the_flag_tells(
 ) -> None:
     pytest.importorskip("gevent")
     worker(LOSS, pool="gevent", concurrency=4)
-    unaware = loss.early.delay("unaware", "sleep", 2.5)
+    # For several heartbeats: the one that finds the lease gone comes in time.
+    unaware = loss.early.delay("unaware", "sleep", 3 * TTL)
     aware = loss.early.delay("aware", "wait_for_loss", 20)
     journal.wait_for_starts(2)
     with replaced(loss, keys, "unaware"), replaced(loss, keys, "aware"):
@@ -393,7 +396,7 @@ def test_in_the_gevent_pool_only_the_flag_tells(
     [aware_run], [unaware_run] = journal.runs("aware"), journal.runs("unaware")
     assert aware_run.end - at < HEARTBEAT + SLACK
     assert (aware_run.error, unaware_run.error) == (None, None)
-    assert unaware_run.end - unaware_run.begin >= 2.5
+    assert unaware_run.end - unaware_run.begin >= 3 * TTL
 
 
 # Bounds.
