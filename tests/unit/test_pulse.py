@@ -497,7 +497,8 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
     try:
         read = 0
         deadline = time.monotonic() + 0.4
-        while time.monotonic() < deadline:
+        # On a busy machine this process may have had no turn by then.
+        while time.monotonic() < deadline or (read <= 100 and time.monotonic() < deadline + 30):
             for one in record.of_living():
                 assert one.share.childs == one.share.ttl == one.share.trusted, one
                 read += 1
@@ -664,7 +665,7 @@ def live_bench(ttl: float) -> tuple[Bench, Lease]:
 def test_the_thread_goes_on_until_the_pool_is_over(
     bench: Bench, running: Callable[[Bench], Pulse]
 ) -> None:
-    live, lease = live_bench(ttl=0.6)
+    live, lease = live_bench(ttl=1.5)
     over = threading.Event()
     running(live).finish(over.is_set)
     deadline = time.monotonic() + 30
