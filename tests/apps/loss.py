@@ -92,6 +92,16 @@ def wait_for_loss(seconds: float) -> None:
         time.sleep(0.02)
 
 
+def until_told(seconds: float) -> None:
+    """Work until the test notes "go on"."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        notes = events(Journal.from_env().records(), "note")
+        if any(note.data["text"] == "go on" for note in notes):
+            return
+        time.sleep(0.02)
+
+
 def stubborn(seconds: float) -> None:
     """Go on against every attempt to end it, and write a note at each breath.
 
@@ -108,7 +118,7 @@ def stubborn(seconds: float) -> None:
 
 
 WAYS: dict[str, Callable[[float], None]] = {
-    way.__name__: way for way in (sleep, read, loop, swallow, wait_for_loss, stubborn)
+    way.__name__: way for way in (sleep, read, loop, swallow, wait_for_loss, until_told, stubborn)
 }
 
 
