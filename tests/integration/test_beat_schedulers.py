@@ -93,8 +93,9 @@ def test_killed_and_stopped_leaders_are_replaced_and_no_tick_comes_twice(
     beats.prepare(stopped, "SIGSTOP", "permit")
     beats.leader(but=stopped)
     ticks.wait_for(2)
+    seen = len(stopped.lines)
     stopped.cont()
-    stopped.wait_for_log("singleton (standing-by|lost)")
+    stopped.wait_for_log("singleton (standing-by|lost)", since=seen)
     ticks.wait_for(3)
     sent = ticks.of()
     assert len({tick.beat for tick in sent}) == 3
@@ -145,8 +146,9 @@ def test_a_leader_stopped_between_permit_and_send_sends_late_and_once(
     beats.prepare(stopped := beats.leader(), "SIGSTOP", "send")
     beats.leader(but=stopped)
     ticks.wait_for(2)
+    seen = len(stopped.lines)
     stopped.cont()
-    stopped.wait_for_log("singleton standing-by")
+    stopped.wait_for_log("singleton standing-by", since=seen)
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []
 

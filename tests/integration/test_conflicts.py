@@ -131,7 +131,7 @@ def test_a_call_whose_expiry_passes_while_it_waits_is_revoked(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     stage.occupy(name)
-    result = stage.app.patient.apply_async((name,), expires=1)
+    result = stage.app.patient.apply_async((name,), expires=2)
     worker.wait_for_log(put_back(result))
     with pytest.raises(TaskRevokedError):
         result.get(timeout=20)
