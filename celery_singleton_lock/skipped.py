@@ -11,6 +11,11 @@ from celery.result import EagerResult, ResultBase
 if TYPE_CHECKING:
     from celery_singleton_lock.core.lease import Holder
 
+    _EagerResult = EagerResult[Any]
+else:
+    # Before Celery 5.7 it takes no parameter when it runs.
+    _EagerResult = EagerResult
+
 __all__ = ["SkippedResult", "is_skipped", "skipped_value"]
 
 _MARK: Final = "__singleton__"
@@ -27,7 +32,7 @@ def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
     }
 
 
-class SkippedResult(EagerResult[Any]):
+class SkippedResult(_EagerResult):
     """What a call returns that was not published (``on_duplicate="skip"``): ready, and falsy.
 
     Args:

@@ -1,0 +1,35 @@
+"""What Celery 5.7 brought is not needed to import us: 5.5 is the oldest that we allow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# Its classes take parameters when they run only since then (`EagerResult[int]`); the types are
+# older. Django's and RedBeat's schedulers are left out: they ask for more than an import.
+PROGRAM = """
+    import importlib, pkgutil, sys
+    import celery.beat, celery.canvas, celery.result, celery.worker.request
+
+    for module in [m for name, m in list(sys.modules.items()) if name.startswith("celery")]:
+        for cls in [c for c in list(vars(module).values()) if isinstance(c, type)]:
+            if cls.__module__.startswith("celery.") and "__class_getitem__" in vars(cls):
+                del cls.__class_getitem__
+
+    import celery_singleton_lock as package
+
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not found.name.endswith((".beat.django", ".beat.redbeat")):
+            importlib.import_module(found.name)
+    print([name for name in package.__all__ if not hasattr(package, name)])
+"""
+
+
+@pytest.mark.slow
+def test_everything_is_imported_where_celerys_classes_take_no_parameters() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[]\n", done.stderr
