@@ -319,8 +319,8 @@ def test_greenlets_and_the_keepers_native_thread_share_no_link(nodes: RedlockNod
         leases = []
 
         def body():
-            leases.append(locker.acquire(call_for(new_key(), ttl=0.9)))
-            gevent.sleep(2)
+            leases.append(locker.acquire(call_for(new_key(), ttl=2)))
+            gevent.sleep(5)
 
         gevent.joinall([gevent.spawn(body) for _ in range(20)], raise_error=True)
         assert all(isinstance(lease, Lease) and not lease.lost for lease in leases)

@@ -30,6 +30,9 @@ VARIABLE = "JOURNAL"
 #: Seconds between two looks at the file.
 POLL = 0.01
 
+#: Seconds that are waited for a line, as for a log's (`tests.harness.processes`).
+TIMEOUT = 60.0
+
 Answer = TypeVar("Answer")
 
 
@@ -173,7 +176,7 @@ class Journal:
         self,
         predicate: Callable[[list[Record]], Answer],
         *,
-        timeout: float = 30.0,
+        timeout: float = TIMEOUT,
         what: str = "the predicate holds",
     ) -> Answer:
         """Wait until ``predicate(records)`` is true, and return what it returned.
@@ -195,13 +198,13 @@ class Journal:
             time.sleep(POLL)
 
     def wait_for_starts(
-        self, count: int = 1, *, key: str | None = None, timeout: float = 30.0
+        self, count: int = 1, *, key: str | None = None, timeout: float = TIMEOUT
     ) -> list[Record]:
         """Wait until at least ``count`` bodies (of ``key``) started; returns their starts."""
         return self._wait_for_events("start", count, key, timeout)
 
     def wait_for_ends(
-        self, count: int = 1, *, key: str | None = None, timeout: float = 30.0
+        self, count: int = 1, *, key: str | None = None, timeout: float = TIMEOUT
     ) -> list[Record]:
         """Wait until at least ``count`` bodies (of ``key``) ended; returns their ends."""
         return self._wait_for_events("end", count, key, timeout)

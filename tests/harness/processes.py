@@ -25,7 +25,7 @@ from celery_singleton_lock.testing.server import tied_to_parent
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Seconds. Workers start in 1.5; the rest is for a loaded machine with two cores.
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 #: Seconds between two looks at a condition that nothing announces (the state of a process).
 POLL = 0.01

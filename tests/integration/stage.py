@@ -19,7 +19,7 @@ from tests.harness.worker import CeleryWorker
 APP = "tests.apps.semantics"
 
 # Seconds: for two cores that others use too. Nothing waits that long when all is well.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 Answer = TypeVar("Answer")
 
