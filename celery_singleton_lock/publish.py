@@ -50,6 +50,8 @@ _SHOWS_AT_ONCE: Final = 0.1
 _CANVAS_OPTIONS: Final = frozenset(
     ("chain", "chord", "group_id", "root_id", "parent_id", "link", "link_error")
 )
+# Publishes the bodies of chords, where the result backend can't count their members.
+_CHORD_UNLOCK: Final = "celery.chord_unlock"
 # A result older than its claim by more than the clocks may differ is that of an earlier call with
 # the same, explicit task id.
 _CLOCKS_DIFFER_BY: Final = 60.0
@@ -88,12 +90,26 @@ class Publication:
     @property
     def in_canvas(self) -> bool:
         """Whether something may wait for this very message."""
-        return self.is_linked or is_canvas(self.options)
+        return (
+            self.is_linked
+            or is_canvas(self.options)
+            or _is_chords_body(self.app.current_worker_task, self.task_id)
+        )
 
 
 def is_canvas(options: Mapping[str, Any]) -> bool:
     """Whether Celery's canvas publishes this: a member of a group, chord or chain, or a link."""
     return any(options[name] for name in _CANVAS_OPTIONS.intersection(options))
+
+
+def _is_chords_body(running: Any, task_id: str) -> bool:
+    """Whether ``running`` publishes its chord's body, whose options tell it since Celery 5.7."""
+    if running is None:
+        return False
+    chord = running.request.chord
+    options = chord.get("options") if isinstance(chord, Mapping) else None
+    published_id = options.get("task_id") if isinstance(options, Mapping) else None
+    return running.name == _CHORD_UNLOCK or published_id == task_id
 
 
 def continues(running: Any, task_id: str) -> bool:

@@ -1,12 +1,16 @@
-"""What Celery 5.7 brought is not needed to import us: 5.5 is the oldest that we allow."""
+"""What Celery 5.7 brought is not needed: 5.5 is the oldest that we allow."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from celery_singleton_lock.publish import is_chords_body
 
 # Its classes take parameters when they run only since then (`EagerResult[int]`); the types are
 # older. Django's and RedBeat's schedulers are left out: they ask for more than an import.
@@ -33,3 +37,26 @@ def test_everything_is_imported_where_celerys_classes_take_no_parameters() -> No
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "[]\n", done.stderr
+
+
+def signature(task_id: str) -> dict[str, Any]:
+    return {"task": "t", "options": {"task_id": task_id}}
+
+
+@pytest.mark.parametrize(
+    ("name", "chord", "expected"),
+    [
+        ("member", signature("body"), True),
+        ("member", signature("another"), False),
+        ("member", None, False),
+        ("member", {"options": 3}, False),
+        ("member", 3, False),
+        ("celery.chord_unlock", None, True),
+    ],
+    ids=repr,
+)
+def test_a_chords_body_is_known_by_who_publishes_it(name: str, chord: Any, expected: bool) -> None:
+    """Its options don't tell: were it taken for a single call, its chord would wait for ever."""
+    running = SimpleNamespace(name=name, request=SimpleNamespace(chord=chord))
+    assert is_chords_body(running, "body") is expected
+    assert not is_chords_body(None, "body")
