@@ -139,6 +139,8 @@ def _kept(request: Any) -> dict[str, Any]:
     """
     names = {"serializer": SERIALIZER_KEY, "argsrepr": "argsrepr", "kwargsrepr": "kwargsrepr"}
     options = {option: getattr(request, name, None) for option, name in names.items()}
+    if request.ignore_result:  # kept by Celery itself since 5.7
+        options["ignore_result"] = True
     return {option: value for option, value in options.items() if value is not None}
 
 
