@@ -23,7 +23,7 @@ from functools import cache
 from typing import Any, Final
 
 from celery import Celery
-from celery.app.task import Context
+from celery.app.task import Context, Task
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
@@ -143,7 +143,8 @@ class SingletonRequestMixin:
         # A SystemExit is announced before the end, and counts as a lost worker too.
         if not isinstance(exc, (WorkerLostError, SystemExit)):
             return False
-        if getattr(self.task, "retry_on_worker_lost", False):  # since Celery 5.7: it publishes one
+        # Since Celery 5.7, which publishes a retry then; before, it is an attribute like any other.
+        if hasattr(Task, "retry_on_worker_lost") and self.task.retry_on_worker_lost:
             retries, most = self._request_dict.get("retries") or 0, self.task.max_retries
             return most is None or retries < most
         return bool(self.task.acks_late and self.task.reject_on_worker_lost)
