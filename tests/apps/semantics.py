@@ -278,7 +278,9 @@ def moving(self: Any, name: str, next_name: str, countdown: float, gate: str | N
     """Its retry works on ``next_name``."""
     with body(self, name):
         if self.request.retries == 0:
-            raise self.retry(args=(next_name, next_name, countdown, gate), countdown=countdown)
+            args = (next_name, next_name, countdown, gate)
+            # Before Celery 5.7 the keyword arguments of the first attempt would be passed as well.
+            raise self.retry(args=args, kwargs={}, countdown=countdown)
         pass_gate(gate)
     return name
 

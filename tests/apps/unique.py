@@ -204,7 +204,8 @@ def moving(self: Any, name: str, other: str, countdown: float = 0) -> str:
     """Its retry has another key."""
     with body(self, name):
         if self.request.retries == 0:
-            raise self.retry(args=(other, other, countdown), countdown=countdown)
+            # Before Celery 5.7 the keyword arguments of the first attempt would be passed as well.
+            raise self.retry(args=(other, other, countdown), kwargs={}, countdown=countdown)
     return name
 
 

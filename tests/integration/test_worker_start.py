@@ -518,6 +518,8 @@ def test_every_form_of_a_task_is_a_singleton(
         "with_pydantic": module.with_pydantic,
         "own_base": module.own_base,
     }
+    if not hasattr(Task, "_dump_pydantic_arguments"):
+        del tasks["with_pydantic"]  # Celery publishes no models before 5.7
     for name, task in tasks.items():
         argument = module.Order(name="ann") if name == "with_pydantic" else "ann"
         result = task.delay(argument)
@@ -542,7 +544,7 @@ def test_every_form_of_a_task_is_a_singleton(
 
 
 def test_a_shared_task_belongs_to_every_app_with_its_own_base() -> None:
-    class Marked(Task[..., Any]):
+    class Marked(Task):  # before Celery 5.7 it takes no parameters when it runs
         abstract = True
         mark = "of the app"
 
