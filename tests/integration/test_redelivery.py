@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+import kombu
 import pytest
 import redis
 
@@ -26,6 +27,9 @@ from tests.harness.worker import CeleryWorker
 
 CRASH = "tests.apps.crash"
 SLOW = pytest.mark.slow
+swept = pytest.mark.skipif(
+    kombu.VERSION[:2] < (5, 7), reason="before kombu 5.7 the sweep comes every 100 s at best"
+)
 COUNTS = [pytest.param(4, id="4"), pytest.param(20, id="20", marks=SLOW)]
 
 #: Seconds. The sweep looks every second for what is older.
@@ -76,6 +80,7 @@ def assert_bounded(workers: list[CeleryWorker], results: list[Any], seconds: flo
     assert worst <= 1 + by_copy + by_sweep
 
 
+@swept
 @pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=SLOW)])
@@ -112,6 +117,7 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     assert journal.overlaps() == []
 
 
+@swept
 @pytest.mark.slow
 def test_without_the_lock_a_task_that_is_delivered_again_has_several_bodies(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
@@ -160,6 +166,7 @@ def test_without_the_lock_a_twin_that_arrives_after_the_success_runs(
     journal.wait_for_ends(2, key="k")
 
 
+@swept
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [pytest.param(8, id="8"), pytest.param(20, id="20", marks=SLOW)])
 def test_messages_that_wait_in_a_worker_for_too_long_run_once_each(
@@ -181,6 +188,7 @@ def test_messages_that_wait_in_a_worker_for_too_long_run_once_each(
     assert journal.overlaps() == []
 
 
+@swept
 @pytest.mark.slow
 def test_a_countdown_longer_than_the_visibility_timeout_ends_in_one_run(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
@@ -200,6 +208,7 @@ def test_a_countdown_longer_than_the_visibility_timeout_ends_in_one_run(
     assert journal.overlaps() == []
 
 
+@swept
 @pytest.mark.slow
 def test_without_the_lock_messages_that_wait_for_too_long_run_several_times(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
