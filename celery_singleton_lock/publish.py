@@ -38,7 +38,7 @@ from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavail
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.skipped import SkippedResult, skipped_value
 
-__all__ = ["Publication", "carry_claim", "continues", "is_canvas", "publish"]
+__all__ = ["Publication", "carry_claim", "continues", "is_canvas", "is_chords_body", "publish"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -93,7 +93,7 @@ class Publication:
         return (
             self.is_linked
             or is_canvas(self.options)
-            or _is_chords_body(self.app.current_worker_task, self.task_id)
+            or is_chords_body(self.app.current_worker_task, self.task_id)
         )
 
 
@@ -102,7 +102,7 @@ def is_canvas(options: Mapping[str, Any]) -> bool:
     return any(options[name] for name in _CANVAS_OPTIONS.intersection(options))
 
 
-def _is_chords_body(running: Any, task_id: str) -> bool:
+def is_chords_body(running: Any, task_id: str) -> bool:
     """Whether ``running`` publishes its chord's body, whose options tell it since Celery 5.7."""
     if running is None:
         return False

@@ -125,14 +125,14 @@ def streamed(
 def _stream(
     connections: Connections,
     chunks: deque[Sequence[Lease]],
-    commands_of: Callable[[Sequence[Any]], list[Packed]],
+    command_of: Callable[[RenewalCall], Packed],
     timeout: float,
 ) -> Iterator[list[Renewal]]:
     """Take from ``chunks`` those of which the answer is given."""
 
     def next_commands() -> list[Packed]:
         following = islice(chunks, under_way, under_way + _AT_ONCE)
-        return commands_of([renewal_call(chunk) for chunk in following])
+        return [command_of(renewal_call(chunk)) for chunk in following]
 
     under_way = 0
     commands = next_commands()
