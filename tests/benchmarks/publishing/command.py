@@ -53,7 +53,9 @@ def benchmark(options: argparse.Namespace) -> None:
     text = report.as_table(starts)
     print(f"\n{text}\n" + "\n".join(report.verdicts(starts)))
     if options.save:
-        publish("publishing", f"{text}\n{about}\n", report.as_data(starts), [])
+        publish(
+            "publishing", f"{text}\n{about}\n", report.as_data(starts), [report.as_chart(starts)]
+        )
 
 
 def _start(rounds: int, profiled: int, seed: int) -> report.Start:

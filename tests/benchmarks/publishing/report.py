@@ -8,12 +8,13 @@ from statistics import mean, median
 from typing import Any, Final
 
 from tests.benchmarks.contest import Role
+from tests.benchmarks.plots import Bar, Chart
 from tests.benchmarks.publishing.contenders import CONTENDERS, OURS, PEERS, PLAIN
 from tests.benchmarks.publishing.parts import SENDING, WAITING, is_celerys
 from tests.benchmarks.samples import Spread, spread
 from tests.benchmarks.worker.estimate import estimate
 
-__all__ = ["Start", "as_data", "as_table", "verdicts"]
+__all__ = ["Start", "as_chart", "as_data", "as_table", "verdicts"]
 
 _MICROSECONDS: Final = 1e6
 # What a claim may cost of what a peer's does.
@@ -133,6 +134,21 @@ def as_data(starts: Sequence[Start]) -> dict[str, Any]:
         "rounds": [len(start.rounds) for start in starts],
         "microseconds_at_the_server": [dict(start.server) for start in starts],
     }
+
+
+def as_chart(starts: Sequence[Start]) -> Chart:
+    """What each claim costs, as a multiple of the last peer's."""
+    peer = PEERS[-1]
+    ratios = {name: _ratio(starts, name, peer) for name in CONTENDERS if name != PLAIN}
+    return Chart(
+        name="publishing",
+        title="What a claim adds to publishing a task",
+        unit=f"times what {peer} adds; less is better",
+        bars=[
+            Bar(name, ratios[name], CONTENDERS[name].role is Role.OURS)
+            for name in sorted(ratios, key=lambda one: ratios[one].middle)
+        ],
+    )
 
 
 def verdicts(starts: Sequence[Start]) -> list[str]:

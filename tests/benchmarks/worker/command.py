@@ -69,12 +69,10 @@ def benchmark(options: argparse.Namespace) -> None:
     about += f"\n- blocks of each start: {blocks}"
     tables = [report.as_table(course, laps, counts) for course, laps in found.items()]
     first = next(iter(found.values()))
-    tables.append(report.as_publishing_table(first))
     text, parts_text = "\n".join(tables), profile.as_table(parts, first.of(over("tasks", OURS)))
     print(f"\n{text}\n{parts_text}")
     for course, laps in found.items():
         print("\n".join(report.verdicts(course, laps)))
-    print("\n".join(report.publishing_verdicts(first)))
     if options.save:
         data, charts = report.as_data(found, counts), report.as_charts(found)
         publish("worker", f"{text}\n{about}\n", data, charts)

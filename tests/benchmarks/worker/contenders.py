@@ -8,8 +8,8 @@ from typing import Final
 from tests.benchmarks.contest import Role
 
 __all__ = [
-    *("BY_NAME", "CELERY", "CLAIMED", "CONTENDERS", "OURS", "PUBLISHING_PEERS", "RAW_PAIR"),
-    *("SKIP", "Contender", "contenders_of"),
+    *("BY_NAME", "CELERY", "CONTENDERS", "OURS", "RAW_PAIR", "SKIP"),
+    *("Contender", "contenders_of"),
 ]
 
 
@@ -23,23 +23,18 @@ class Contender:
         task: The name of its task.
         alike: Whether all calls have the same arguments, whose lock somebody else holds: no body
             runs.
-        claims: Whether publishing asks a server, too.
     """
 
     name: str
     role: Role
     task: str
     alike: bool = False
-    claims: bool = False
 
 
 CELERY: Final = "Celery alone"
 RAW_PAIR: Final = "SET NX PX + EVALSHA in the body"
 OURS: Final = "celery-singleton-lock"
-CLAIMED: Final = 'celery-singleton-lock, unique="until_start"'
 SKIP: Final = "celery-singleton-lock, skipped"
-#: Whose publishing ours is compared with.
-PUBLISHING_PEERS: Final = ("celery-once", "celery-singleton")
 
 CONTENDERS: Final = (
     Contender(CELERY, Role.FLOOR, "plain"),
@@ -47,13 +42,13 @@ CONTENDERS: Final = (
     Contender("redis-py Lock in the body", Role.PEER, "redis_py_lock"),
     Contender("python-redis-lock in the body", Role.PEER, "python_redis_lock"),
     Contender("pottery Redlock in the body", Role.PEER, "pottery"),
-    Contender("celery-once", Role.PEER, "once", claims=True),
-    Contender("celery-singleton", Role.PEER, "singleton", claims=True),
-    Contender("celery-heimdall", Role.PEER, "heimdall", claims=True),
+    Contender("celery-once", Role.PEER, "once"),
+    Contender("celery-singleton", Role.PEER, "singleton"),
+    Contender("celery-heimdall", Role.PEER, "heimdall"),
     Contender(OURS, Role.OURS, "locked"),
     Contender(f"{OURS}, key by template", Role.OURS, "locked_by_template"),
-    Contender(CLAIMED, Role.OURS, "claimed_until_start", claims=True),
-    Contender(f'{OURS}, unique="until_done"', Role.OURS, "claimed_until_done", claims=True),
+    Contender(f'{OURS}, unique="until_start"', Role.OURS, "claimed_until_start"),
+    Contender(f'{OURS}, unique="until_done"', Role.OURS, "claimed_until_done"),
     Contender(SKIP, Role.OURS, "locked", alike=True),
     Contender("a plain task beside singleton tasks", Role.INFORMATION, "beside"),
 )

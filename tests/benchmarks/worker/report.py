@@ -13,24 +13,17 @@ from tests.benchmarks.wire import Count
 from tests.benchmarks.worker.contenders import (
     BY_NAME,
     CELERY,
-    CLAIMED,
     OURS,
-    PUBLISHING_PEERS,
     RAW_PAIR,
     SKIP,
 )
 from tests.benchmarks.worker.laps import Laps, Statistic, over, pair, together, whole
 from tests.benchmarks.worker.stage import Course
 
-__all__ = [
-    *("as_charts", "as_data", "as_publishing_table", "as_table"),
-    *("publishing_verdicts", "verdicts"),
-]
+__all__ = ["as_charts", "as_data", "as_table", "verdicts"]
 
 _MICROSECONDS: Final = 1e6
 _NO_MORE: Final = 1.0
-# What a claim may cost of what a peer's does.
-_CLAIM_GOAL: Final = 0.8
 
 
 def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
@@ -62,23 +55,6 @@ def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def as_publishing_table(laps: Laps) -> str:
-    """Markdown: what publishing with a claim takes more than without."""
-    heads = ["claim", "more than without, µs", *(f"times {one}'s" for one in PUBLISHING_PEERS)]
-    rows = [
-        "**Publishing**, after a call of the same task",
-        "",
-        f"| {' | '.join(heads)} |",
-        f"|---|{'---:|' * (len(heads) - 1)}",
-    ]
-    for name in _claiming(laps):
-        ratios = [_text(_claims(laps, name, peer)) for peer in PUBLISHING_PEERS]
-        rows.append(
-            f"| {' | '.join([_label(name), _micros(laps.of(over('publishing', name))), *ratios])} |"
-        )
-    return "\n".join(rows) + "\n"
-
-
 def as_data(found: Mapping[Course, Laps], counts: Mapping[str, Count]) -> dict[str, Any]:
     """Plain data, in seconds."""
     return {
@@ -92,8 +68,8 @@ def as_data(found: Mapping[Course, Laps], counts: Mapping[str, Count]) -> dict[s
 
 
 def as_charts(found: Mapping[Course, Laps]) -> list[Chart]:
-    """One per course, and one of publishing, of the first course."""
-    charts = [
+    """One per course."""
+    return [
         Chart(
             name=f"worker-{course.pool}-{course.seconds * 1000:g}ms",
             title=f"What a lock adds to a task at the worker ({course})",
@@ -102,16 +78,6 @@ def as_charts(found: Mapping[Course, Laps]) -> list[Chart]:
         )
         for course, laps in found.items()
     ]
-    first, peer = next(iter(found.values())), PUBLISHING_PEERS[-1]
-    charts.append(
-        Chart(
-            name="publishing",
-            title="What a claim adds to publishing a task",
-            unit=f"times what {peer} adds; less is better",
-            bars=[_bar(name, _claims(first, name, peer)) for name in _claiming(first)],
-        )
-    )
-    return charts
 
 
 def verdicts(course: Course, laps: Laps) -> list[str]:
@@ -130,34 +96,14 @@ def verdicts(course: Course, laps: Laps) -> list[str]:
     return [f"{course}: {line}" for line in lines]
 
 
-def publishing_verdicts(laps: Laps) -> list[str]:
-    """The same of publishing with a claim."""
-    return [
-        _verdict(
-            f"a claim adds, times {peer}'s,",
-            laps,
-            over("publishing", CLAIMED),
-            over("publishing", peer),
-            _CLAIM_GOAL,
-        )
-        for peer in PUBLISHING_PEERS
-    ]
-
-
-def _verdict(
-    text: str, laps: Laps, one: Statistic, other: Statistic, most: float = _NO_MORE
-) -> str:
-    excess = laps.excess(one, other, most)
+def _verdict(text: str, laps: Laps, one: Statistic, other: Statistic) -> str:
+    excess = laps.excess(one, other, _NO_MORE)
     word = "reached" if excess.high <= 0 else "MISSED" if excess.low > 0 else "open"
-    return f"{word}: {text} {_text(laps.ratio(one, other))}; wanted: at most {most:g}"
+    return f"{word}: {text} {_text(laps.ratio(one, other))}; wanted: at most {_NO_MORE:g}"
 
 
 def _in_bodies(laps: Laps, name: str) -> Spread:
     return laps.ratio(over("tasks", name), over("tasks", RAW_PAIR))
-
-
-def _claims(laps: Laps, name: str, peer: str) -> Spread:
-    return laps.ratio(over("publishing", name), over("publishing", peer))
 
 
 def _data(course: Course, laps: Laps, name: str, counts: Mapping[str, Count]) -> dict[str, Any]:
@@ -180,11 +126,6 @@ def _data(course: Course, laps: Laps, name: str, counts: Mapping[str, Count]) ->
 def _ordered(laps: Laps) -> list[str]:
     names = [name for name in laps.names if name != CELERY]
     return sorted(names, key=lambda name: laps.of(over("tasks", name)).middle)
-
-
-def _claiming(laps: Laps) -> list[str]:
-    names = [name for name in laps.names if BY_NAME[name].claims]
-    return sorted(names, key=lambda name: laps.of(over("publishing", name)).middle)
 
 
 def _bar(name: str, ratio: Spread) -> Bar:
