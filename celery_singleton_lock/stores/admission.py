@@ -19,9 +19,12 @@ from celery_singleton_lock.stores.resp import Packed
 from celery_singleton_lock.stores.script import Call, Script, milliseconds
 from celery_singleton_lock.stores.transport import Command, Transport
 
-__all__ = ["Admissions"]
+__all__ = ["Admissions", "admitted_by_script"]
 
 _ADMIT: Final = Script("admit")
+
+#: Runs a script once, within seconds, and gives the replies.
+Ask = Callable[[Script, Call, float], list[Any]]
 
 
 class Admissions:
@@ -29,12 +32,10 @@ class Admissions:
 
     Args:
         transport: Takes a command to the server of its key.
-        ask: Runs a script once, within seconds, and gives the replies.
+        ask: Runs a script.
     """
 
-    def __init__(
-        self, transport: Transport, ask: Callable[[Script, Call, float], list[Any]]
-    ) -> None:
+    def __init__(self, transport: Transport, ask: Ask) -> None:
         self._transport = transport
         self._ask = ask
         # Redis has NX beside GET since 7.0; what is asked for by an older one is the script.
@@ -47,27 +48,35 @@ class Admissions:
             StoreError, StoreUnavailable: As of the store.
         """
         if not self._may_set or call.instead_of or call.tells_ttl:
-            return self._by_script(call, timeout)
+            return admitted_by_script(self._ask, call, timeout)
         try:
             (value,) = self._transport.run([_set(call)], timeout)
         except StoreUnavailable:
             raise
         except StoreError:
-            record = self._by_script(call, timeout)  # which may be refused as well, and says why
+            # Which may be refused as well, and says why.
+            record = admitted_by_script(self._ask, call, timeout)
             self._may_set = False
             return record
         if value is None:
             return None
         if value.startswith(f"{Kind.CLAIM} {call.token.task} ".encode()):
-            return self._by_script(call, timeout)  # the same message again: its claim stays longer
+            # The same message again: its claim stays longer.
+            return admitted_by_script(self._ask, call, timeout)
         return _readable(call, value, math.nan)
 
-    def _by_script(self, call: Admit, timeout: float) -> Record | None:
-        token = call.token
-        holder = call.holder.to_json(token.task_id)
-        arguments = [token.task, f"{milliseconds(call.ttl)}", holder, call.instead_of]
-        (reply,) = self._ask(_ADMIT, ([call.key], arguments), timeout)
-        return _readable(call, *reply) if reply else None
+
+def admitted_by_script(ask: Ask, call: Admit, timeout: float) -> Record | None:
+    """As of the store, by the script alone.
+
+    Raises:
+        StoreError, StoreUnavailable: As of the store.
+    """
+    token = call.token
+    holder = call.holder.to_json(token.task_id)
+    arguments = [token.task, f"{milliseconds(call.ttl)}", holder, call.instead_of]
+    (reply,) = ask(_ADMIT, ([call.key], arguments), timeout)
+    return _readable(call, *reply) if reply else None
 
 
 def _set(call: Admit) -> Command:

@@ -17,7 +17,10 @@ from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
 from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.core.store import Admit
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.admission import admitted_by_script
 from celery_singleton_lock.stores.exchange import Exchange
 from celery_singleton_lock.stores.link_sets import LinkSets
 from celery_singleton_lock.stores.links import Link
@@ -155,6 +158,11 @@ class _NodeStore(RedisStore):
     def _check_shards(self, key: str, timeout: float) -> None:
         """Nothing: the note would be a question of its own, to each node, before the first vote."""
 
+    def _admit(self, call: Admit, timeout: float) -> Record | None:
+        # What a server takes instead of the script is learned by asking it, and what was learned
+        # would change what an operation asks when it is run again.
+        return admitted_by_script(self._ask, call, timeout)
+
 
 class _Conversation(Generic[T]):
     """One operation with one node."""
@@ -171,10 +179,10 @@ class _Conversation(Generic[T]):
     def begin(self) -> Sequence[tuple[Any, ...]]:
         """What the operation asks first; the same for all nodes."""
         try:
-            self.answer = self._operation(self._store)
+            self._operation(self._store)
         except _Asks as asks:
             return asks.commands
-        return ()
+        raise AssertionError("it did not ask its transcript: it would wait for node after node")
 
     def send(self, exchange: Exchange) -> None:
         self.exchange = exchange

@@ -194,14 +194,17 @@ class RedisStore(RedisOperators):
 
     def admit(self, call: Admit, *, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
-        record = self._admissions.admit(call, timeout)
+        record = self._admit(call, timeout)
         if self._posted.lost:
             self._posted.repeat()
         overtaken = self._posted.overtaken(record) if record is not None else None
         if overtaken is not None:
             self._posted.make_again(overtaken)
-            return self._admissions.admit(call, timeout)
+            return self._admit(call, timeout)
         return record
+
+    def _admit(self, call: Admit, timeout: float) -> Record | None:
+        return self._admissions.admit(call, timeout)
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         arguments = [token.task, phase_of(change), _ms(change.ttl)]

@@ -40,10 +40,13 @@ from celery_singleton_lock.stores.redlock import RedlockStore
 from celery_singleton_lock.testing.contract.calls import (
     LONG,
     TIMEOUT,
+    admit,
     ask,
     lease_of,
+    new_claim,
     new_key,
     new_token,
+    settle,
 )
 from tests.harness.redlock_nodes import RedlockNodes
 
@@ -141,6 +144,17 @@ def test_all_goes_on_without_a_minority(
             assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 2
         with took_at_most(AT_ONCE):
             store.mark(key, mine, MarkerState.WAITING, 0, LONG, timeout=TIMEOUT)
+        for tells_ttl in (True, False):
+            claim, claimant = new_claim()[1], new_token()
+            with took_at_most(AT_ONCE):
+                assert admit(store, claim, claimant, tells_ttl=tells_ttl) is None
+            with took_at_most(AT_ONCE):
+                record = admit(store, claim, new_token(), tells_ttl=tells_ttl)
+            assert record is not None
+            assert record.token == claimant.task
+            with took_at_most(AT_ONCE):
+                settle(store, claimant, claim, None)
+            assert store.inspect(claim) is None
         with took_at_most(AT_ONCE):
             assert give(store, key, mine) is Released.RELEASED
             assert give(store, held, token) is Released.RELEASED
