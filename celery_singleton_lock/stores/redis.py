@@ -1,8 +1,9 @@
-"""Leases in Redis or Valkey: a key per lease, a Lua script per operation.
+"""Leases in Redis or Valkey: a key per lease, a Lua script or a command per operation.
 
 Promises
-    Each operation is one EVALSHA, so it happens wholly or not at all. Nothing is retried in here
-    but a script that the server had forgotten, and a release that nobody waits for (see `posted`).
+    Each operation is one script, or one command (see `admission`), so it happens wholly or not at
+    all. Nothing is retried in here but a script that the server had forgotten, and a release that
+    nobody waits for (see `posted`).
 
 Does not promise
     Exclusion over a failover: an acknowledged write may be lost with the old master. That at least

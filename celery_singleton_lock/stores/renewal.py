@@ -112,10 +112,11 @@ def streamed(
     if not chunks:
         return
     try:
-        yield from _stream(connections, chunks, RENEW.evalsha, timeout)
-    except ScriptForgotten:
-        # Also of those that ran under EVAL, nobody's flush gets in between.
-        yield from _stream(connections, chunks, RENEW.eval, timeout)
+        try:
+            yield from _stream(connections, chunks, RENEW.evalsha, timeout)
+        except ScriptForgotten:
+            # Also of those that ran under EVAL, nobody's flush gets in between.
+            yield from _stream(connections, chunks, RENEW.eval, timeout)
     except StoreUnavailable:
         # As where one reply is waited for: a demoted master's connections lead to it for ever.
         connections.drop()

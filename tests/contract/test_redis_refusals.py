@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.core.store import Granted
+from celery_singleton_lock.core.store import Granted, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
+from celery_singleton_lock.testing.contract.calls import lease_of, renew
 from celery_singleton_lock.testing.server import PrivateServer, find_binary, free_port
 
 from .conftest import program
@@ -70,3 +71,22 @@ def test_a_server_that_became_a_replica_is_unavailable_until_it_is_a_master_agai
                 ask(store, new_key(), new_token())
             raw.execute_command("REPLICAOF", "NO", "ONE")
             assert isinstance(ask(store, new_key(), new_token()), Granted)
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["by its digest", "by its source"])
+def test_a_renewal_that_a_replica_refused_leaves_no_connection_to_it(
+    private_redis: PrivateServer, forgotten: bool
+) -> None:
+    with redis.Redis(port=private_redis.port) as client:
+        raw: Any = client
+        with closing(RedisStore(private_redis.url())) as store:
+            key, token = new_key(), new_token()
+            assert isinstance(ask(store, key, token), Granted)
+            assert renew(store, [lease_of(key, token)]) == [Renewal.RENEWED]
+            raw.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+            if forgotten:
+                raw.script_flush()
+            with pytest.raises(StoreUnavailable, match="is a replica now"):
+                renew(store, [lease_of(key, token)])
+            raw.execute_command("REPLICAOF", "NO", "ONE")
+            assert not any(store._connections._idle.values())
