@@ -107,11 +107,17 @@ class Connections:
         try:
             return checked(replies)
         except StoreUnavailable as exc:
-            if isinstance(exc.__cause__, redis.exceptions.ReadOnlyError):
-                # A failover behind this address: the connections lead to the demoted master, and
-                # would for ever. A fresh one may lead to the new.
-                self.drop()
+            self.leave_demoted(exc)
             raise
+
+    def leave_demoted(self, error: StoreUnavailable) -> None:
+        """If ``error`` is a replica's, who was the master: its idle connections are closed.
+
+        A failover behind this address: they would lead to it for ever, and a fresh one may lead to
+        the new master.
+        """
+        if isinstance(error.__cause__, redis.exceptions.ReadOnlyError):
+            self.drop()
 
     def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """As :meth:`run`, with each error in the place of its reply."""

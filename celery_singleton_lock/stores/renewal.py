@@ -117,9 +117,8 @@ def streamed(
         except ScriptForgotten:
             # Also of those that ran under EVAL, nobody's flush gets in between.
             yield from _stream(connections, chunks, RENEW.eval, timeout)
-    except StoreUnavailable:
-        # As where one reply is waited for: a demoted master's connections lead to it for ever.
-        connections.drop()
+    except StoreUnavailable as exc:
+        connections.leave_demoted(exc)
         raise
 
 
