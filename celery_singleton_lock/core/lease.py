@@ -303,11 +303,6 @@ class Lease:
         return self.fence_number
 
     @property
-    def trust(self) -> float:
-        """Seconds, from the sending of a request, for which the store's answer vouches."""
-        return trust_of(self.ttl, self.trusted)
-
-    @property
     def deadline(self) -> float:
         """Until when this process may trust the lease, whoever renewed it. No I/O."""
         if self.shared is None:

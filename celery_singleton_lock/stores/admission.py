@@ -1,7 +1,7 @@
 """The claim of a message in Redis: one SET where that says enough, else a script.
 
-A call that gets its claim is the common case, and SET with NX does all of it at a fifth of what a
-script costs the server. With GET it also answers whose claim is there otherwise: one round trip,
+A call that gets its claim is the common case, and SET with NX does all of it at a quarter of what
+a script costs the server. With GET it also answers whose claim is there otherwise: one round trip,
 either way. The script is for the rest, and has the last word wherever SET was refused.
 """
 

@@ -81,11 +81,6 @@ class Replies:
     def __init__(self) -> None:
         self._data = b""
 
-    @property
-    def pending(self) -> bool:
-        """Whether a part of a reply has come."""
-        return bool(self._data)
-
     def feed(self, data: bytes) -> list[Any]:
         """The replies that ``data`` completes: bytes, int, None, ErrorReply, or lists of these.
 

@@ -153,7 +153,7 @@ def test_a_childs_keeper_that_is_back_takes_over(bench: Bench) -> None:
     bench.keeper.sweep()
     assert not lease.lost
     assert bench.lost == []
-    assert lease.valid_until == bench.clock.now() + lease.trust
+    assert lease.valid_until == bench.clock.now() + trust_of(lease.ttl, lease.trusted)
     before = len(bench.store.batches)
     bench.beat(TTL / 3)
     assert len(bench.store.batches) == before
@@ -519,7 +519,7 @@ def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_sl
         return write(content)
 
     monkeypatch.setattr(deadline_slots, "sealed", release_meanwhile)
-    lease.renewed(bench.clock.now() + lease.trust)
+    lease.renewed(bench.clock.now() + trust_of(lease.ttl, lease.trusted))
     assert bench.record.of_living() == []
 
 

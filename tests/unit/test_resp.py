@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import pytest
 
 from celery_singleton_lock.stores.resp import ErrorReply, ProtocolError, Replies, pack
@@ -26,6 +28,15 @@ def test_commands_are_packed_as_redis_reads_them() -> None:
     assert packed == (
         b"*2\r\n$3\r\nGET\r\n$2\r\n\xc3\xbc\r\n*3\r\n$3\r\nSET\r\n$1\r\n\x00\r\n$2\r\n15\r\n"
     )
+
+
+@pytest.mark.parametrize(
+    "word", ["", "a\r\nb", "x" * 511, "x" * 512, "ü" * 511, StrEnum("E", ["A"]).A]
+)
+def test_words_of_any_length_and_letters_are_packed_alike(word: str) -> None:
+    data = word.encode()
+    packed = b"*3\r\n$4\r\nECHO\r\n$2\r\nto\r\n$%d\r\n%b\r\n" % (len(data), data)
+    assert pack([("ECHO to", word)]) == pack([("ECHO", "to", word)]) == packed
 
 
 @pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad\r\n", b":x\r\n", b"$-7\r\n", b"*1\r\n" * 20])
