@@ -91,10 +91,11 @@ class LinkSets:
                 link.give_up_if_silent()
             self.give(task, links)
         owing = [key for key in list(self._owing) if key[0] == thread]
-        while len(owing) >= _MOST_OWING and not self._idle[thread]:
+        idle = self._idle.setdefault(thread, deque())
+        while len(owing) >= _MOST_OWING and not idle:
             links = self._owing.pop(owing.pop(0), None) or []
             for link in links:
                 if link.owes:
                     link.give_up("too many calls wait for it")
             if links:
-                self._idle[thread].append(links)
+                idle.append(links)
