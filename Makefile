@@ -14,12 +14,13 @@ BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.demo-ready
 DEV_READY := $(VENV)/.dev-ready
 BENCH_READY := $(VENV)/.bench-ready
+OLDEST := .venv-oldest
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help:  ## say what there is to run (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(DEMO_READY)  ## the example project, with the lock and without it; options in DEMO_ARGS
@@ -32,6 +33,10 @@ test: $(DEV_READY)  ## the tests that take less than 5 minutes together; options
 .PHONY: test-all
 test-all: $(DEV_READY)  ## the slow rest
 	$(BIN)/python -m pytest -m slow -n $(JOBS) $(ARGS)
+
+.PHONY: test-oldest
+test-oldest: $(OLDEST)/.ready  ## units and contracts with the oldest Celery and redis-py allowed
+	$(OLDEST)/bin/python -m pytest -m "not slow" -n $(JOBS) tests/unit tests/contract $(ARGS)
 
 .PHONY: load
 load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with ARGS=--full
@@ -68,7 +73,7 @@ build: $(DEV_READY)  ## wheel and source archive in dist/
 
 .PHONY: clean
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: installed again only when pyproject.toml is newer. Whatever dev needs, demo has too.
@@ -78,6 +83,11 @@ $(DEV_READY): pyproject.toml | $(BIN)/python
 
 $(BENCH_READY): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@
+
+$(OLDEST)/.ready: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --editable '.[dev]' 'celery==5.5.*' 'redis==5.2.*'
 	@touch $@
 
 $(DEMO_READY): pyproject.toml | $(BIN)/python
