@@ -60,10 +60,9 @@ def trust_of(ttl: float, trusted: float) -> float:
 
 
 # Not json.dumps(), which was half of what an acquire computes: the names are known, and so are the
-# kinds of their values.
+# kinds of their values. Nor json.loads(), which looks at what it is given before it reads.
 _text = json.encoder.encode_basestring_ascii
-# Nor json.loads(), half of which looks for blanks around the text: there are none.
-_read = json.JSONDecoder().raw_decode
+_read = json.JSONDecoder().decode
 
 
 def _quoted(task_id: str) -> str:
@@ -179,10 +178,7 @@ class Holder:
     def from_json(cls, text: str, known_id: str = "") -> Holder:
         """What can be read of ``text``: a newer version may have written more, or otherwise."""
         try:
-            data, end = _read(text)
-            if end != len(text):
-                return cls()
-            get = data.get
+            get = _read(text).get  # behind it may stand a blank: somebody waits
             return cls(
                 task=str(get("task", "")),
                 task_id=str(get("task_id", known_id)),

@@ -16,6 +16,15 @@ _BYTES: Final = 1 << 16
 # CLUSTERDOWN and MASTERDOWN end with a failover, TRYAGAIN with the migration of a slot.
 _PASSING: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
 
+_OF_CLUSTERS: Final[dict[str, type[redis.exceptions.ResponseError]]] = {
+    "ASK": redis.exceptions.AskError,
+    "CLUSTERDOWN": redis.exceptions.ClusterDownError,
+    "CROSSSLOT": redis.exceptions.ClusterCrossSlotError,
+    "MASTERDOWN": redis.exceptions.MasterDownError,
+    "MOVED": redis.exceptions.MovedError,
+    "TRYAGAIN": redis.exceptions.TryAgainError,
+}
+
 
 def read(connection: Any) -> Any:
     """The next reply; an error reply is returned, a broken stream raised."""
@@ -32,6 +41,10 @@ def told(connection: Any, reply: Any) -> Any:
     if not isinstance(reply, ErrorReply):
         return reply
     error = connection._parser.parse_error(str(reply))
+    if type(error) is redis.exceptions.ResponseError:
+        # redis-py 5 knows these on connections of its cluster client alone.
+        word, _, rest = reply.partition(" ")
+        error = _OF_CLUSTERS[word](rest) if word in _OF_CLUSTERS else error
     if isinstance(error, redis.exceptions.ConnectionError):
         raise error  # LOADING, NOAUTH, too many clients: not about one command
     return error
