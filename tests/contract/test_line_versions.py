@@ -75,6 +75,7 @@ class OlderStore(RedisStore):
     """Of a worker of the version before."""
 
     place = None  # type: ignore[assignment]  # so it isn't one that CallsWaiters
+    renewals = None  # type: ignore[assignment]  # nor a StreamingStore
 
     def _pipeline(
         self, script: Script, calls: Sequence[Call], timeout: float, **options: Any
