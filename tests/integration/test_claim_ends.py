@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -808,7 +809,7 @@ def test_a_claim_costs_its_publisher_one_round_trip_and_its_worker_none(
 
 
 def trips(stage: Stage, name: str, act: Callable[[], Any]) -> int:
-    """How many scripts about ``name`` the server was asked to run while ``act`` lasted.
+    """How often the server of the locks was asked about ``name`` while ``act`` lasted.
 
     About no other: the worker may still have a retry, a copy or a heartbeat of an earlier test.
     """
@@ -816,7 +817,10 @@ def trips(stage: Stage, name: str, act: Callable[[], Any]) -> int:
     with stage.redis.monitor() as monitor:
         act()
         stage.redis.echo(end.removeprefix("ECHO "))
-        commands = list(iter(lambda: monitor.next_command()["command"], end))
+        seen = list(takewhile(lambda one: one["command"] != end, iter(monitor.next_command, None)))
     return sum(
-        command.startswith(("EVALSHA ", "EVAL ")) and name in command for command in commands
+        one["client_type"] != "lua"  # what a script does is no trip
+        and one["command"].startswith(("EVALSHA ", "EVAL ", "SET csl:"))
+        and name in one["command"]
+        for one in seen
     )

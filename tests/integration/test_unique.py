@@ -794,8 +794,9 @@ def test_after_raise_met_a_silent_store_the_same_call_can_be_made_again(
     unique: ModuleType, private_redis: PrivateServer, name: str
 ) -> None:
     # What the silent server was asked, it does when it wakes up: a claim without a message.
-    signature = unique.once.s(name).set(queue=IDLE, singleton={"on_duplicate": "raise"})
-    unique.once.apply_async((f"{name}-warm",), queue=IDLE)
+    raising = {"on_duplicate": "raise"}  # by a script, which has to be known to the server
+    signature = unique.once.s(name).set(queue=IDLE, singleton=raising)
+    unique.once.apply_async((f"{name}-warm",), queue=IDLE, singleton=raising)
     private_redis.pause()
     with pytest.raises(StoreUnavailable):
         signature.delay()

@@ -469,7 +469,7 @@ end:
         c[me].beat_trust = 0
       fi }
 
-  /* "Renewed" is read; after the deadline it counts no more. [core/keeper.py Keeper._renew] [core/entry.py Entry.renewed] */
+  /* "Renewed" is read; after the deadline it counts no more. [core/keeper.py Keeper._renew] [core/entry.py note_renewed] */
   :: d_step { c[me].beat == YES ->
       if
       :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)
@@ -711,7 +711,7 @@ end:
 proctype clock() {
 end:
   do
-  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock.now] */
+  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock] */
   :: d_step {
 #ifdef FENCES
       now < HORIZON ->

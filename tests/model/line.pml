@@ -275,7 +275,7 @@ end:
       leave();
       verify() }
 
-  /* The heartbeat: never of a key that is kept. [stores/lua/renew.lua] [core/entry.py Entry.renewed] */
+  /* The heartbeat: never of a key that is kept. [stores/lua/renew.lua] [core/entry.py note_renewed] */
   :: d_step { BELIEVES(me) && MINE ->
       left = TTL;
       c[me].trust = TRUST }
@@ -316,7 +316,7 @@ end:
 proctype clock() {
 end:
   do
-  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock.now] */
+  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock] */
   :: d_step {
 #ifdef KEPT_FOR_EVER
       left = (kept -> left : (left > 0 -> left - 1 : 0));
