@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -58,16 +58,39 @@ time.sleep(600)
 """
 
 
+@contextmanager
+def serving(consensus: Cluster) -> Iterator[Store]:
+    """A store whose member writes.
+
+    The test before may have stopped a member: for a moment that one reads for its clients still, or
+    again, and then hangs up on them, for it has no part in the majority.
+    """
+
+    key, token = new_key(), new_token()
+
+    def writes() -> bool:
+        try:
+            ask(store, key, token)
+            return give(store, key, token) is Released.RELEASED
+        except StoreUnavailable:
+            return False
+
+    with closing(open_store(consensus.url("special"))) as opened:
+        store: Store = opened
+        wait_until(writes, "a member writes", timeout=30)
+        yield store
+
+
 @pytest.fixture
 def store(consensus: Cluster) -> Iterator[Any]:
-    with closing(open_store(consensus.url("special"))) as store:
+    with serving(consensus) as store:
         yield store
 
 
 @pytest.fixture
 def other(consensus: Cluster) -> Iterator[Any]:
     """Another process's, for all that the cluster can tell."""
-    with closing(open_store(consensus.url("special"))) as store:
+    with serving(consensus) as store:
         yield store
 
 
