@@ -144,8 +144,6 @@ class Election:
         if self._lease is not None:
             # The keeper tells of the loss. A token names one grant: the next one gets its own.
             self._lease = self._token = None
-            if self._told == (EventName.LEADING, ""):
-                self._told = None  # leading again is news
         now = self._clock.now()
         if now < self._next_try:
             return False
@@ -252,6 +250,8 @@ class Election:
         # Another may have led meanwhile: what was true in an earlier tenure is only a memory.
         self._last_runs.clear()
         self._unsure.clear()
+        # News also where nothing was told since the last tenure: the keeper tells of losses.
+        self._told = None
         self._tell(EventName.LEADING, lease.holder, fence=lease.fence_number, ttl=lease.ttl)
 
     def _stand_by(self, refused: Refused) -> None:

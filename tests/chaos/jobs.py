@@ -3,8 +3,10 @@
 A job is lost if it was published and neither succeeded nor ended in a way that its task promises:
 
 * skipped, and no body of it had begun by then: that is its result, and the message is acknowledged.
-  (A second delivery of it may begin later, and dies with its process: to kombu's Redis transport it
-  is the message that the first one has acknowledged);
+  (Another delivery of the same message may begin later and die with its process: to kombu's Redis
+  transport it is the message that the first one has acknowledged. Nor does a body count whose
+  message had been put back before it asked: its copy is the job now, and it left before the body
+  began);
 * refused with LockConflict, and no body of it ever began (the FAILURE may be nowhere to be read, if
   the result backend is away);
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
@@ -21,7 +23,6 @@ Each of these but success and skip is counted, so that a report shows how often 
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,9 +67,27 @@ class _Job:
 
     def was_skipped_first(self) -> bool:
         """Whether it was skipped, and no body of it had begun by then."""
-        skips = [record.at for record in events(self.records, "skip")]
-        begins = [body.begin for body in self.bodies]
-        return bool(skips) and min(skips) < min(begins, default=math.inf)
+        return any(
+            all(body.begin > skip.at or self._replaced(body, skip) for body in self.bodies)
+            for skip in events(self.records, "skip")
+        )
+
+    def _replaced(self, body: Body, skip: Record) -> bool:
+        """Whether the copy that was skipped had left before ``body`` of an older one began."""
+        skipped = self._copy_of(skip.pid, skip.at)
+        if skipped <= self._copy_of(body.pid, body.begin):
+            return False
+        return any(
+            record.data["copy"] == skipped and record.at < body.asked
+            for record in events(self.records, "publishing")
+        )
+
+    def _copy_of(self, pid: int, at: float) -> list[int]:
+        """Which copy of its message a process had at that time."""
+        taken = (r for r in events(self.records, "taken") if r.pid == pid and r.at <= at)
+        newest: Record = max(taken, key=lambda record: record.at)
+        copy: list[int] = newest.data["copy"]
+        return copy
 
     def failed_for_good(self) -> bool:
         """Whether its last sign of life is that it ended as FAILURE."""
@@ -149,7 +168,7 @@ def _open(
             continue
         if job.was_skipped_first():
             if job.bodies:
-                excused["jobs skipped, whose second delivery began later and was killed"] += 1
+                excused["jobs skipped, of which another delivery of that message was killed"] += 1
             continue
         reason = _excuse(job, ends, faults, ttl)
         if reason:

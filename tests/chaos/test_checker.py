@@ -41,8 +41,8 @@ class Story:
     def received(self, job: str, at: float, copy: Sequence[int] = (0, 0)) -> Story:
         return self.add("received", at, task_id=job, worker="w", copy=list(copy))
 
-    def taken(self, job: str, at: float, copy: Sequence[int] = (0, 0)) -> Story:
-        return self.add("taken", at, task_id=job, worker="w", copy=list(copy))
+    def taken(self, job: str, at: float, copy: Sequence[int] = (0, 0), pid: int = 1) -> Story:
+        return self.add("taken", at, task_id=job, worker="w", copy=list(copy), pid=pid)
 
     def body(
         self,
@@ -249,19 +249,38 @@ def test_a_job_that_succeeded_in_the_end_is_not_lost() -> None:
     assert story.body("b", 3, 4, job="j", pid=2).kinds() == []
 
 
+def skip(story: Story, at: float, copy: Sequence[int] = (0, 0)) -> Story:
+    return story.taken("j", at, copy, pid=9).add("skip", at, task_id="j", pid=9)
+
+
 def test_a_job_that_was_skipped_before_it_began_is_not_lost() -> None:
-    assert Story().published("j", "late_skip").add("skip", 1, task_id="j").kinds() == []
+    assert skip(Story().published("j", "late_skip"), 1).kinds() == []
 
 
 def test_a_job_that_was_skipped_after_it_had_begun_is_lost() -> None:
     story = Story().published("j", "late_skip").body("a", 1, None, job="j")
-    story.add("death", 2, pid=1).add("skip", 3, task_id="j")
-    assert story.kinds() == [Kind.JOB_LOST]
+    assert skip(story.add("death", 2, pid=1), 3).kinds() == [Kind.JOB_LOST]
 
 
 def test_a_job_whose_skip_was_its_result_is_not_lost_when_a_second_delivery_of_it_dies() -> None:
-    story = Story().published("j", "late_skip").add("skip", 1, task_id="j")
+    story = skip(Story().published("j", "late_skip"), 1)
     assert story.body("a", 2, None, job="j").add("death", 3, pid=1).kinds() == []
+
+
+def put_back_and_delivered_again(copied: float) -> Story:
+    """The message is taken up, put back, delivered once more and killed; its copy is skipped."""
+    story = Story().published("j", "late_skip").taken("j", 1, pid=2)
+    story.published("j", "late_skip", at=copied, copy=(0, 1))
+    story.body("a", 3, None, job="j").add("death", 4, pid=1)
+    return skip(story, 5, copy=(0, 1))
+
+
+def test_a_body_of_a_message_that_was_put_back_before_does_not_keep_its_copy_from_a_skip() -> None:
+    assert put_back_and_delivered_again(copied=2).kinds() == []
+
+
+def test_a_job_whose_copy_was_made_after_it_had_begun_may_not_be_skipped() -> None:
+    assert put_back_and_delivered_again(copied=3.5).kinds() == [Kind.JOB_LOST]
 
 
 def lose_lease(story: Story, times: int) -> Story:

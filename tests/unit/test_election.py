@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -37,6 +37,8 @@ class CuedStore(MemoryStore):
     away = False
     #: How many of the next permits are carried out without a reply.
     deaf_permits = 0
+    #: What happens while a permit is on its way.
+    before_permit: Callable[[], object] = staticmethod(lambda: None)
 
     def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
         self._check()
@@ -52,6 +54,7 @@ class CuedStore(MemoryStore):
 
     def permit(self, call: Permit, *, timeout: float = 0) -> Permission:
         self._check()
+        self.before_permit()
         reply = super().permit(call, timeout=timeout)
         if self.deaf_permits:
             self.deaf_permits -= 1
@@ -166,6 +169,18 @@ def test_a_leader_that_was_stopped_and_finds_nobody_leads_again_and_says_so(benc
     assert a.election.campaign()
     assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
     assert a.election.tenure == 2
+
+
+def test_who_is_deposed_while_its_keeper_finds_out_says_that_it_leads_again(bench: Bench) -> None:
+    # The store came back empty, and both ask it at once.
+    a = bench.a
+    a.election.campaign()
+    assert bench.store.free(KEY, None)
+    bench.clock.advance(TTL / 3)
+    bench.store.before_permit = a.keeper.sweep
+    assert not a.election.permit("e", 1.0)
+    assert a.election.campaign()
+    assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
 
 
 def test_a_leader_whose_lease_is_near_its_end_leads_no_more(bench: Bench) -> None:
