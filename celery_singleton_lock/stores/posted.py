@@ -22,7 +22,7 @@ never acquired with again, and the script leaves alone what the first one left b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Record
@@ -156,6 +156,11 @@ class PostedReleases:
         frees = claim is not None and claim.phase is None and claim.key == record.key
         same = (record.kind, record.token) == (Kind.CLAIM, call.token.task)
         return posted if frees and same else None
+
+    def under_way(self, keys: Sequence[str]) -> list[PostedRelease]:
+        """The latest on each of ``keys``, if nothing was heard of it."""
+        latest = [self._latest.get(key) for key in keys]
+        return [posted for posted in latest if posted is not None and posted in self._open]
 
     def make_again(self, posted: PostedRelease) -> None:
         """Now, in the waiting way, whatever is known of it.

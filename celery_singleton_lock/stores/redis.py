@@ -115,14 +115,20 @@ class RedisStore(RedisOperators):
         return self._shards.disagreement(key, OPERATOR_TIMEOUT)
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
+        # A refusal names who has the first of several slots: a release may be late on any of them.
+        late = self._posted.under_way(call.slots) if len(call.slots) > 1 else ()
         reply = self._acquire(call, timeout)
         if isinstance(reply, Granted):
             return reply
         overtaken = self._posted.overtaken(reply.record)
         if overtaken is not None:
             self._posted.make_again(overtaken)
-            return self._acquire(call, timeout)
-        return reply
+        elif late:
+            for posted in self._posted.under_way(call.slots):
+                self._posted.make_again(posted)
+        else:
+            return reply
+        return self._acquire(call, timeout)
 
     def _acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
         self._check_shards(call.slots[0], timeout)
@@ -135,8 +141,7 @@ class RedisStore(RedisOperators):
             word, *found = reply
             record = _record(*found) if found else None
             return Refused(relation=Relation(word.decode()), record=record)
-        too_few = self._replicas.too_few(granted.key, counts)
-        if too_few:
+        if counts and (too_few := self._replicas.too_few(granted.key, counts)):
             self._take_back(granted.key, call.token, timeout)
             raise StoreUnavailable(too_few)
         return granted

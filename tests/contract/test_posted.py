@@ -86,8 +86,8 @@ class Bench:
         self.end(self.begin(new_key()))
         self.events.clear()
 
-    def begin(self, key: str, ttl: float = TTL) -> Lease:
-        call = Acquire(slots=(key,), token=new_token(), holder=HOLDER, ttl=ttl)
+    def begin(self, *slots: str, ttl: float = TTL) -> Lease:
+        call = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=ttl)
         lease = self.locker.acquire(call)
         assert isinstance(lease, Lease), lease
         return lease
@@ -197,7 +197,7 @@ def commands_of(raw: redis.Redis) -> int:
 
 def test_the_keepers_turn_comes_within_a_third_of_the_ttl_of_the_acquire(bench: Bench) -> None:
     for ttl in (60.0, 6.0, 600.0):
-        lease = bench.begin(new_key(), ttl)
+        lease = bench.begin(new_key(), ttl=ttl)
         bench.keeper.sweep()
         bench.post(lease)
         pause = bench.keeper.sweep()
@@ -287,6 +287,32 @@ def test_who_asks_on_another_connection_does_not_overtake_a_release(bench: Bench
     bench.post(lease)
     put_back(bench, lease)
     bench.begin(lease.key, ttl=2.0)
+
+
+def test_who_asks_for_several_slots_overtakes_the_release_of_none(bench: Bench) -> None:
+    bench.begin(new_key(), ttl=2.0)  # another ttl, and so another connection
+    slots = Keyspace.slots(new_key(), 3)
+    with closing(RedisStore(bench.url)) as other:
+        # A refusal names who has the first slot.
+        assert isinstance(ask(other, slots[0], new_token()), Granted)
+        assert isinstance(ask(other, slots[1], new_token()), Granted)
+    lease = bench.begin(*slots)
+    assert lease.key == slots[2]
+    bench.post(lease)
+    put_back(bench, lease)
+    assert bench.begin(*slots, ttl=2.0).key == slots[2]
+
+
+def test_who_is_refused_all_slots_is_refused_beside_a_release_that_arrived(bench: Bench) -> None:
+    slots = Keyspace.slots(new_key(), 2)
+    lease = bench.begin(*slots)
+    bench.post(lease)
+    until(lambda: bench.is_free(lease.key))
+    with closing(RedisStore(bench.url)) as other:
+        for slot in slots:
+            assert isinstance(ask(other, slot, new_token()), Granted)
+    call = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=TTL)
+    assert isinstance(bench.locker.acquire(call), Refused)
 
 
 def put_back(bench: Bench, lease: Lease) -> None:
