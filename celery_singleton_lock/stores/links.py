@@ -67,6 +67,8 @@ class Link:
 
     def send(self, exchange: Exchange) -> None:
         """Send what can be sent now; the rest goes with :meth:`pump`. Errors end the exchange."""
+        if self._asked:
+            self.pump()  # what has come, and nobody has read, is no silence
         self.give_up_if_silent()
         self.taught.add(exchange.sha)
         self._put(exchange)
@@ -84,7 +86,7 @@ class Link:
     @property
     def owes(self) -> bool:
         """Whether replies have not come yet."""
-        return bool(self._asked)
+        return bool(self._asked) and self._asked[-1] is not self._greeting
 
     def give_up_if_silent(self) -> None:
         """Close a link that has owed a reply for too long; the next command opens a new one."""
@@ -93,7 +95,15 @@ class Link:
             self.give_up(f"silent for {waited:.1f} s")
 
     def give_up(self, why: str) -> None:
-        """Close it though it owes replies."""
+        """Close it though it owes replies; none will come.
+
+        One that was still connecting goes on with the next address of its node, but without what it
+        was asked: the same tasks may ask another link meanwhile, and the order would be lost.
+        """
+        if not self._open:
+            failure = StoreUnavailable(f"{self.node} doesn't answer: {why}")
+            while self.owes:
+                self._asked.pop().error = failure
         if self._socket is not None:
             # Reset, not closed: what is on its way must not arrive after what the next link sends.
             linger = struct.pack("ii", 1, 0)
