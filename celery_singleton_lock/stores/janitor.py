@@ -82,7 +82,7 @@ class Janitor:
         self._writes_per_sweep = _MIN_WRITES
         self._alarm: Any = native.allocate_lock()
         self._alarm.acquire()
-        self._runs = False
+        self._turn: Any = native.allocate_lock()  # of the one thread; never given back
         self._closed = False
 
     def watch(self, kept: Mapping[str, Kept]) -> dict[str, Kept | None]:
@@ -135,8 +135,9 @@ class Janitor:
         self._ring(start=False)
 
     def _ring(self, start: bool = True) -> None:
-        if start and not self._runs and not self._closed:
-            self._runs = True
+        if start and not self._turn.locked() and not self._closed:
+            # The thread itself says that it runs. Were it said here, a start that failed or was
+            # interrupted would leave all that this process keeps without a janitor.
             native.start_new_thread(self._run, "singleton-janitor")
         try:
             self._alarm.release()
@@ -144,6 +145,8 @@ class Janitor:
             pass  # rung already, and not heard yet
 
     def _run(self) -> None:
+        if not self._turn.acquire(blocking=False):
+            return  # two writes came first, and each started a thread
         while not self._closed:
             pause = -1.0
             try:

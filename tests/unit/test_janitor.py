@@ -1,0 +1,68 @@
+"""The janitor of ZooKeeper's leases, and its thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.stores.janitor import Janitor, Kept
+
+SOON = 5.0
+
+
+class Bench:
+    """What a janitor expired."""
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self.expired: list[str] = []
+        self.heard = threading.Event()
+        self.janitor = Janitor(self.clock, self.expire, lambda bucket: 0)
+
+    def expire(self, key: str, name: str) -> None:
+        self.expired.append(key)
+        self.heard.set()
+
+    def watch(self, key: str) -> None:
+        """A lease whose time is over already."""
+        overdue = Kept("name", 1.0, self.clock.now(), cast(Any, None))
+        self.janitor.watch({key: overdue})
+
+
+def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_more_threads(function: Callable[[], None], name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench()
+    with monkeypatch.context() as patched:
+        patched.setattr(native, "start_new_thread", no_more_threads)
+        with pytest.raises(RuntimeError):
+            bench.watch("first")
+    bench.watch("second")
+    assert bench.heard.wait(SOON)
+    bench.janitor.close()
+    assert bench.expired[0] == "first"
+
+
+def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Callable[[], None]] = []
+    monkeypatch.setattr(native, "start_new_thread", lambda run, name: started.append(run))
+    bench = Bench()
+    bench.watch("first")
+    bench.watch("second")
+    assert len(started) == 2
+    one = threading.Thread(target=started[0], daemon=True)
+    one.start()
+    assert bench.heard.wait(SOON)
+    started[1]()  # returns
+    bench.janitor.close()
+    one.join(SOON)
+    assert not one.is_alive()
+    assert sorted(bench.expired) == ["first", "second"]
