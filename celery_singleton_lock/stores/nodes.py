@@ -121,9 +121,12 @@ class NodeConnections:
         return address is not None and self._node(address).post(command, timeout, posted)
 
     def collect(self, timeout: float) -> None:
-        """As of a transport."""
+        """As of a transport, but within seconds for all nodes: behind a silent one only what has
+        come already is read.
+        """
+        until = self._clock.now() + timeout
         for node in list(self._nodes.values()):
-            node.collect(timeout)
+            node.collect(max(0.0, until - self._clock.now()))
 
     def masters(self, timeout: float) -> list[Connections]:
         """To each node that has slots.
