@@ -60,6 +60,9 @@ _FOREVER: Final = float("inf")
 # What a sweep reads of thousands, without a step of Python for each.
 _TURN, _INTERVAL = attrgetter("turn"), attrgetter("interval")
 _TTL, _VALID_UNTIL = attrgetter("ttl"), attrgetter("valid_until")
+# The replies that a silent store is waited for, one after the other, where it is asked about posted
+# releases: the one that it owes, and those to two tries to make the release again.
+_WAITS: Final = 3
 # Leases whose renewal is noted after one look at the clock: some tens of microseconds' work.
 _PER_LOOK: Final = 64
 
@@ -188,7 +191,7 @@ class Keeper:
             self._let_go.pop(lease, None)  # asked once
         for collect in {collect for _, collect in overdue}:
             try:
-                collect(timeout=self._patience(now, [lease for lease, _ in overdue]))
+                collect(timeout=self._patience(now, [lease for lease, _ in overdue], _WAITS))
             except Exception:
                 logger.exception("nothing was heard of releases that nobody waited for")
         if overdue:
@@ -249,15 +252,15 @@ class Keeper:
             note_renewed(some, sent, self._clock.now())
         return others
 
-    def _patience(self, now: float, others: list[Lease] | None = None) -> float:
-        """Seconds to wait for a reply, about ``others`` or what is renewed."""
+    def _patience(self, now: float, others: list[Lease] | None = None, waits: int = 1) -> float:
+        """Seconds to wait for each of so many replies, about ``others`` or what is renewed."""
         # At its deadline a body is told of its loss, so nobody waits for a reply beyond that; and
         # not of who is asked about alone: who isn't due yet waits for this reply too.
         leases = [entry.lease for entry in self._snapshot()]
         left = min(map(_VALID_UNTIL, leases), default=_FOREVER) - now
-        if left < MAX_TIMEOUT:  # else it doesn't matter that others have put off a deadline
+        if left < waits * MAX_TIMEOUT:  # else it doesn't matter that others have put off a deadline
             left = min([lease.deadline for lease in leases]) - now
-        return patience(min(map(_TTL, chain(leases, others or ())), default=_FOREVER), left)
+        return patience(min(map(_TTL, chain(leases, others or ())), default=_FOREVER), left / waits)
 
     def _take(self, entry: Entry, reply: Renewal) -> None:
         """What another reply than "renewed" means."""

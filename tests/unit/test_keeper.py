@@ -198,6 +198,32 @@ def test_the_question_waits_no_longer_than_a_body_that_runs_can_wait(bench: Benc
     assert timeout == timeout_for(0.6)
 
 
+@pytest.mark.parametrize("later", [2.0, 2.7, 3.0, 3.6])
+def test_no_question_to_a_silent_store_delays_the_news_of_a_loss(
+    bench: Bench, later: float
+) -> None:
+    told: list[float] = []
+    lease = hold(
+        *(bench.store, bench.clock, bench.keeper, "runs", 12, None),
+        lambda lease: told.append(bench.clock.now() - lease.valid_until),
+    )
+    asked: list[float] = []
+
+    def collect(*, timeout: float) -> None:
+        asked.append(timeout)
+        for _ in range(3):  # the reply itself, and two tries to make a release again
+            bench.clock.advance(timeout)
+
+    bench.clock.advance(later)
+    bench.keeper.let_go(bench.hold("gone", ttl=24), collect)
+    bench.store.away = True
+    bench.advance(15)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.UNREACHABLE
+    assert len(asked) == len(told) == 1
+    assert told[0] < 0.05
+
+
 def test_a_question_that_fails_is_not_asked_again_and_ends_nothing(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
