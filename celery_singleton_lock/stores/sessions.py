@@ -126,8 +126,12 @@ class Session:
         with self._guard:
             # Once: two threads that start one client wait for each other for ever.
             started, self._is_started = self._is_started, True
-            if not started:
-                self.client.start_async()
+            try:
+                if not started:
+                    self.client.start_async()
+            except RuntimeError:
+                self._is_started = False  # no thread could be started: the next call may have it
+                raise
         if not self._ready.wait(max(0.0, deadline - self._clock.now())):
             raise StoreUnavailable("the store doesn't answer: no session within the time")
 

@@ -1,0 +1,34 @@
+"""ZooKeeper sessions, before any server has answered."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores.endpoints import ClusterUrl
+from celery_singleton_lock.stores.sessions import OPTIONS, Session
+from celery_singleton_lock.testing.server import free_port
+
+
+def test_a_session_whose_threads_could_not_be_started_is_started_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = ClusterUrl.parse(f"zk://127.0.0.1:{free_port()}", port=2181, known=OPTIONS)
+    clock = SystemClock()
+    session = Session(url, 10.0, clock)
+
+    def no_more_threads(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more_threads)
+        with pytest.raises(RuntimeError):
+            session.start(clock.now() + 0.05)
+    assert not session.client.handler.running
+    with pytest.raises(StoreUnavailable):  # nobody listens there
+        session.start(clock.now() + 0.05)
+    assert session.client.handler.running
+    session.close()
