@@ -367,7 +367,8 @@ class PostingStore(Store, Protocol):
         heard.
 
         Args:
-            timeout: Seconds to wait for each reply.
+            timeout: Seconds to wait for each reply. After three of them in vain a silent store is
+                given up: who renews leases waits for this.
         """
         ...
 
