@@ -233,6 +233,8 @@ class Tenure:
     def _interrupted(self, lease: Lease) -> Any:
         """The lease was lost and the body ended because of it."""
         case = self._case
+        case.runtime.keeper.declare(lease)  # its own check() may have been faster
+        error = lease.lost_error()  # of before the release, which is another end
         losses = case.delivery.losses + 1
         goes_back = (
             self._outcome_of_loss() is OnLost.RETRY
@@ -245,7 +247,7 @@ class Tenure:
             self._state = _State.SETTLED  # the copy is the same attempt, and that is not done
             copy = replace(case.delivery, started=True, losses=losses, tries=0)
             case.put_back(copy, AGAIN, "lease lost")
-        return fail_with(case.task, lease.lost_error())
+        return fail_with(case.task, error)
 
     def _yield_to_twin(self, reply: Released | None) -> None:
         """If its own twin has the lease, or has finished, the result is the twin's to write."""

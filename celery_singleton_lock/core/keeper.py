@@ -24,9 +24,9 @@ States of a lease here::
     is asked what it has heard of the release that nobody waited for
 
 Threads
-    ``add`` and ``discard`` run on the bodies' threads, ``sweep`` on the keeper's own. The guard is
-    held for dictionary operations only, never over I/O. After a fork the child has none of this:
-    its runtime makes a new keeper.
+    ``add``, ``discard`` and ``declare`` run on the bodies' threads, ``sweep`` on the keeper's own.
+    The guard is held for dictionary operations only, never over I/O. After a fork the child has
+    none of this: its runtime makes a new keeper.
 """
 
 from __future__ import annotations
@@ -106,12 +106,23 @@ class Keeper:
         elif ring:
             self._ring()
 
-    def discard(self, lease: Lease) -> None:
-        """Stop renewing ``lease``; a reply under way is ignored."""
+    def discard(self, lease: Lease) -> Entry | None:
+        """Stop renewing ``lease``; a reply under way is ignored.
+
+        Returns:
+            What there was of it; None: it was renewed no more, or its loss is told already.
+        """
         # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
-        self._entries.pop(id(lease), None)
+        entry = self._entries.pop(id(lease), None)
         lease.end()
+        return entry
+
+    def declare(self, lease: Lease) -> None:
+        """Declare ``lease`` lost, unless that is done: its holder saw it end before this thread."""
+        entry = self._entries.get(id(lease))
+        if entry is not None:
+            self._lose_overdue(entry, self._clock.now())
 
     def let_go(self, lease: Lease, collect: Callable[..., None]) -> bool:
         """As :meth:`discard`; ``collect`` is called at its next turn, if it isn't confirmed before.
@@ -281,14 +292,17 @@ class Keeper:
             return
         overdue = [one for one in entries if one.turn <= now and now >= one.lease.valid_until]
         for entry in [one for one in overdue if now >= one.lease.deadline]:
-            if entry.failures:
-                detail = f"{entry.failures} renewals failed: {entry.error}"
-                self._lose(entry, LossReason.UNREACHABLE, detail)
-            elif now >= entry.ends:
-                detail = f"max_hold of {entry.lease.max_hold} s reached"
-                self._lose(entry, LossReason.EXPIRED, detail)
-            else:
-                self._lose(entry, LossReason.EXPIRED, "the process was stopped or starved")
+            self._lose_overdue(entry, now)
+
+    def _lose_overdue(self, entry: Entry, now: float) -> None:
+        if entry.failures:
+            detail = f"{entry.failures} renewals failed: {entry.error}"
+            self._lose(entry, LossReason.UNREACHABLE, detail)
+        elif now >= entry.ends:
+            detail = f"max_hold of {entry.lease.max_hold} s reached"
+            self._lose(entry, LossReason.EXPIRED, detail)
+        else:
+            self._lose(entry, LossReason.EXPIRED, "the process was stopped or starved")
 
     def _lose(self, entry: Entry, reason: LossReason, detail: str) -> None:
         lease = entry.lease

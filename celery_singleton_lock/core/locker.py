@@ -29,7 +29,14 @@ from typing import Final, Protocol
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper, timeout_for
-from celery_singleton_lock.core.lease import Lease, SharedDeadline, Token, trust_of
+from celery_singleton_lock.core.lease import (
+    Lease,
+    Loss,
+    LossReason,
+    SharedDeadline,
+    Token,
+    trust_of,
+)
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
@@ -141,7 +148,7 @@ class Locker:
         if lease.process != os.getpid():
             return None  # a fork of the holder leaves the block: the lease is its parent's
         # First of all: if the store never hears of the release, nobody may go on renewing.
-        self._keeper.discard(lease)
+        renewed = self._keeper.discard(lease)
         lease.released = True
         try:
             reply, resent = self._release(call, timeout_for(lease.ttl))
@@ -152,6 +159,8 @@ class Locker:
         if reply is Released.RELEASED or (resent and reply is Released.NOT_OURS):
             self._tell_released(lease)
             return Released.RELEASED
+        if renewed is not None:
+            self._tell_lost(lease, reply)
         return reply
 
     def give_back(self, lease: Lease, call: Release) -> None:
@@ -234,6 +243,17 @@ class Locker:
         if self._events.hears(EventName.RELEASED):
             held = self.clock.now() - lease.acquired_at
             self._tell(EventName.RELEASED, lease, held=round(held, 3))
+
+    def _tell_lost(self, lease: Lease, reply: Released) -> None:
+        """Tell of a loss that the release was the first to meet: the body may not have been alone.
+
+        Between two renewals the store was emptied, or an operator freed the key; or this process
+        was stopped, and its body went on before the keeper did.
+        """
+        reason = LossReason.EXPIRED if reply is Released.NOT_OURS else LossReason.REPLACED
+        detail = "the store had it no more when its body ended"
+        lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
+        self._tell(EventName.LOST, lease, reason=str(reason), detail=detail)
 
     def _tell(self, name: EventName, lease: Lease, **data: object) -> None:
         self._events.emit(

@@ -1,7 +1,8 @@
 """Celery signals for what happens to leases.
 
-Each is sent in the process where it happens, ``lease_lost`` on the keeper's thread. Receivers get
-``sender`` (the task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
+Each is sent in the process where it happens, ``lease_lost`` on the keeper's thread unless the body
+or its release is the first to meet the loss. Receivers get ``sender`` (the task's name) and
+``event``, an :class:`~celery_singleton_lock.core.events.Event`.
 """
 
 from __future__ import annotations

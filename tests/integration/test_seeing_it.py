@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import (
+    LeaseLost,
     current_lease,
     hold,
     is_skipped,
@@ -104,6 +105,24 @@ def test_a_loss_is_a_warning_with_its_reason(work: Any, log: Log) -> None:
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
     assert vars(line)["singleton_event"] == "lost"
     assert vars(line)["singleton_data"]["reason"] == "expired"
+
+
+def test_a_loss_that_the_body_s_own_check_sees_first_is_told_and_is_its_error(
+    celery_app: Celery, singleton_store: SingletonStore, log: Log
+) -> None:
+    @singleton_task(app=celery_app, name="checking", shared=False, on_lost="fail")
+    def checking() -> None:
+        singleton_store.clock.advance(60)  # the keeper's thread sleeps on: nobody wakes it
+        current_lease().check()
+
+    result = checking.delay()
+    error = result.result
+    assert isinstance(error, LeaseLost)
+    assert error.reason == "expired"
+    assert "was lost" in str(error)
+    [line] = [record for record in log() if record.levelno >= logging.WARNING]
+    assert vars(line)["singleton_event"] == "lost"
+    assert vars(line)["singleton_task_id"] == result.id
 
 
 def test_a_release_that_fails_is_a_warning_and_no_error(

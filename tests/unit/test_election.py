@@ -261,7 +261,7 @@ def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None
     lease.valid_until = float("inf")
     assert not a.permit("e", 2.0)
     assert not a.leading
-    assert bench.a.names() == [EventName.LEADING, EventName.RESIGNED]
+    assert bench.a.names() == [EventName.LEADING, EventName.LOST, EventName.RESIGNED]
     assert "leads no more" in str(bench.a.said[-1].data["why"])
     assert b.last_run("e") == 2.0
     assert b.permit("e", 3.0)

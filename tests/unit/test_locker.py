@@ -291,7 +291,28 @@ def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
     record = bench.store.inspect(KEY)
     assert record is not None
     assert record.token == str(other.token)
-    assert [event.name for event in bench.events] == [EventName.ACQUIRED] * 2
+    assert EventName.RELEASED not in [event.name for event in bench.events]
+
+
+def test_a_loss_that_the_release_is_the_first_to_meet_is_told(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.free(KEY, None)
+    bench.locker.release(lease, give(lease))
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LOST]
+    assert bench.events[-1].holder == lease.holder
+    assert bench.events[-1].data["reason"] == "expired"
+    bench.locker.release(lease, give(lease))
+    assert len(bench.events) == 2, "once"
+
+
+def test_a_loss_that_the_keeper_has_told_is_not_told_again(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.free(KEY, None)
+    bench.keeper.ask(lease)
+    bench.locker.release(lease, give(lease))
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LOST]
 
 
 def test_where_releases_cannot_be_posted_the_end_of_a_task_waits_for_the_reply(
