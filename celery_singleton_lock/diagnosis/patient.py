@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from celery import Celery
+
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
 
-__all__ = ["Patient"]
+__all__ = ["Patient", "ttls_by_task"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,7 @@ class Patient:
         Raises:
             SettingsError: Its settings are wrong, or its store can't be opened.
         """
-        ttls = {runtime.settings.beat_ttl}
-        for task in singleton_tasks(runtime.app):
-            try:
-                ttls.add(task.singleton_policy().ttl)
-            except (TypeError, ValueError):
-                pass  # a worker refuses it, and the examination of the tasks says so
+        ttls = {runtime.settings.beat_ttl, *ttls_by_task(runtime.app).values()}
         return cls(
             store=runtime.store,
             settings=runtime.settings,
@@ -51,3 +48,14 @@ class Patient:
             clock=runtime.clock,
             ttls=tuple(sorted(ttls)),
         )
+
+
+def ttls_by_task(app: Celery) -> dict[str, float]:
+    """Seconds, by the name of each task whose policy agrees with the app's settings."""
+    ttls: dict[str, float] = {}
+    for task in singleton_tasks(app):
+        try:
+            ttls[task.name] = task.singleton_policy().ttl
+        except (TypeError, ValueError):
+            pass  # a worker refuses it, and the examination of the tasks says so
+    return ttls

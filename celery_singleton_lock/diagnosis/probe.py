@@ -12,8 +12,9 @@ from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.store import Acquire, Granted, Release, Released, Renewal
 from celery_singleton_lock.delivery import mint_nonce
 from celery_singleton_lock.diagnosis.finding import Finding, Severity
+from celery_singleton_lock.diagnosis.patient import ttls_by_task
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.runtime import Runtime, singleton_tasks
+from celery_singleton_lock.runtime import Runtime
 
 __all__ = ["probe"]
 
@@ -61,16 +62,16 @@ def probe(runtime: Runtime) -> Iterator[Finding]:
 
 
 def _compare(runtime: Runtime, median: float) -> Iterator[Finding]:
-    tasks = singleton_tasks(runtime.app)
-    if not tasks:
+    ttls = ttls_by_task(runtime.app)
+    if not ttls:
         return
-    shortest = min(tasks, key=lambda task: task.singleton_policy().ttl)
-    ttl = shortest.singleton_policy().ttl
+    shortest = min(ttls, key=ttls.__getitem__)
+    ttl = ttls[shortest]
     if median > timeout_for(ttl) * _COMFORTABLE:
         yield Finding(
             Severity.WARNING,
             "latency",
-            f"a reply takes {median * 1000:.1f} ms, and {shortest.name} with ttl={ttl:g} s waits "
+            f"a reply takes {median * 1000:.1f} ms, and {shortest} with ttl={ttl:g} s waits "
             f"{timeout_for(ttl) * 1000:.0f} ms for one",
             "a longer ttl, or a store that is nearer",
         )

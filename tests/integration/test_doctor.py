@@ -207,6 +207,16 @@ def test_a_worker_that_would_not_start_is_an_error(server: PrivateServer) -> Non
     assert "limit=3" in finding.text
 
 
+def test_a_task_that_contradicts_the_settings_is_an_error_beside_the_other_findings(
+    server: PrivateServer,
+) -> None:
+    app = app_on(server.url(), min_hold=10)
+    app.conf.singleton_lock_max_hold = 5
+    severity = severities(app)
+    assert severity["tasks"] is Severity.ERROR
+    assert severity["reachability"] is Severity.OK
+
+
 def test_timeouts_that_do_not_fit_are_told(server: PrivateServer) -> None:
     app = app_on(server.url(), ttl=120, acks_late=True)
     app.conf.broker_transport_options = {"visibility_timeout": 60}
