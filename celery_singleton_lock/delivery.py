@@ -20,6 +20,7 @@ __all__ = [
     "HEADER",
     "NONCE_KEY",
     "SERIALIZER_KEY",
+    "TICK_HEADER",
     "Delivery",
     "call_header",
     "call_of",
@@ -30,6 +31,9 @@ __all__ = [
 
 #: Message header with everything of ours: an object.
 HEADER: Final = "singleton_lock"
+#: Message header of the runs that a beat of ours sends: when its run was due, in ISO 8601 and UTC.
+#: The task reads it as ``self.request.singleton_tick``.
+TICK_HEADER: Final = "singleton_tick"
 #: Key of the request in which the worker parent puts the nonce of a delivery.
 NONCE_KEY: Final = "singleton_nonce"
 #: Key of the request in which it puts the name of the serializer that the message came with.

@@ -36,6 +36,7 @@ from celery_singleton_lock.delivery import (
     HEADER,
     NONCE_KEY,
     SERIALIZER_KEY,
+    TICK_HEADER,
     call_of,
     header_of,
     mint_nonce,
@@ -53,8 +54,12 @@ _PARENT_TIMEOUT: Final = 1.0
 _DYING_SECONDS: Final = 1.0
 # Celery makes attributes of the body's request of all headers of a message, whoever sent it.
 _OURS: Final = "singleton_"
-# Headers that each message has, most of which Celery's request names; none passes for ours.
-_USUAL: Final = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", HEADER}
+# Headers that each message has, most of which Celery's request names, and what a task may read of a
+# beat of ours; none passes for what is said of a body.
+_USUAL: Final = frozenset(vars(Context)) | {
+    *("lang", "task", "argsrepr", "kwargsrepr"),
+    *(HEADER, TICK_HEADER),
+}
 _NOT_TO_HIDE: Final = frozenset(
     ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
 )

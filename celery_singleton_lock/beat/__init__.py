@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate
@@ -26,16 +26,13 @@ from celery_singleton_lock.beat.shield import Shield
 from celery_singleton_lock.beat.slots import interval_of, like, now_of, period_of, slot_of, utc
 from celery_singleton_lock.by_name import claim_and_send
 from celery_singleton_lock.core.phase import believable, latest_slot
+from celery_singleton_lock.delivery import TICK_HEADER
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.runtime import Runtime
 
 __all__ = ["TICK_HEADER", "LeaderMixin", "LeaderScheduler"]
 
 logger = logging.getLogger("celery_singleton_lock")
-
-#: The header of each message: when its run was due, in ISO 8601 and UTC. The task reads it as
-#: ``self.request.singleton_tick``.
-TICK_HEADER: Final = "singleton_tick"
 
 
 class _NotPermitted(Exception):

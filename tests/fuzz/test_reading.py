@@ -19,7 +19,7 @@ from celery_singleton_lock.cli.table import describe, table
 from celery_singleton_lock.core.key import PER_TASK, KeyMaker, Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.store import Refused, Relation
-from celery_singleton_lock.delivery import HEADER, Delivery
+from celery_singleton_lock.delivery import HEADER, TICK_HEADER, Delivery
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.request import SingletonRequestMixin
 
@@ -118,6 +118,18 @@ def test_the_worker_takes_such_a_header_from_the_message(name: str) -> None:
     assert {key: request._request_dict.get(key) for key in rest} == rest
     assert request._request_dict.get(name) is None or name == "singleton_nonce"
     assert name not in request._request_dict or name == "singleton_nonce"
+
+
+def test_the_worker_leaves_its_task_the_moment_that_a_beat_of_ours_wrote() -> None:
+    class Base:
+        def __init__(self) -> None:
+            self._request_dict = {"id": "t", TICK_HEADER: "2026-01-01T00:00:00+00:00"}
+            self.content_type = "application/json"
+
+    request = type("R", (SingletonRequestMixin, Base), {})()
+    context: Any = Context(request._request_dict)
+    assert context.singleton_tick == "2026-01-01T00:00:00+00:00"
+    assert context.headers[TICK_HEADER] == context.singleton_tick, "what is put back has it, too"
 
 
 @pytest.mark.parametrize("since", [float("nan"), float("inf"), -1e300, 1e300, 0.0], ids=repr)
