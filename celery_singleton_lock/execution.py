@@ -34,6 +34,7 @@ from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder, Lease
 from celery_singleton_lock.core.options import ConflictAction, OnStoreError
 from celery_singleton_lock.core.store import Acquire, Refused, Relation
+from celery_singleton_lock.delivery import mint_nonce
 from celery_singleton_lock.errors import LockConflict, StoreError
 from celery_singleton_lock.line import Waiter
 from celery_singleton_lock.put_back import backoff
@@ -164,6 +165,9 @@ class Execution:
                 # here: hold on to it until one of them does.
                 clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
                 tries += 1
+                # That token was released unheard. Should this come late, it must not free a grant
+                # to the next try: a token that was released is never acquired with again.
+                call = replace(call, token=replace(call.token, nonce=mint_nonce()))
             waited = clock.now() - arrived_at
 
     def _decide(self, refused: Refused, wall: float, waited: float) -> Decision:
