@@ -130,6 +130,12 @@ class Tenure:
             if not self._body.fired:
                 raise  # meant for a task that called this one
             return self._interrupted(lease)
+        except BaseExceptionGroup as group:
+            if lease.lost and _tells_of_loss(group, interrupted=self._body.fired):
+                return self._interrupted(lease)
+            if isinstance(group, Exception):
+                self._ended(lease, failed=True)
+            raise
         except (Ignore, Reject):
             raise  # settled in task_postrun, which knows more
         except Retry:
@@ -297,6 +303,17 @@ class Tenure:
             )
         except StoreError as exc:
             case.tell(EventName.RELEASE_FAILED, error=str(exc))
+
+
+def _tells_of_loss(group: BaseExceptionGroup[BaseException], *, interrupted: bool) -> bool:
+    """Whether a group, of ``asyncio.TaskGroup`` or the like, is the end of a body by its loss.
+
+    Errors of its other tasks don't matter then; but what ends the process goes on, and so does what
+    interrupts a task that called this one.
+    """
+    ours = (LeaseLost, LeaseInterrupt) if interrupted else (LeaseLost,)
+    losses, others = group.split(ours)
+    return losses is not None and (others is None or isinstance(others, Exception))
 
 
 def _plainly(lease: Lease) -> Release:

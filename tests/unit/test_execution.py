@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 
-from celery_singleton_lock import current_lease, singleton_task
+from celery_singleton_lock import LeaseLost, current_lease, singleton_task
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released
 from celery_singleton_lock.delivery import NONCE_KEY
 from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.interrupt import LeaseInterrupt
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing import ManualClock
+from celery_singleton_lock.tenure import _tells_of_loss
+from celery_singleton_lock.testing import ManualClock, SingletonStore, lose_lease
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
 
@@ -76,3 +81,95 @@ def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant
     assert len(held) == 1, "it has not run"
     assert held[0] is not None, "its key was free while it ran"
     assert [*store.scan("csl:*")] == []
+
+
+@pytest.fixture
+def grouped(singleton_store: SingletonStore) -> Iterator[Celery]:
+    app = Celery("grouped", broker=UNREACHABLE, set_as_current=False)
+    app.conf.task_always_eager = True
+    singleton_store.install(app)
+    yield app
+    app.close()
+
+
+def in_group(body: Callable[[], None]) -> None:
+    """Run ``body`` in a task of a group, beside another."""
+
+    async def busy() -> None:
+        body()
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(busy())
+            tasks.create_task(asyncio.sleep(60))
+
+    asyncio.run(main())
+
+
+def test_an_interruption_that_strikes_within_a_task_group_is_one(grouped: Celery) -> None:
+    def loses() -> None:
+        lose_lease(app=grouped)
+        while True:
+            pass
+
+    @singleton_task(app=grouped, name="grouping", shared=False, on_lost="fail")
+    def grouping() -> None:
+        in_group(loses)
+
+    error = grouping.delay().result
+    assert isinstance(error, LeaseLost)
+    assert error.reason == "expired"
+
+
+def test_a_check_within_a_task_group_ends_the_body_as_any_other(
+    grouped: Celery, singleton_store: SingletonStore
+) -> None:
+    def checks() -> None:
+        singleton_store.clock.advance(60)
+        current_lease().check()
+
+    @singleton_task(app=grouped, name="checking", shared=False, on_lost="fail")
+    def checking() -> None:
+        in_group(checks)
+
+    assert isinstance(checking.delay().result, LeaseLost)
+
+
+def test_what_follows_a_group_of_errors_does_not_meet_the_lease(
+    grouped: Celery, singleton_store: SingletonStore
+) -> None:
+    held: list[int] = []
+
+    @singleton_task(app=grouped, name="failing", shared=False)
+    def failing() -> None:
+        raise ExceptionGroup("group", [ValueError()])
+
+    @grouped.task(name="follows", shared=False)
+    def follows(request: Any, exc: Any, traceback: Any) -> None:
+        held.append(len(singleton_store.held()))
+
+    result = failing.apply_async(link_error=follows.s())
+    assert isinstance(result.result, ExceptionGroup)
+    assert held == [0]
+
+
+@pytest.mark.parametrize(
+    ("errors", "interrupted", "expected"),
+    [
+        ([LeaseInterrupt()], True, True),
+        ([LeaseInterrupt(), ValueError()], True, True),
+        ([BaseExceptionGroup("inner", [LeaseInterrupt()])], True, True),
+        ([LeaseLost("lost")], False, True),
+        ([LeaseInterrupt()], False, False),
+        ([LeaseLost("lost"), LeaseInterrupt()], False, False),
+        ([LeaseInterrupt(), SystemExit()], True, False),
+        ([ValueError()], True, False),
+        ([KeyboardInterrupt()], True, False),
+    ],
+    ids=repr,
+)
+def test_a_group_tells_of_a_loss_unless_something_in_it_goes_further(
+    errors: list[BaseException], interrupted: bool, expected: bool
+) -> None:
+    group = BaseExceptionGroup("group", errors)
+    assert _tells_of_loss(group, interrupted=interrupted) is expected
