@@ -136,7 +136,7 @@ class Execution:
         case = self._case
         clock = case.runtime.clock
         arrived_at, waited = clock.now(), 0.0
-        tries = 0
+        tries, told = 0, False
         while True:
             # Of before the store is asked: where a refusal ends the message, the script that
             # refuses frees its claim, without another round trip. It must be decided alike after.
@@ -155,6 +155,9 @@ class Execution:
                 decision = self._decide(reply, wall, waited)
                 if waiter is None or decision.outcome is not Outcome.WAIT:
                     return self._carry_out(decision, reply)
+                if not told:  # once: it may take long, and somebody asks why it doesn't run
+                    self._tell_conflict(decision, reply)
+                    told = True
                 waiter.wait(reply, case.policy.on_conflict.timeout - waited)
             except StoreError as exc:
                 case.tell(EventName.STORE_FAILED, error=str(exc))
@@ -208,7 +211,7 @@ class Execution:
             if refused.relation is Relation.DONE:
                 case.drop_claim()
             raise Ignore
-        case.tell(EventName.CONFLICT, holder=holder, outcome=str(outcome), reason=decision.reason)
+        self._tell_conflict(decision, refused)
         if outcome is Outcome.PUT_BACK:
             case.put_back(
                 decision.delivery,
@@ -226,6 +229,10 @@ class Execution:
             case.key,
             holder.for_error(),
         )
+
+    def _tell_conflict(self, decision: Decision, refused: Refused) -> None:
+        outcome, reason = str(decision.outcome), decision.reason
+        self._case.tell(EventName.CONFLICT, holder=refused.holder, outcome=outcome, reason=reason)
 
     def _revoke(self, reason: str) -> None:
         task, request = self._case.task, self._case.request

@@ -147,7 +147,9 @@ class Tenure:
                 return self._interrupted(lease)  # its own check() was faster than the keeper
             self._ended(lease, failed=True)  # of another lease, a hold() in the body
             raise
-        except Exception:
+        except Exception as error:
+            if lease.lost and self._body.fired and _follows_interruption(error):
+                return self._interrupted(lease)
             self._ended(lease, failed=True)
             raise
         finally:
@@ -314,6 +316,21 @@ def _tells_of_loss(group: BaseExceptionGroup[BaseException], *, interrupted: boo
     ours = (LeaseLost, LeaseInterrupt) if interrupted else (LeaseLost,)
     losses, others = group.split(ours)
     return losses is not None and (others is None or isinstance(others, Exception))
+
+
+def _follows_interruption(error: BaseException) -> bool:
+    """Whether it was raised where a body cleaned up after its interruption.
+
+    A rollback, say, over the network that has failed the lease too.
+    """
+    seen: set[int] = set()
+    earlier = error.__context__
+    while earlier is not None and id(earlier) not in seen:
+        if isinstance(earlier, LeaseInterrupt):
+            return True
+        seen.add(id(earlier))
+        earlier = earlier.__context__
+    return False
 
 
 def _plainly(lease: Lease) -> Release:

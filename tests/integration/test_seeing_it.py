@@ -15,6 +15,8 @@ from celery import Celery
 
 from celery_singleton_lock import (
     LeaseLost,
+    LockConflict,
+    OnConflict,
     current_lease,
     hold,
     is_skipped,
@@ -98,6 +100,21 @@ def test_a_skip_names_the_holder_at_info(work: Any, log: Log) -> None:
     expected = f"singleton conflict: work[{result.id}] key={lease.key} outcome=skip"
     assert line.getMessage().startswith(expected)
     assert line.getMessage().endswith(f"holder={lease.holder}")
+
+
+def test_who_waits_says_so_once_and_for_whom(work: Any, log: Log) -> None:
+    with hold_lock(work, "ann") as lease:
+        before = len(log())
+        waiting = {"on_conflict": OnConflict.wait(timeout=5)}
+        result = work.apply_async(("ann",), singleton=waiting)
+        assert isinstance(result.result, LockConflict)
+        waits, gives_up = log()[before:]
+    assert vars(waits)["singleton_holder"] == str(lease.holder)
+    assert waits.getMessage().startswith(f"singleton conflict: work[{result.id}] key={lease.key}")
+    assert [vars(line)["singleton_data"]["outcome"] for line in (waits, gives_up)] == [
+        "wait",
+        "raise",
+    ]
 
 
 def test_a_loss_is_a_warning_with_its_reason(work: Any, log: Log) -> None:

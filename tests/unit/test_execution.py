@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -119,6 +120,42 @@ def test_an_interruption_that_strikes_within_a_task_group_is_one(grouped: Celery
     error = grouping.delay().result
     assert isinstance(error, LeaseLost)
     assert error.reason == "expired"
+
+
+@contextmanager
+def transaction() -> Iterator[None]:
+    """Of a database that is as unreachable as the store."""
+    try:
+        yield
+    finally:
+        raise ConnectionError("no rollback")
+
+
+def test_a_body_that_fails_to_clean_up_after_its_interruption_was_interrupted(
+    grouped: Celery,
+) -> None:
+    @singleton_task(app=grouped, name="cleaning", shared=False, on_lost="fail")
+    def cleaning() -> None:
+        with transaction():
+            lose_lease(app=grouped)
+            while True:
+                pass
+
+    error = cleaning.delay().result
+    assert isinstance(error, LeaseLost)
+    assert isinstance(error.__context__, ConnectionError)
+
+
+def test_a_body_that_went_on_after_its_interruption_has_its_own_error(grouped: Celery) -> None:
+    @singleton_task(app=grouped, name="heedless", shared=False, on_lost="fail")
+    def heedless() -> None:
+        with suppress(BaseException):
+            lose_lease(app=grouped)
+            while True:
+                pass
+        raise ValueError("its own")
+
+    assert isinstance(heedless.delay().result, ValueError)
 
 
 def test_a_check_within_a_task_group_ends_the_body_as_any_other(
