@@ -139,8 +139,8 @@ def _kept(request: Any) -> dict[str, Any]:
     """
     names = {"serializer": SERIALIZER_KEY, "argsrepr": "argsrepr", "kwargsrepr": "kwargsrepr"}
     options = {option: getattr(request, name, None) for option, name in names.items()}
-    if request.ignore_result:  # kept by Celery itself since 5.7
-        options["ignore_result"] = True
+    # Kept by Celery itself since 5.7. What the message says, a False too; not the class's False.
+    options["ignore_result"] = vars(request).get("ignore_result")
     return {option: value for option, value in options.items() if value is not None}
 
 

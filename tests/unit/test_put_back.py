@@ -1,0 +1,50 @@
+"""What a copy of a message says, where the versions of Celery differ in what they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.app.task import Context
+
+from celery_singleton_lock import singleton_task
+from celery_singleton_lock.delivery import Delivery
+from celery_singleton_lock.put_back import put_back
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.testing import SingletonStore
+
+
+@pytest.mark.parametrize("of_task", [True, False])
+@pytest.mark.parametrize("of_call", [True, False])
+def test_a_copy_says_what_the_call_said_of_its_result(
+    of_task: bool, of_call: bool, singleton_store: SingletonStore
+) -> None:
+    """Were a False lost, whoever waits for the result of the copy would wait for ever."""
+    app = Celery("copied", broker="memory://", set_as_current=False)
+    singleton_store.install(app)
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}", ignore_result=of_task)
+    def work(name: str) -> None: ...
+
+    published: list[dict[str, Any]] = []
+
+    def collect(headers: dict[str, Any], **_: Any) -> None:
+        published.append(headers)
+
+    signals.before_task_publish.connect(collect)
+    work.apply_async(("k",), ignore_result=of_call)
+    request = Context(
+        published[0],
+        args=["k"],
+        kwargs={},
+        called_directly=False,
+        delivery_info={"exchange": "", "routing_key": "celery"},
+    )
+    key = work.lock_key("k")
+    assert key is not None
+    delivery = Delivery.of(request)
+    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1, reason="conflict")
+    signals.before_task_publish.disconnect(collect)
+    app.close()
+    assert [headers["ignore_result"] for headers in published] == [of_call, of_call]
