@@ -11,8 +11,8 @@ from celery.result import AsyncResult
 from celery.utils import uuid
 from kombu.utils.json import dumps as kombu_dumps
 
-from celery_singleton_lock.core.key import digest
-from celery_singleton_lock.core.policy import CallOptions, check_call, merge
+from celery_singleton_lock.core.key import PER_TASK, digest
+from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
 from celery_singleton_lock.delivery import HEADER, call_header, call_within
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.publish import Publication, publish
@@ -51,21 +51,24 @@ def claim_and_send(
 
     Raises:
         DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
-        LockKeyError: There is no ``key``, and the arguments make none.
-        TypeError, ValueError: ``singleton`` is wrong, or the task holds no locks.
+        LockKeyError: There is no ``key``, and the arguments make none; or it is no text.
+        TypeError, ValueError: One of these is wrong, or the task holds no locks.
     """
     where = f"claim_and_send({name!r})"
+    _check(where, name, args, kwargs, key)
     task: Any = app.tasks.get(name)
     if task is not None and key is None and scope is None:
         if not hasattr(task, "singleton_policy"):
             raise TypeError(f"{where}: it is no singleton task, so nothing would free its claim")
         return task.apply_async(args, kwargs, singleton=singleton, **options)  # type: ignore[no-any-return]
+    if scope is not None:
+        merge(Policy(key=key or PER_TASK), {"scope": scope}, where=where)
     runtime = Runtime.of(app)
     given = check_call(lambda: runtime.settings.policy, singleton, where=where)
     policy = merge(runtime.settings.policy, given or {}, where=where)
     if policy.unique is None:
         raise TypeError(f'{where}: give singleton={{"unique": "until_done"}}, or "until_start"')
-    task_id = options.pop("task_id", None) or uuid()
+    task_id = str(options.pop("task_id", None) or uuid())
     options["headers"] = headers = dict(options.get("headers") or {})
     call = call_within(app.current_worker_task, task_id)
     header = headers[HEADER] = call_header(headers, task_id=task_id, options=given, call=call)
@@ -86,6 +89,18 @@ def claim_and_send(
             name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options
         ),
     )
+
+
+def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
+    """What would be taken for something else: of a text each letter is an argument."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{where}: give the name of a task as str")
+    if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+        raise TypeError(f"{where}: args is a {type(args).__name__}; give a list or tuple")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"{where}: kwargs is a {type(kwargs).__name__}; give a dict")
+    if key is not None and not (isinstance(key, str) and key):
+        raise LockKeyError(f"{where}: key={key!r}: give a non-empty str")
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ class SingletonLockError(Exception):
 class LockConflict(SingletonLockError):
     """Somebody else holds the key, and the policy doesn't allow to go on without it.
 
-    Arguments: the message, the key, the holder's record as a dict (task, worker, pid).
+    Arguments: the message, the key, the holder as a dict (task, task_id, worker).
     """
 
     def __init__(self, message: str, key: str = "", holder: dict[str, Any] | None = None) -> None:

@@ -192,7 +192,13 @@ class Keyspace:
 
 @lru_cache(maxsize=256)
 def quote_scope(scope: str) -> str:
-    """A scope in which ``:`` separates nothing, so that scope and key can't run into each other."""
+    """A scope in which ``:`` separates nothing, so that scope and key can't run into each other.
+
+    Raises:
+        TypeError: It is no text.
+    """
+    if not isinstance(scope, str):  # of hold(), of which it is asked for
+        raise TypeError(f"scope={scope!r}: give a name as str")
     return quote(scope, safe="._-@/+*,=~")
 
 

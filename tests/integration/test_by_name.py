@@ -100,6 +100,22 @@ def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Sta
         claim_and_send(publisher, WORK, [object()], singleton=UNTIL_DONE)
     with pytest.raises(TypeError, match="no singleton task"):
         claim_and_send(stage.app.app, "celery.backend_cleanup", singleton=UNTIL_DONE)
+    wrong: Any
+    for wrong in (stage.app.work, None, ""):
+        with pytest.raises(TypeError, match="name of a task"):
+            claim_and_send(publisher, wrong, ["x"], singleton=UNTIL_DONE)
+    for wrong in ("south", (name for name in "xy"), {"name": "x"}, 5):
+        with pytest.raises(TypeError, match="give a list or tuple"):
+            claim_and_send(publisher, WORK, wrong, singleton=UNTIL_DONE)
+    wrong = [("gate", "x")]
+    with pytest.raises(TypeError, match="give a dict"):
+        claim_and_send(publisher, WORK, ["x"], wrong, singleton=UNTIL_DONE)
+    for wrong in ("", 5):
+        with pytest.raises(LockKeyError, match="non-empty str"):
+            send(publisher, "x", key=wrong)
+    for wrong in ("", 5, "s" * 201):
+        with pytest.raises((TypeError, ValueError), match="give a name"):
+            send(publisher, "x", scope=wrong)
     assert claims(stage) == []
 
 

@@ -62,6 +62,12 @@ def work(celery_app: Celery) -> Any:
     return work
 
 
+def test_a_hold_without_a_scope_is_told_what_is_missing(celery_app: Celery) -> None:
+    scope: Any = None
+    with pytest.raises(TypeError, match="give a name"), hold("k", scope=scope, app=celery_app):
+        raise AssertionError("it holds something")
+
+
 # Leaving the block.
 
 
