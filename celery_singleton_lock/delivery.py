@@ -147,7 +147,7 @@ def mint_nonce() -> str:
 
 
 def call_header(
-    headers: Any, *, task_id: str, options: Mapping[str, Any] | None, call: str = ""
+    headers: Any, *, task_id: str, options: Mapping[str, Any] | None, call: str | None = None
 ) -> dict[str, Any]:
     """The header of a message about to be published.
 
@@ -155,25 +155,29 @@ def call_header(
         headers: What the message has already: a retry goes on with its call's header.
         task_id: The message's.
         options: The policy's options that the call sets (validated before).
-        call: The name of the call that this message continues; a new call gets a new name.
+        call: The name of the call that this message continues, empty if that has none; None: it is
+            a new call, which gets a new name.
     """
+    if call is None:
+        call = os.urandom(4).hex()
     if not headers or HEADER not in headers:
-        new: dict[str, Any] = {"id": task_id, "call": call or os.urandom(4).hex()}
+        new: dict[str, Any] = {"id": task_id, "call": call}
         return new if options is None else {**new, "options": _plain(options)}
     old = header_of(headers, task_id)
-    new = {**old, "id": task_id, "call": call_of(old) or call or os.urandom(4).hex()}
+    # The copy of a message without a name has none either, or it would be another call than that.
+    new = {**old, "id": task_id, "call": "" if old.get("call") == "" else call_of(old) or call}
     return new if options is None else {**new, "options": _plain(options)}
 
 
-def call_within(running: Any, task_id: str) -> str:
-    """The name of a call that the ``running`` task publishes; empty outside: a new call.
+def call_within(running: Any, task_id: str) -> str | None:
+    """The name of a call that the ``running`` task publishes; None outside: a new call.
 
     Args:
         running: Celery's ``current_worker_task``, or None.
         task_id: The message's.
     """
     if running is None:
-        return ""
+        return None
     token = Delivery.of(running.request).token
     # self.replace() goes on with the work of the task that it replaces. All else is named after the
     # attempt: should that run again (its worker was killed before its message was acknowledged), a
