@@ -279,3 +279,22 @@ def test_what_an_attempt_publishes_twice_is_one_call_and_a_new_attempt_makes_ano
     assert set(later).isdisjoint(first)
     outside = {link.delay(number).get() for number in range(3)}
     assert len(outside) == 3
+
+
+# Where Celery calls the task, and sends no message: docs/how-it-works.md says so.
+
+
+@pytest.mark.parametrize("shape", ["map", "starmap", "chunks"])
+def test_the_items_of_one_message_are_function_calls(celery_app: Celery, shape: str) -> None:
+    @singleton_task(app=celery_app, name="item", shared=False, key="{name}")
+    def item(name: str) -> str | None:
+        return held_key()
+
+    parts = {
+        "map": lambda: item.map(["k"]),
+        "starmap": lambda: item.starmap([("k",)]),
+        "chunks": lambda: item.chunks([("k",)], 1),
+    }[shape]()
+    with hold_lock(item, "k"):
+        found = parts.apply_async().get()
+    assert found in ([None], [[None]])
