@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from celery.utils import uuid
 
 from celery_singleton_lock.arguments import stable_rest
-from celery_singleton_lock.delivery import HEADER, call_header, call_within, is_put_back
+from celery_singleton_lock.delivery import (
+    HEADER,
+    call_header,
+    call_within,
+    header_of,
+    is_put_back,
+)
 from celery_singleton_lock.publish import Publication, carry_claim, continues, publish
 from celery_singleton_lock.runtime import Runtime
 
@@ -53,9 +59,13 @@ def publish_call(
     app = task.app  # asked for once: Celery looks it up each time
     running: Any = app.current_worker_task
     options["headers"] = headers = dict(options.get("headers") or {})
-    header = headers[HEADER] = call_header(
-        headers, task_id=task_id, options=given, call=call_within(running, task_id)
-    )
+    call = None
+    if running is not None:
+        if HEADER not in headers and options.get("retries") and continues(running, task_id):
+            # self.retry(headers=...) leaves out all that the message had, and so what its call set.
+            headers[HEADER] = header_of(running.request.headers, task_id)
+        call = call_within(running, task_id)
+    header = headers[HEADER] = call_header(headers, task_id=task_id, options=given, call=call)
     if is_put_back(header, options):
         return send(task_id, options)  # it has its claim already
     policy = task.singleton_policy(header.get("options"))

@@ -1,4 +1,4 @@
-"""Messages that were sent by name: their calls have no name, and neither have their successors'."""
+"""What goes on with a call, its retries and copies, is that call: one without a name, too."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Site:
     published: list[dict[str, Any]] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
     deliveries: int = 0
+    of_retry: dict[str, Any] = field(default_factory=dict)
 
     def collect(self, headers: dict[str, Any], **_: Any) -> None:
         self.published.append(headers)
@@ -41,7 +42,7 @@ class Site:
         def work(task: Any, name: str) -> None:
             self.started.append(task.request.retries)
             if task.request.retries == 0 and "fails" in task.request.headers:
-                raise task.retry(countdown=30)
+                raise task.retry(countdown=30, **self.of_retry)
             if "twin" in (task.request.headers or {}) and len(self.started) == 1:
                 other = threading.Thread(target=self.deliver, args=(BY_NAME,))
                 other.start()
@@ -66,7 +67,7 @@ def site(singleton_store: SingletonStore) -> Iterator[Site]:
     app.close()
 
 
-def test_its_retry_takes_what_was_reserved_for_it(site: Site) -> None:
+def test_a_retry_of_a_nameless_call_takes_what_was_reserved_for_it(site: Site) -> None:
     """As another call, it would wait until the reservation is over: a ttl longer."""
     site.task()
     site.deliver({**BY_NAME, "fails": True})
@@ -77,7 +78,7 @@ def test_its_retry_takes_what_was_reserved_for_it(site: Site) -> None:
     assert site.kept == []
 
 
-def test_its_retry_frees_the_claim_that_its_first_attempt_made(site: Site) -> None:
+def test_a_retry_of_a_nameless_call_frees_the_claim_of_its_first_attempt(site: Site) -> None:
     site.task(unique="until_done", ignore_result=True)
     site.deliver({**BY_NAME, "fails": True})
     site.store.clock.advance(30)
@@ -86,10 +87,26 @@ def test_its_retry_frees_the_claim_that_its_first_attempt_made(site: Site) -> No
     assert site.kept == []
 
 
-def test_the_copy_of_its_twin_is_dropped_when_it_is_done(site: Site) -> None:
+def test_the_copy_of_a_nameless_twin_is_dropped_when_the_work_is_done(site: Site) -> None:
     """As another call, it would run once more."""
     site.task(acks_late=True)
     site.deliver({**BY_NAME, "twin": True})
     assert len(site.published) == 1  # put back
     site.deliver(site.published[0])
     assert site.started == [0]
+
+
+def test_a_retry_that_names_its_headers_keeps_what_its_call_has_set(site: Site) -> None:
+    site.task(ignore_result=True)
+    site.of_retry = {"headers": {"reason": "busy"}}
+    options: Any = {"unique": "until_done", "ttl": 600}
+    site.app.tasks["work"].apply_async(
+        ("k",), task_id="t", headers={"fails": True}, singleton=options
+    )
+    site.deliver(site.published[0])
+    site.store.clock.advance(30)
+    site.deliver(site.published[1])
+    assert site.started == [0, 1]
+    assert site.published[1]["reason"] == "busy"
+    assert site.published[1]["singleton_lock"]["options"] == options
+    assert site.kept == []  # no claim either
