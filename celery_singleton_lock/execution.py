@@ -118,8 +118,8 @@ class Execution:
         held = held_leases.get()
         if not held:
             return False
-        runtime, key = self._case.runtime, self._case.key
-        return any(runtime.keyspace.is_slot_of(key, lease.key) and not lease.lost for lease in held)
+        keyspace, key = self._case.runtime.keyspace, self._case.key
+        return any(keyspace.is_slot_of(key, lease.key) and lease.held_here for lease in held)
 
     def _acquire(self) -> Any:
         """Ask until there is a lease, or an answer that ends this delivery."""

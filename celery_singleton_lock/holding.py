@@ -36,7 +36,7 @@ def hold(
     """Hold ``key`` while the ``with`` block runs; excludes tasks of that scope, and is excluded.
 
     Never interrupts the block: ask ``lease.check()`` before writes that matter. Inside a task that
-    holds the same key, the task's own lease is re-entered.
+    holds the same key, the task's own lease is re-entered; not by a fork of its process.
 
     Args:
         key: What comes after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
@@ -58,7 +58,7 @@ def hold(
     runtime = Runtime.of(real_app, eager=bool(real_app.conf.task_always_eager))
     full_key = runtime.keyspace.lock(scope, key)
     for held in held_leases.get():
-        if runtime.keyspace.is_slot_of(full_key, held.key) and not held.lost:
+        if runtime.keyspace.is_slot_of(full_key, held.key) and held.held_here:
             yield held
             return
     nonce = mint_nonce()

@@ -330,6 +330,14 @@ class Lease:
         self.end()
         return True
 
+    @property
+    def held_here(self) -> bool:
+        """Whether this process has it, so that who holds it may re-enter it. No I/O.
+
+        A fork of the holder has a copy, which nobody tells of the release.
+        """
+        return self.process == os.getpid() and not self.lost
+
     def remaining(self) -> float:
         """Seconds this process may still trust the lease, 0.0 once it is lost. No I/O."""
         if self.released or self.loss is not None:

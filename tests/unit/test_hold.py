@@ -217,6 +217,28 @@ def test_an_asyncio_task_that_outlives_the_block_does_not_re_enter_it(
     assert asyncio.run(main()) == "conflict"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_does_not_re_enter_what_its_parent_holds(singleton_store: SingletonStore) -> None:
+    """Nobody tells it of the release: it would go on for a ttl, whoever has the key by then."""
+    app = make_app()
+    singleton_store.install(app)
+    with hold("k", scope="s", app=app):
+        pid = os.fork()
+        if pid == 0:
+            refused = 1
+            try:
+                singleton_store.install(app)  # of this process; the key is held there, too
+                with hold("k", scope="s", app=app):
+                    pass
+            except LockConflict:
+                refused = 0
+            finally:
+                os._exit(refused)
+        assert os.waitpid(pid, 0)[1] == 0
+    app.close()
+
+
 def test_what_outlives_the_block_takes_a_lease_of_its_own_where_the_key_is_free(
     celery_app: Celery, singleton_store: SingletonStore
 ) -> None:
