@@ -91,7 +91,11 @@ class EtcdStore(RuledStore):
     def _begin(self) -> None:
         super()._begin()
         self._leases = EtcdLeases(self._gateway, self._clock)
-        self._kept: dict[str, Kept] = {}
+        # By key and name (the lease's token, or the claim's task): of two acquires of a key without
+        # an answer either may have been carried out, and neither may be forgotten for the other.
+        self._kept: dict[tuple[str, str], Kept] = {}
+        # By key, the name that it was written for last, of what was answered.
+        self._written: dict[str, str] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -107,7 +111,7 @@ class EtcdStore(RuledStore):
     def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
         self._notice_fork()
         deadline = self._clock.now() + timeout
-        known = [self._kept.get(lease.key) for lease in leases]
+        known = [self._kept.get((lease.key, str(lease.token))) for lease in leases]
         alive: set[int] = set()
         for lease_id in {kept.lease_id for kept in known if kept}:
             self._is_alive(lease_id, alive, deadline)
@@ -177,7 +181,7 @@ class EtcdStore(RuledStore):
         raise StoreUnavailable(f"others kept changing {rule.keys[0]!r} for {timeout:g} s")
 
     def _expected(self, key: str) -> Seen:
-        kept = self._kept.get(key)
+        kept = self._kept.get((key, self._written.get(key, "")))
         return kept.seen if kept and kept.seen else Seen()
 
     def _write(
@@ -189,30 +193,33 @@ class EtcdStore(RuledStore):
             The number of the write; or 0, and what the keys are instead.
         """
         bound, puts = self._bind(changes, deadline)
-        before = {key: self._kept.get(key) for key in bound}
+        before = {what: self._kept.get(what) for what in bound}
         # Before it is sent: whatever happens from here on, somebody will see to their end.
         self._kept.update(bound)
         body = self._keys.transaction(view, changes, puts)
         reply = self._gateway.call("kv/txn", body, deadline, repeatable=not changes)
         if not reply.get("succeeded"):
-            for key, kept in bound.items():
-                self._restore(key, kept, before[key])
+            for what, kept in bound.items():
+                self._restore(what, kept, before[what])
             return 0, self._views(view, reply, deadline)
         revision = int(reply["header"]["revision"])
         number = self._fence_base + revision
         for key, entry in changes.items():
-            if key not in bound:
-                self._kept.pop(key, None)
-            elif entry is not None:
-                kept = bound[key]
+            stood = view[key].entry
+            if stood is not None and (key, stood.name) not in bound:
+                self._forget(key, stood.name)
+            if entry is not None and entry.kept:
+                name = entry.name
+                kept = bound[key, name]
                 kept.seen = Seen(numbered(entry, number), revision, kept.lease_id)
+                self._written[key] = name
         return number, {}
 
     def _bind(
         self, changes: Mapping[str, Entry | None], deadline: float
-    ) -> tuple[dict[str, Kept], dict[str, dict[str, Any]]]:
+    ) -> tuple[dict[tuple[str, str], Kept], dict[str, dict[str, Any]]]:
         """Find each new entry an etcd lease: what will be kept, and the operations of the puts."""
-        bound: dict[str, Kept] = {}
+        bound: dict[tuple[str, str], Kept] = {}
         puts: dict[str, dict[str, Any]] = {}
         for key, entry in changes.items():
             if entry is None:
@@ -221,23 +228,28 @@ class EtcdStore(RuledStore):
                 lease, prolonged = self._leases.kept(entry.ttl, deadline)
                 if prolonged:
                     self._expire_overdue(deadline)
-                record = entry.record(key)
                 until = self._clock.now() + entry.ttl
-                bound[key] = Kept(record.token if record else "", until, lease.id)
+                bound[key, entry.name] = Kept(until, lease.id)
             else:
                 lease = self._leases.passing(entry.ttl, deadline)
             slack = lease.ends_at - self._clock.now() - entry.ttl
             puts[key] = self._keys.put(key, entry, lease.id, slack)
         return bound, puts
 
-    def _restore(self, key: str, ours: Kept, before: Kept | None) -> None:
+    def _restore(self, what: tuple[str, str], ours: Kept, before: Kept | None) -> None:
         """Nothing was written after all."""
-        if self._kept.get(key) is not ours:
+        if self._kept.get(what) is not ours:
             return  # another thread has bound it since
         if before is None:
-            del self._kept[key]
+            del self._kept[what]
         else:
-            self._kept[key] = before
+            self._kept[what] = before
+
+    def _forget(self, key: str, name: str) -> None:
+        """It isn't this process's to end any more."""
+        self._kept.pop((key, name), None)
+        if self._written.get(key) == name:
+            self._written.pop(key, None)
 
     def _read(
         self, keys: Sequence[str], deadline: float
@@ -293,7 +305,7 @@ class EtcdStore(RuledStore):
             return True
         if not entry.kept or (change is not None and not same_ttl(entry.ttl, change.ttl)):
             return change is None
-        if kept := self._kept.get(key):
+        if kept := self._kept.get((key, record.token)):
             kept.until = self._clock.now() + entry.ttl
         return self._is_alive(seen.lease_id, alive, deadline) or change is None
 
@@ -322,22 +334,24 @@ class EtcdStore(RuledStore):
         own = os.getpid()
         for lease in leases:
             if lease.process != own:
-                self._kept.pop(lease.key, None)
-                self._kept.pop(lease.claim_key, None)
+                self._forget(lease.key, str(lease.token))
+                self._forget(lease.claim_key, lease.token.task)
 
     def _expire_overdue(self, deadline: float) -> None:
         """Delete what this process has bound to a living etcd lease, and renews no more."""
         now = self._clock.now()
-        for key, kept in list(self._kept.items()):
-            if now < kept.until:
-                continue
+        everything = list(self._kept.items())
+        overdue = [(what, kept) for what, kept in everything if now >= kept.until]
+        # Also one that no new key is bound to any more, as long as one of its keys is renewed.
+        alive = {kept.lease_id for _, kept in everything if now < kept.until} if overdue else set()
+        for (key, name), kept in overdue:
             try:
-                if self._leases.is_kept(kept.lease_id):
-                    self._apply(rules.expire(key, kept.name), self._left(deadline))
+                if kept.lease_id in alive or self._leases.is_kept(kept.lease_id):
+                    self._apply(rules.expire(key, name), self._left(deadline))
             except StoreError:
                 return  # the next heartbeat tries again
-            if self._kept.get(key) is kept:
-                del self._kept[key]
+            if self._kept.get((key, name)) is kept:
+                self._forget(key, name)
 
     def _left(self, deadline: float) -> float:
         return max(0.0, deadline - self._clock.now())

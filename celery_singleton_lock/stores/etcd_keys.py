@@ -31,13 +31,11 @@ class Kept:
     """A key that this process has bound, or may have bound, to an etcd lease that it keeps alive.
 
     Attributes:
-        name: The lease's token, or the claim's task.
         until: When its time is over unless it is renewed, on the clock.
         lease_id: What it is bound to.
         seen: What stands there; None while nobody knows.
     """
 
-    name: str
     until: float
     lease_id: int
     seen: Seen | None = None

@@ -7,15 +7,15 @@ time is over: once per as many writes as the last one held. So each write costs 
 there is about as much to delete as there is alive, at most.
 
 Threads
-    The thread starts with the first key that is watched. ``kept`` is changed by single steps of the
-    interpreter, on any thread.
+    The thread starts with the first key that is watched. What is watched is changed by single steps
+    of the interpreter, on any thread.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.sessions import Session
 from celery_singleton_lock.stores.znodes import BUCKETS, Seen
 
-__all__ = ["Janitor", "Kept"]
+__all__ = ["Janitor", "Kept", "Watched"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -40,18 +40,21 @@ class Kept:
     """A node that lives with a session of this process, or may.
 
     Attributes:
-        name: The lease's token, or the claim's task.
         ttl: Seconds, as long as the server allows.
         until: When its time is over unless it is renewed, on the clock.
         session: Its session.
         expected: What stood in the keys of its operation afterwards, and the buckets' versions.
     """
 
-    name: str
     ttl: float
     until: float
     session: Session
     expected: tuple[dict[str, Seen], dict[str, int]] | None = None
+
+
+#: By key and name (the lease's token, or the claim's task): another acquire of a key may have had
+#: no answer while a lease of this process stands there, and neither may be forgotten for the other.
+Watched = dict[tuple[str, str], Kept]
 
 
 def _is_lasting(seen: Seen) -> bool:
@@ -74,7 +77,9 @@ class Janitor:
         expire: Callable[[str, str], None],
         sweep: Callable[[int], int],
     ) -> None:
-        self.kept: dict[str, Kept] = {}
+        self.kept: Watched = {}
+        # By key, the name that it was written for last, of what was answered.
+        self._written: dict[str, str] = {}
         self._clock = clock
         self._expire = expire
         self._sweep = sweep
@@ -85,34 +90,41 @@ class Janitor:
         self._turn: Any = native.allocate_lock()  # of the one thread; never given back
         self._closed = False
 
-    def watch(self, kept: Mapping[str, Kept]) -> dict[str, Kept | None]:
+    def watch(self, kept: Watched) -> dict[tuple[str, str], Kept | None]:
         """See to their end from now on; returns what was there."""
-        before = {key: self.kept.get(key) for key in kept}
+        before = {what: self.kept.get(what) for what in kept}
         self.kept.update(kept)
         if kept:
             self._ring()
         return before
 
-    def restore(self, kept: Mapping[str, Kept], before: Mapping[str, Kept | None]) -> None:
+    def restore(self, kept: Watched, before: Mapping[tuple[str, str], Kept | None]) -> None:
         """Nothing was written after all."""
-        for key, ours in kept.items():
-            old = before[key]
-            if self.kept.get(key) is not ours:
+        for what, ours in kept.items():
+            old = before[what]
+            if self.kept.get(what) is not ours:
                 continue  # another thread has written it since
             if old is None:
-                self.kept.pop(key, None)
+                self.kept.pop(what, None)
             else:
-                self.kept[key] = old
+                self.kept[what] = old
 
-    def forget(self, keys: Iterable[str]) -> None:
-        """They live with no session any more."""
-        for key in keys:
-            self.kept.pop(key, None)
+    def note(self, kept: Watched, view: dict[str, Seen], versions: dict[str, int]) -> None:
+        """They were written, and this is what stood there afterwards."""
+        for (key, name), one in kept.items():
+            one.expected = (view, versions)
+            self._written[key] = name
+
+    def forget(self, key: str, name: str) -> None:
+        """It lives with no session any more."""
+        self.kept.pop((key, name), None)
+        if self._written.get(key) == name:
+            self._written.pop(key, None)
 
     def expected(self, keys: Sequence[str]) -> tuple[dict[str, Seen], dict[str, int]] | None:
         """What stands in ``keys`` if nothing has changed since this process wrote one of them."""
         for key in keys:
-            kept = self.kept.get(key)
+            kept = self.kept.get((key, self._written.get(key, "")))
             if kept is not None and kept.expected is not None:
                 view, versions = kept.expected
                 if all(key in view and _is_lasting(view[key]) for key in keys):
@@ -163,11 +175,11 @@ class Janitor:
 
     def _clean(self) -> None:
         now = self._clock.now()
-        for key, kept in list(self.kept.items()):
+        for (key, name), kept in list(self.kept.items()):
             if now >= kept.until:
-                self._expire(key, kept.name)
-                if self.kept.get(key) is kept:
-                    self.kept.pop(key, None)
+                self._expire(key, name)
+                if self.kept.get((key, name)) is kept:
+                    self.forget(key, name)
         if self._writes >= self._writes_per_sweep:
             self._writes = 0
             self._writes_per_sweep = max(_MIN_WRITES, self._sweep(random.randrange(BUCKETS)))

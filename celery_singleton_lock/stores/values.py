@@ -93,6 +93,13 @@ class Entry:
     ttl: float
     kept: bool = False
 
+    @property
+    def name(self) -> str:
+        """What tells whose it is: a lease's token, a claim's task; empty where neither stands."""
+        if isinstance(self.value, Held):
+            return str(self.value.token)
+        return self.value.task if isinstance(self.value, Claim) else ""
+
     def record(self, key: str) -> Record | None:
         """For people; None where no lease and no claim stands."""
         value = self.value

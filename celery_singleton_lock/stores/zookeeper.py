@@ -45,7 +45,7 @@ from celery_singleton_lock.stores import rules
 from celery_singleton_lock.stores.endpoints import ClusterUrl
 from celery_singleton_lock.stores.ensemble import Ensemble, Versions, View
 from celery_singleton_lock.stores.guesses import Guesses
-from celery_singleton_lock.stores.janitor import Janitor, Kept
+from celery_singleton_lock.stores.janitor import Janitor, Kept, Watched
 from celery_singleton_lock.stores.rule import Rule, numbered, same_ttl
 from celery_singleton_lock.stores.ruled import RuledStore
 from celery_singleton_lock.stores.sessions import OPTIONS, Sessions
@@ -122,9 +122,10 @@ class ZooKeeperStore(RuledStore):
 
     def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
         reply = super().acquire(call, timeout=timeout)
-        kept = self._janitor.kept.get(reply.key) if isinstance(reply, Granted) else None
-        if isinstance(reply, Granted) and kept is not None and kept.ttl < call.ttl:
-            return replace(reply, ttl=kept.ttl)
+        if isinstance(reply, Granted):
+            kept = self._janitor.kept.get((reply.key, str(call.token)))
+            if kept is not None and kept.ttl < call.ttl:
+                return replace(reply, ttl=kept.ttl)
         return reply
 
     def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
@@ -223,13 +224,12 @@ class ZooKeeperStore(RuledStore):
         session = self._ensemble.session_for(changes, deadline)
         buckets = self._ensemble.layout.buckets(view)
         versions = {bucket: versions[bucket] for bucket in buckets if bucket in versions}
-        kept: dict[str, Kept] = {}
+        kept: Watched = {}
         for key, entry in changes.items():
             if entry is not None and entry.kept:
                 ttl = min(entry.ttl, session.timeout)
-                record = entry.record(key)
                 until = self._clock.now() + ttl
-                kept[key] = Kept(record.token if record else "", ttl, until, session)
+                kept[key, entry.name] = Kept(ttl, until, session)
         # Before it is sent: whatever happens from here on, somebody will see to their end.
         before = self._janitor.watch(kept)
         stats = self._ensemble.commit(session, view, versions, changes, deadline)
@@ -243,7 +243,7 @@ class ZooKeeperStore(RuledStore):
         view: View,
         versions: Versions,
         changes: Mapping[str, Entry | None],
-        kept: Mapping[str, Kept],
+        kept: Watched,
         stats: Sequence[Any],
     ) -> int:
         """Remember what was written, for the release that follows."""
@@ -257,22 +257,26 @@ class ZooKeeperStore(RuledStore):
         }
         changed = self._ensemble.layout.buckets(changes)
         after = {**versions, **{b: s.version for b, s in zip(changed, stats, strict=True)}}
-        for one in kept.values():
-            one.expected = (now_there, after)
-        self._janitor.forget([key for key in changes if key not in kept])
+        for key in changes:
+            before = view[key].entry
+            if before is not None and before.kept and (key, before.name) not in kept:
+                self._janitor.forget(key, before.name)
+        self._janitor.note(kept, now_there, after)
         self._janitor.count(sum(entry is not None and not entry.kept for entry in changes.values()))
         return number
 
     def _prolong(self, lease: Lease) -> None:
         """The janitor shall wait longer for a lease that was renewed, and for its claim."""
-        for key, name in ((lease.key, str(lease.token)), (lease.claim_key, lease.token.task)):
-            kept = self._janitor.kept.get(key)
-            if kept is not None and kept.name == name:
-                kept.until = self._clock.now() + kept.ttl
+        for kept in self._kept_of([lease]):
+            kept.until = self._clock.now() + kept.ttl
 
     def _kept_of(self, leases: Sequence[Lease]) -> list[Kept]:
-        keys = [key for lease in leases for key in (lease.key, lease.claim_key)]
-        return [kept for key in keys if (kept := self._janitor.kept.get(key)) is not None]
+        both = [
+            what
+            for lease in leases
+            for what in ((lease.key, str(lease.token)), (lease.claim_key, lease.token.task))
+        ]
+        return [kept for what in both if (kept := self._janitor.kept.get(what)) is not None]
 
     # --- what the janitor does -------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease, Phase
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
     Acquire,
@@ -382,6 +382,68 @@ def test_round_trips_to_etcd(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch)
         calls.clear()
         assert give(store, key, token) is Released.RELEASED
         assert calls == ["kv/txn"]
+
+
+def test_of_two_acquires_without_an_answer_neither_is_kept_for_ever_in_etcd(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(EtcdStore(etcd.url("unknown"))) as store:
+        key, neighbour, neighbours = new_key(), new_key(), new_token()
+        ask(store, neighbour, neighbours, ttl=3.0)
+        call, carried_out = store._gateway.call, [True, False]
+
+        def unanswered(path: str, *args: Any, **kwargs: Any) -> Any:
+            if path != "kv/txn" or carried_out.pop(0):
+                reply = call(path, *args, **kwargs)
+            if path == "kv/txn":
+                raise StoreUnavailable("the reply was lost")
+            return reply
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store._gateway, "call", unanswered)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    ask(store, key, new_token(), ttl=3.0)
+        assert store.inspect(key) is not None
+        ends_beside(store, key, lease_of(neighbour, neighbours, 3.0))
+
+
+def test_what_nobody_renews_ends_in_etcd_though_new_keys_are_bound_elsewhere(
+    etcd: EtcdCluster,
+) -> None:
+    with closing(EtcdStore(etcd.url("elsewhere"))) as store:
+        key, neighbour, neighbours = new_key(), new_key(), new_token()
+        ask(store, neighbour, neighbours, ttl=3.0)
+        ask(store, key, new_token(), ttl=3.0)
+        ask(store, new_key(), new_token(), ttl=30.0)
+        gone = {"ID": store._leases._kept[30].id}
+        deadline = SystemClock().now() + TIMEOUT
+        store._gateway.call("lease/revoke", gone, deadline, repeatable=True)
+        assert isinstance(ask(store, new_key(), new_token(), ttl=30.0), Granted)
+        ends_beside(store, key, lease_of(neighbour, neighbours, 3.0))
+
+
+def ends_beside(store: Store, key: str, neighbour: Lease) -> None:
+    """``key`` ends, though a neighbour that shares its etcd lease is renewed."""
+
+    def ended() -> bool:
+        assert store.renew([neighbour], timeout=TIMEOUT) == [Renewal.RENEWED]
+        return store.inspect(key) is None
+
+    wait_until(ended, "it ends", timeout=3 + GRANULARITY)
+
+
+def test_an_acquire_without_an_answer_leaves_zookeepers_janitor_the_lease_that_stands(
+    zookeeper: ZooKeeperEnsemble,
+) -> None:
+    with closing(ZooKeeperStore(zookeeper.url("unknown"))) as store:
+        key = new_key()
+        ask(store, key, new_token(), ttl=3.0)
+        call = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=3.0)
+        with pytest.raises(StoreUnavailable):
+            store.acquire(call, timeout=0)
+        wait_until(lambda: not store._janitor.kept, "the janitor has done", timeout=10)
+        assert store.inspect(key) is None
 
 
 def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> None:

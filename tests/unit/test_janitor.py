@@ -11,6 +11,7 @@ import pytest
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.stores.janitor import Janitor, Kept
+from tests.harness.deliveries import wait_until
 
 SOON = 5.0
 
@@ -20,18 +21,18 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = SystemClock()
-        self.expired: list[str] = []
+        self.expired: list[tuple[str, str]] = []
         self.heard = threading.Event()
         self.janitor = Janitor(self.clock, self.expire, lambda bucket: 0)
 
     def expire(self, key: str, name: str) -> None:
-        self.expired.append(key)
+        self.expired.append((key, name))
         self.heard.set()
 
-    def watch(self, key: str) -> None:
+    def watch(self, key: str, name: str = "name") -> None:
         """A lease whose time is over already."""
-        overdue = Kept("name", 1.0, self.clock.now(), cast(Any, None))
-        self.janitor.watch({key: overdue})
+        overdue = Kept(1.0, self.clock.now(), cast(Any, None))
+        self.janitor.watch({(key, name): overdue})
 
 
 def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_first(
@@ -48,7 +49,7 @@ def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_fir
     bench.watch("second")
     assert bench.heard.wait(SOON)
     bench.janitor.close()
-    assert bench.expired[0] == "first"
+    assert bench.expired[0] == ("first", "name")
 
 
 def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +66,18 @@ def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.Monkey
     bench.janitor.close()
     one.join(SOON)
     assert not one.is_alive()
-    assert sorted(bench.expired) == ["first", "second"]
+    assert sorted(bench.expired) == [("first", "name"), ("second", "name")]
+
+
+def test_a_key_is_expired_for_each_who_may_have_written_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Callable[[], None]] = []
+    monkeypatch.setattr(native, "start_new_thread", lambda run, name: started.append(run))
+    bench = Bench()
+    bench.watch("key", "first")
+    bench.watch("key", "second")
+    janitor = threading.Thread(target=started[0], daemon=True)
+    janitor.start()
+    wait_until(lambda: len(bench.expired) == 2, "both were", timeout=SOON)
+    bench.janitor.close()
+    janitor.join(SOON)
+    assert sorted(bench.expired) == [("key", "first"), ("key", "second")]
