@@ -149,7 +149,8 @@ class Gateway:
             failure = _failure(exc)
             clean = failure.is_refusal
             raise failure from exc
-        except (requests.RequestException, ValueError) as exc:
+        except (OSError, ValueError) as exc:
+            # requests' own are an OSError, and so is a certificate's file that isn't there.
             raise _Failure(str(exc), was_sent=True) from exc
         finally:
             if clean:
