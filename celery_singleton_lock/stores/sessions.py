@@ -247,6 +247,7 @@ class Sessions:
         for key, session in list(self._sessions.items()):
             if len(self._sessions) <= _MAX_SESSIONS:
                 return
-            if key[1] and session is not newest and not self._is_used(session):
-                del self._sessions[key]
+            is_spare = key[1] and session is not newest and not self._is_used(session)
+            # Of two threads that find it, one has it to close.
+            if is_spare and self._sessions.pop(key, None) is session:
                 session.close()

@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.endpoints import ClusterUrl
-from celery_singleton_lock.stores.sessions import OPTIONS, Session
+from celery_singleton_lock.stores.sessions import OPTIONS, Session, Sessions
 from celery_singleton_lock.testing.server import free_port
 
 
@@ -32,3 +32,25 @@ def test_a_session_whose_threads_could_not_be_started_is_started_by_the_next_cal
         session.start(clock.now() + 0.05)
     assert session.client.handler.running
     session.close()
+
+
+def test_a_spare_session_that_two_threads_find_is_ended_by_one() -> None:
+    url = ClusterUrl.parse(f"zk://127.0.0.1:{free_port()}", port=2181, known=OPTIONS)
+    clock = SystemClock()
+    asked: list[Session] = []
+
+    def is_used(session: Session) -> bool:
+        asked.append(session)
+        if len(asked) == 1:  # the other thread comes now
+            sessions._close_spare(sessions.all()[-1])
+        return False
+
+    sessions = Sessions(url, clock, is_used)
+    for ttl in range(10, 19):
+        assert not asked
+        with pytest.raises(StoreUnavailable):  # nobody listens there
+            sessions.of_ttl(ttl, clock.now())
+    left = sessions.all()
+    sessions.close()
+    assert asked
+    assert len(left) == 8
