@@ -1,11 +1,12 @@
 """The ZooKeeper sessions of one process: one per ttl, for an ephemeral node dies with its session.
 
 Promises
-    Requests end within their time. What kazoo still has in its queue then is sent later, in order:
-    an acquire that timed out is followed by its release. A member that has gone silent is hung up
-    on, so that kazoo goes to the next one instead of waiting for two thirds of the session. One
-    that is silent when a session comes to it is left as soon: kazoo would wait for the session's
-    third (for all of it, where no packet arrives), and by then its leases are lost.
+    Requests end within their time. What kazoo still has in its queue then is sent later, in the
+    order of each session: who must know that nothing comes any more writes behind it. A member that
+    has gone silent is hung up on, so that kazoo goes to the next one instead of waiting for two
+    thirds of the session. One that is silent when a session comes to it is left as soon: kazoo
+    would wait for the session's third (for all of it, where no packet arrives), and by then its
+    leases are lost.
 
 States of a session here::
 
@@ -37,6 +38,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Auth
+from kazoo.protocol.states import KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from celery_singleton_lock.core.clock import Clock
@@ -116,6 +118,11 @@ class Session:
             return read_timeout, connect_timeout
 
         connection._connect = note_timeout
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is sent by it any more, for good."""
+        return self.client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 
     def start(self, deadline: float) -> None:
         """Wait for the server's answer; kazoo goes on trying if it doesn't come in time.

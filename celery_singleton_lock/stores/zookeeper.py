@@ -281,6 +281,11 @@ class ZooKeeperStore(RuledStore):
     # --- what the janitor does -------------------------------------------------------------------
 
     def _expire(self, key: str, name: str) -> None:
+        kept = self._janitor.kept.get((key, name))
+        if kept is not None and kept.expected is None and not kept.session.is_over:
+            # Its session may have it in the queue still, and looking is another session's: once
+            # this write has arrived, that one has, too.
+            self._ensemble.prove_alive({kept.session}, self._clock.now() + _OPERATOR_TIMEOUT)
         self._apply(rules.expire(key, name), _OPERATOR_TIMEOUT)
 
     def _sweep(self, number: int) -> int:

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from kazoo.protocol.connection import ConnectionDropped
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
@@ -443,6 +444,43 @@ def test_an_acquire_without_an_answer_leaves_zookeepers_janitor_the_lease_that_s
         with pytest.raises(StoreUnavailable):
             store.acquire(call, timeout=0)
         wait_until(lambda: not store._janitor.kept, "the janitor has done", timeout=10)
+        assert store.inspect(key) is None
+
+
+def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
+    # Sessions last 8 s, so a ttl of 2 s is over before the session is.
+    with (
+        ZooKeeperEnsemble(1, tick=4.0) as ensemble,
+        closing(ZooKeeperStore(ensemble.url("late"))) as store,
+    ):
+        key, token = new_key(), new_token()
+        ask(store, key, token, ttl=2.0)
+        give(store, key, token)
+        deadline = SystemClock().now() + 30
+        common = store._ensemble.sessions.common(deadline)
+        for path in store.buckets:  # else the write would fail for want of one
+            common.client.ensure_path(path)
+        session = store._ensemble.sessions.of_ttl(2.0, deadline)
+        connection, away = session.client._connection, [True]
+        connect = connection._connect
+
+        def connect_later(*args: Any) -> Any:
+            if away:
+                raise ConnectionDropped("not yet")
+            return connect(*args)
+
+        connection._connect = connect_later
+        session._hang_up()
+        wait_until(lambda: not session.client.connected, "it has lost its connection")
+        call = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=2.0)
+        with pytest.raises(StoreUnavailable):
+            store.acquire(call, timeout=0.1)
+        time.sleep(3)  # longer than its ttl
+        away.clear()
+        wait_until(lambda: session.client.connected, "it is connected again")
+        wait_until(lambda: not store._janitor.kept, "the janitor has done", timeout=10)
+        behind = session.client.set_async(store._ensemble.layout.clock, b"")
+        session.collect([behind], SystemClock().now() + 5)
         assert store.inspect(key) is None
 
 
