@@ -44,7 +44,7 @@ class Terminated(BaseException):
 class _Gun:
     """Whether a fault may strike.
 
-    Beside the keeper's thread, Python may call a signal's handler late: behind the block that it was
+    Beside the keeper's thread, Python may call a handler late: behind the block that it was
     meant for, or in the midst of the next one.
     """
 
