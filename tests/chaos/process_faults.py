@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tests.chaos.schedule import Fault
 from tests.chaos.site import Post, Site, now, signal_all, stopped
 from tests.harness.deliveries import wait_until
-from tests.harness.processes import is_running
+from tests.harness.processes import Process, is_running
 from tests.harness.worker import CeleryWorker
 
 #: Seconds a shutdown may take: the longest body, a redelivery, a slow machine.
@@ -142,7 +142,7 @@ def _shut_down(
         worker.wait(_LONGEST_SHUTDOWN)
     except AssertionError:
         patience = f"not within {_LONGEST_SHUTDOWN:g} s"
-        text = f"the {how} shutdown of {worker.name}; it is at:\n{_stack(worker)}"
+        text = f"the {how} shutdown of {worker.name}; it is at:\n{stacks(worker)}"
         site.history.write("never-ends", text=text)
     pids = sorted({*pids, *worker.group()})
     worker.kill_group()
@@ -153,12 +153,14 @@ def _shut_down(
     site.start_worker(post, soft=next_soft)
 
 
-def _stack(worker: CeleryWorker) -> str:
+def stacks(worker: Process) -> str:
     """Where the parent's threads are, as Celery prints it on SIGUSR1; empty if it can't."""
     before = len(worker.lines)
     worker.send_signal(signal.SIGUSR1)
     try:
-        worker.wait_for_log("LOCAL VARIABLES", timeout=10, since=before)
+        # It is printed thread by thread. Celery's handler, which does that, runs in the main one,
+        # so its own frame is the last of the stack that says what the worker is at.
+        worker.wait_for_log(r" in cry$", timeout=10, since=before)
     except AssertionError:
         return ""
     return "\n".join(worker.lines[before:])

@@ -20,13 +20,14 @@ import pytest
 from tests.chaos.bodies import bodies
 from tests.chaos.history import VARIABLE, History
 from tests.chaos.pictures import draw
+from tests.chaos.process_faults import stacks
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.chaos.resource import Resource
 from tests.chaos.schedule import SORTS, Lane, sorts_for, timetable
 from tests.chaos.verdict import Kind as What
 from tests.chaos.verdict import Violation
 from tests.harness.journal import Record
-from tests.harness.processes import ROOT
+from tests.harness.processes import ROOT, Process
 
 
 def test_the_resource_refuses_what_is_older_than_the_newest_it_has_seen(tmp_path: Path) -> None:
@@ -237,6 +238,34 @@ def test_a_change_of_the_server_cuts_the_connections_to_the_old_one() -> None:
             client.sendall(b"two\n")
             assert answer(client) == b"two\n"
         assert other.heard == [b"two\n"]
+
+
+# What a worker that doesn't end is at.
+
+
+def test_the_stacks_of_a_worker_are_read_to_the_end_of_the_main_thread() -> None:
+    """They come thread by thread, and only the main one's says what the worker waits for."""
+    hanging = textwrap.dedent("""
+        import signal, threading, time
+        from celery.utils.debug import cry
+        def cry_handler(*args):
+            first, mark, rest = cry().partition("LOCAL VARIABLES")
+            print(first + mark, flush=True)
+            time.sleep(0.5)
+            print(rest, flush=True)
+        def wait_for_children():
+            print("ready.", flush=True)
+            time.sleep(60)
+        threading.Thread(target=time.sleep, args=(60,), name="pulse", daemon=True).start()
+        signal.signal(signal.SIGUSR1, cry_handler)
+        wait_for_children()
+    """)
+    worker = Process([sys.executable, "-c", hanging]).start()
+    try:
+        worker.wait_for_log("ready.")
+        assert "in wait_for_children" in stacks(worker).partition("MainThread")[2]
+    finally:
+        worker.kill_group()
 
 
 # The pictures.
