@@ -9,6 +9,7 @@
     LOSE_REPLIES   with ``probability``, a request is executed, its reply swallowed, the connection
                    cut
     REFUSE         connections are closed as they come
+    FORGET         a reply waits until its connection has asked for something more
 
 No connection outlives the server that it led to, nor a change of the server.
 """
@@ -35,6 +36,7 @@ class Kind(StrEnum):
     SLOW = auto()
     LOSE_REPLIES = auto()
     REFUSE = auto()
+    FORGET = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +143,10 @@ class Proxy:
                 return
             from_there, there = await asyncio.open_connection("127.0.0.1", self._target)
             self._open.add(there)
+            asked = asyncio.Event()
             ways = {
-                asyncio.ensure_future(self._carry(reader, there, replies=False)),
-                asyncio.ensure_future(self._carry(from_there, writer, replies=True)),
+                asyncio.ensure_future(self._carry(reader, there, asked, replies=False)),
+                asyncio.ensure_future(self._carry(from_there, writer, asked, replies=True)),
             }
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -161,11 +164,21 @@ class Proxy:
             self._serving.discard(task)
 
     async def _carry(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        asked: asyncio.Event,
+        *,
+        replies: bool,
     ) -> None:
-        """One direction, until it ends."""
+        """One direction, until it ends; ``asked`` is set by each request."""
         try:
             while data := await source.read(_CHUNK_BYTES):
+                if not replies:
+                    asked.set()
+                elif self._mode.kind is Kind.FORGET:
+                    asked.clear()
+                    await asked.wait()  # or the end of the connection
                 await self._pass(replies)
                 sink.write(data)
                 await sink.drain()
