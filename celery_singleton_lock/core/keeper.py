@@ -14,7 +14,7 @@ Does not promise
 
 States of a lease here::
 
-    add() -> renewing --"not yours"----------------------> lost (expired, replaced)
+    add() -> renewing --"not yours"----------------------> lost (gone, replaced)
                |  ^ \\--no answer--> retrying --deadline--> lost (unreachable)
                |  +--------answer-------/
                +--"dying"--> gone: the worker parent has told the outcome, and ends this process
@@ -42,7 +42,7 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.entry import Entry, note_renewed
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.lease import Lease, Loss, LossReason
+from celery_singleton_lock.core.lease import Lease, Loss, LossReason, reason_of_loss
 from celery_singleton_lock.core.pace import MAX_TIMEOUT, patience, timeout_for
 from celery_singleton_lock.core.store import Renewal, Store, StreamingStore
 from celery_singleton_lock.errors import StoreError
@@ -282,8 +282,8 @@ class Keeper:
         elif reply is Renewal.SILENT:
             entry.postpone("its part of the store doesn't answer", self._clock.now())
         else:
-            reason = LossReason.REPLACED if reply is Renewal.REPLACED else LossReason.EXPIRED
-            self._lose(entry, reason, "the store has it no more")
+            reason, detail = reason_of_loss(entry.lease, reply is Renewal.REPLACED)
+            self._lose(entry, reason, detail)
 
     def _declare_overdue(self) -> None:
         now = self._clock.now()
@@ -307,7 +307,8 @@ class Keeper:
     def _lose(self, entry: Entry, reason: LossReason, detail: str) -> None:
         lease = entry.lease
         if self._entries.pop(id(lease), None) is None:
-            return
+            return  # released meanwhile, and that thread reports how it ended
+        lease.reported = True
         lease.loss = Loss(reason=reason, at=min(self._clock.now(), lease.deadline), detail=detail)
         lease.end()
         # The body first: it may be writing. Telling of it can wait.

@@ -34,6 +34,7 @@ __all__ = [
     "SharedDeadline",
     "Token",
     "drift",
+    "reason_of_loss",
     "trust_of",
 ]
 
@@ -91,9 +92,10 @@ class Phase(StrEnum):
 
 
 class LossReason(StrEnum):
-    EXPIRED = "expired"
-    REPLACED = "replaced"
-    UNREACHABLE = "unreachable"
+    EXPIRED = "expired"  # its time was over before this process renewed it
+    GONE = "gone"  # the store no longer had it, though its time was not over
+    REPLACED = "replaced"  # another holder had the key
+    UNREACHABLE = "unreachable"  # the store did not answer until its time was over
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -240,6 +242,23 @@ class Loss:
     detail: str = ""
 
 
+def reason_of_loss(lease: Lease, replaced: bool) -> tuple[LossReason, str]:
+    """Why the store no longer has ``lease``, and the detail for people.
+
+    Args:
+        lease: A renewal or a release did not find it.
+        replaced: Whether its key is held by another.
+    """
+    if replaced:
+        return LossReason.REPLACED, "another holder has the key in the store"
+    if lease.clock.now() >= lease.deadline:
+        return LossReason.EXPIRED, f"it was not renewed for its ttl of {lease.ttl:g} s"
+    return LossReason.GONE, (
+        "the store no longer has it: released by an operator, evicted, flushed, restarted without "
+        "its data, or failed over to a replica that lacks it"
+    )
+
+
 class SharedDeadline(Protocol):
     """Where a holder and its worker parent, which renews the lease too, tell each other of it."""
 
@@ -276,7 +295,8 @@ class Lease:
     claim_key: str = ""  # of the claim that is renewed with it, if any
     trusted: float = 1.0  # share of the ttl that the store's answer vouches for
     loss: Loss | None = None
-    released: bool = False
+    released_at: float | None = None  # when its release was first sent, on ``clock``
+    reported: bool = False  # whether an event has said how it ended
     shared: SharedDeadline | None = field(default=None, repr=False)
     process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
     # What a store sends of the token with each renewal, where it keeps that ready.
@@ -304,6 +324,11 @@ class Lease:
         if self.shared is None:
             return self.valid_until
         return max(self.valid_until, self.shared.heard())
+
+    @property
+    def released(self) -> bool:
+        """Whether its holder has given it back."""
+        return self.released_at is not None
 
     def renewed(self, until: float) -> None:
         """The store has it: what it answered vouches for it ``until`` then, on ``clock``."""

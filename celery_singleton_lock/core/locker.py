@@ -32,9 +32,9 @@ from celery_singleton_lock.core.keeper import Keeper, timeout_for
 from celery_singleton_lock.core.lease import (
     Lease,
     Loss,
-    LossReason,
     SharedDeadline,
     Token,
+    reason_of_loss,
     trust_of,
 )
 from celery_singleton_lock.core.store import (
@@ -45,14 +45,19 @@ from celery_singleton_lock.core.store import (
     Release,
     Released,
     Store,
+    Trace,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-__all__ = ["Locker"]
+__all__ = ["Locker", "was_lost"]
 
 # Seconds after an acquire for which its connection counts as one that stands. Idle for longer, it
 # may have been cut; and whose body took longer doesn't notice a round trip.
 _FRESH: Final = 1.0
+_UNKNOWN: Final = (
+    "the reply to the release did not come, and the store no longer had the lease when it was sent "
+    "again: it was released by the first, or had been lost before it; the store does not say which"
+)
 
 
 class Ledger(Protocol):
@@ -148,31 +153,29 @@ class Locker:
         if lease.process != os.getpid():
             return None  # a fork of the holder leaves the block: the lease is its parent's
         # First of all: if the store never hears of the release, nobody may go on renewing.
-        renewed = self._keeper.discard(lease)
-        lease.released = True
+        self._keeper.discard(lease)
+        now = self.clock.now()
+        # A soft time limit, or SIGTERM, may have interrupted an earlier call of this.
+        unheard, lease.released_at = lease.released_at, lease.released_at or now
         try:
             reply, resent = self._release(call, timeout_for(lease.ttl))
         except StoreError as exc:
-            self._tell(EventName.RELEASE_FAILED, lease, error=str(exc), frees_in=lease.ttl)
+            self._report_failed(lease, str(exc), frees_in=lease.ttl)
             return None
         self._strike(lease.token)
-        if reply is Released.RELEASED or (resent and reply is Released.NOT_OURS):
-            self._tell_released(lease)
-            return Released.RELEASED
-        if renewed is not None:
-            self._tell_lost(lease, reply)
+        self._report_end(lease, call, reply, now if resent and unheard is None else unheard)
         return reply
 
     def give_back(self, lease: Lease, call: Release) -> None:
-        """As :meth:`release`, where nobody needs the reply: it is waited for only if it has to be.
+        """As :meth:`release`, for a caller that needs no reply: mostly it is not waited for.
 
-        RELEASED is told when it is sent; should it be lost, and made again in vain, RELEASE_FAILED
-        is told later, on another thread or in another task. The ledger keeps the lease until the
-        store has confirmed that it is free: should this process die before, its parent frees it.
+        Where RELEASED is observed the reply is waited for, because nothing else says that the lease
+        was still ours. Elsewhere its reply, and with it a loss, is observed later: on another
+        thread or in another task. The ledger keeps the lease until the store has confirmed that it
+        is free: should this process die before, its parent frees it.
         """
         try:
-            if self._post(lease, call):
-                self._tell_released(lease)
+            if not self._events.hears(EventName.RELEASED) and self._post(lease, call):
                 return
         except BaseException:
             # A soft time limit, or SIGTERM. If it was about to be sent, the keeper will hear of it.
@@ -182,26 +185,30 @@ class Locker:
 
     def _post(self, lease: Lease, call: Release) -> bool:
         """Whether the release was sent, and will be heard of."""
-        store = self._posting
-        age = self.clock.now() - lease.acquired_at
+        store, now = self._posting, self.clock.now()
+        age = now - lease.acquired_at
         if store is None or age > _FRESH or lease.lost or lease.process != os.getpid():
             return False
         if not self._keeper.let_go(lease, store.collect):
             return False
-        lease.released = True
-        heard = partial(self._heard, lease)
+        lease.released_at = now
+        heard = partial(self._heard, lease, call, now)
         if store.post(call, timeout=timeout_for(lease.ttl), heard=heard):
             self._keeper.sent(lease, store.collect)
             return True
         self._keeper.confirmed(lease)
+        lease.released_at = None  # nothing has left this process
         return False
 
-    def _heard(self, lease: Lease, error: StoreError | None) -> None:
+    def _heard(
+        self, lease: Lease, call: Release, sent: float, outcome: Released | StoreError, resent: bool
+    ) -> None:
         self._keeper.confirmed(lease)
-        if error is None:
-            self._strike(lease.token)
-        else:
-            self._tell(EventName.RELEASE_FAILED, lease, error=str(error), frees_in=lease.ttl)
+        if isinstance(outcome, StoreError):
+            self._report_failed(lease, str(outcome), frees_in=lease.ttl)
+            return
+        self._strike(lease.token)
+        self._report_end(lease, call, outcome, sent if resent else None)
 
     def forget(self, call: Acquire) -> None:
         """Release by token what ``call`` may have been granted; silent if the store is away."""
@@ -239,21 +246,49 @@ class Locker:
             # The first try may have been carried out and its reply lost: then "not ours" is ours.
             return self.store.release(call, timeout=timeout), True
 
-    def _tell_released(self, lease: Lease) -> None:
-        if self._events.hears(EventName.RELEASED):
+    def _report_end(
+        self, lease: Lease, call: Release, reply: Released, unheard: float | None
+    ) -> None:
+        """Report whether ``lease`` was released or had been lost; once, and not after its loss.
+
+        Args:
+            lease: That has ended.
+            call: Its release.
+            reply: The store's to the last try.
+            unheard: When a try without a reply was sent, on the clock; None: there was none.
+        """
+        if lease.reported:
+            return
+        if reply is Released.RELEASED:
+            lost: bool | None = False
+        else:
+            trace = self._trace(lease)
+            lost = unheard is None or was_lost(lease, call, trace, self.clock.now() - unheard)
+        if lost is None:
+            self._report_failed(lease, _UNKNOWN, frees_in=0.0)
+            return
+        lease.reported = True
+        if lost:
+            # The body may not have been alone: between two renewals the store was emptied, or an
+            # operator freed the key; or this process was stopped, and its body went on before the
+            # keeper did.
+            reason, detail = reason_of_loss(lease, trace.record is not None)
+            lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
+            self._tell(EventName.LOST, lease, reason=str(reason), detail=detail)
+        elif self._events.hears(EventName.RELEASED):
             held = self.clock.now() - lease.acquired_at
             self._tell(EventName.RELEASED, lease, held=round(held, 3))
 
-    def _tell_lost(self, lease: Lease, reply: Released) -> None:
-        """Tell of a loss that the release was the first to meet: the body may not have been alone.
+    def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
+        if not lease.reported:
+            lease.reported = True
+            self._tell(EventName.RELEASE_FAILED, lease, error=error, frees_in=frees_in)
 
-        Between two renewals the store was emptied, or an operator freed the key; or this process
-        was stopped, and its body went on before the keeper did.
-        """
-        reason = LossReason.EXPIRED if reply is Released.NOT_OURS else LossReason.REPLACED
-        detail = "the store had it no more when its body ended"
-        lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
-        self._tell(EventName.LOST, lease, reason=str(reason), detail=detail)
+    def _trace(self, lease: Lease) -> Trace:
+        try:
+            return self.store.trace(lease.key, timeout=timeout_for(lease.ttl))
+        except StoreError:
+            return Trace(record=None)
 
     def _tell(self, name: EventName, lease: Lease, **data: object) -> None:
         self._events.emit(
@@ -266,3 +301,33 @@ class Locker:
                 data=data,
             )
         )
+
+
+def was_lost(lease: Lease, call: Release, trace: Trace, elapsed: float) -> bool | None:
+    """Whether a lease that a release sent twice did not find was lost before the first try.
+
+    Args:
+        lease: Which.
+        call: Its release.
+        trace: What the store has now.
+        elapsed: Seconds between the sending of the first try and the arrival of ``trace``.
+
+    Returns:
+        None where both may be: the first try was carried out and its reply lost, or something else
+        deleted the key.
+    """
+    record = trace.record
+    if record is not None and (
+        record.token == str(call.next_token) or record.token.endswith(f"|{call.token.nonce}")
+    ):
+        return False  # what the first try made of the key: reserved, cooling, kept for a waiter
+    if trace.fence is None:
+        return None
+    if lease.fence_number is not None and trace.fence < lease.fence_number:
+        return True  # the store has forgotten the grant itself
+    if record is not None and record.fence is not None:
+        # On the store's clock. In its future, and so no evidence, where the clock was set back.
+        granted = record.fence / 1e6
+        if granted < trace.now - elapsed:
+            return True
+    return None

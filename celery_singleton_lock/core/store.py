@@ -35,6 +35,7 @@ __all__ = [
     "Renewal",
     "Store",
     "StreamingStore",
+    "Trace",
 ]
 
 
@@ -51,7 +52,7 @@ class Relation(StrEnum):
 
 class Renewal(StrEnum):
     RENEWED = "renewed"
-    EXPIRED = "expired"
+    GONE = "gone"  # the key is free: expired, deleted, or forgotten by the store
     REPLACED = "replaced"
     DYING = "dying"  # the worker parent has announced this process's end
     SILENT = "silent"  # its part of the store, or too much of it, doesn't answer
@@ -250,6 +251,22 @@ class Capabilities:
     renews_for_others: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What a store has of a lease that it no longer has under its token.
+
+    Attributes:
+        record: What is in the lease's key now; None: nothing that can be read.
+        fence: The last fence granted in the key's shard, 0 if the store remembers none; None where
+            fences say nothing of the kind.
+        now: Seconds since the epoch, on the clock whose microseconds are the fences.
+    """
+
+    record: Record | None
+    fence: int | None = None
+    now: float = float("nan")
+
+
 class Store(Protocol):
     """Where leases live."""
 
@@ -322,6 +339,10 @@ class Store(Protocol):
         """What :meth:`permit` put at each of ``keys``, in one round trip; None where nothing is."""
         ...
 
+    def trace(self, key: str, *, timeout: float) -> Trace:
+        """What is left of a lease on ``key`` that a release did not find."""
+        ...
+
     def inspect(self, key: str) -> Record | None:
         """The record of one key, None if it is free."""
         ...
@@ -347,15 +368,20 @@ class PostingStore(Store, Protocol):
     """One that can take a release without anybody waiting for its reply. Not every store can."""
 
     def post(
-        self, call: Release, *, timeout: float, heard: Callable[[StoreError | None], None]
+        self,
+        call: Release,
+        *,
+        timeout: float,
+        heard: Callable[[Released | StoreError, bool], None],
     ) -> bool:
         """Send a release; whatever the same process asks for afterwards finds it carried out.
 
         Args:
             call: As of :meth:`release`.
             timeout: Seconds to wait for each reply, should it have to be made again.
-            heard: Called once, on any thread, unless this returns False: with None when the store
-                has confirmed it, or with the error when it was made again in vain.
+            heard: Called once, on any thread, unless this returns False. Its arguments are the
+                store's reply, or the error of the last try; and whether an earlier try, of which no
+                reply came, may have been carried out.
 
         Returns:
             Whether it was sent. If not, it can only be waited for.

@@ -109,7 +109,11 @@ class ClusterStore(RedisStore):
         return reply
 
     def post(
-        self, call: Release, *, timeout: float, heard: Callable[[StoreError | None], None]
+        self,
+        call: Release,
+        *,
+        timeout: float,
+        heard: Callable[[Released | StoreError, bool], None],
     ) -> bool:
         if _stray(call.keys[0], call.claim) is not None:
             return False  # what becomes of that claim depends on the reply

@@ -1,9 +1,9 @@
 """Releases that were sent, and whose replies nobody waited for.
 
 Promises
-    Of each it is heard once how it ended. What was not confirmed is made again, in the waiting way:
-    an error reply and a connection that broke by the next call of the store, whatever that asks
-    for; all of them by `collect`, which the keeper's thread calls.
+    The caller is told once how each of them ended. A release without a reply is sent again, and its
+    reply is waited for: after an error reply or a broken connection by the next call of the store,
+    whatever that asks for; all of them by `collect`, which the keeper's thread calls.
 
 Does not promise
     Anything beyond the life of this process: what it sent before it ended is in the kernel's hands,
@@ -11,9 +11,12 @@ Does not promise
 
 States of one::
 
-    sent --its reply is read, before that of the connection's next command--> confirmed
-      |  +--an error reply, or the connection is closed--> lost --made again--> confirmed, or failed
+    sent --its reply is read, before that of the connection's next command--> ended
+      |  +--an error reply, or the connection is closed--> lost --made again--> ended
       +--collect(): nothing has come----------------------------^
+
+"Not ours" in reply to the first try says that the lease was lost before. In reply to a later one it
+may be the first that has released it: `heard` is told whether a try without a reply went before.
 
 To make a release again is harmless: it compares a token that was minted for one delivery and is
 never acquired with again, and the script leaves alone what the first one left behind.
@@ -43,32 +46,43 @@ class PostedRelease:
     Args:
         call: What was asked for.
         timeout: Seconds to wait for each reply, should it be made again.
-        heard: Called once, on any thread: with None if it was confirmed, else with the error.
+        heard: As of `PostingStore.post`.
+
+    Attributes:
+        reply: The reply to the first try, until the caller is told of it.
+        unheard: Whether a try without a reply may have been carried out.
     """
 
-    __slots__ = ("_all", "call", "heard", "timeout")
+    __slots__ = ("_all", "call", "heard", "reply", "timeout", "unheard")
 
     def __init__(
         self,
         call: Release,
         timeout: float,
-        heard: Callable[[StoreError | None], None],
+        heard: Callable[[Released | StoreError, bool], None],
         others: PostedReleases,
     ) -> None:
         self.call = call
         self.timeout = timeout
         self.heard = heard
+        self.reply: Released | None = None
+        self.unheard = False
         self._all = others
 
     def hear(self, reply: Any) -> None:
-        """Take the reply to it, or the error that came instead."""
-        if isinstance(reply, Exception):
-            self.lose()
-        else:
-            self._all.end(self, None)
+        """Take the reply to it, or the error that came instead, which says it was not done."""
+        if reply == b"released":
+            self._all.end(self, Released.RELEASED)
+            return
+        if not isinstance(reply, Exception):
+            self.reply = Released(reply.decode())
+        # A loss is reported after the call whose connection brought this reply: reporting it asks
+        # the store again.
+        self._all.lost.append(self)
 
     def lose(self) -> None:
-        """There will be no reply, or it was a bad one."""
+        """There will be no reply."""
+        self.unheard = True
         self._all.lost.append(self)
 
 
@@ -92,7 +106,10 @@ class PostedReleases:
         self.lost: deque[PostedRelease] = deque()
 
     def begin(
-        self, call: Release, timeout: float, heard: Callable[[StoreError | None], None]
+        self,
+        call: Release,
+        timeout: float,
+        heard: Callable[[Released | StoreError, bool], None],
     ) -> PostedRelease:
         """Before it is sent: whatever strikes from now on, `collect` finds it."""
         posted = PostedRelease(call, timeout, heard, self)
@@ -105,8 +122,8 @@ class PostedReleases:
         self._open.discard(posted)
         self._forget(posted)
 
-    def end(self, posted: PostedRelease, error: StoreError | None) -> None:
-        """It was confirmed, or (``error``) can't be."""
+    def end(self, posted: PostedRelease, outcome: Released | StoreError) -> None:
+        """The store has replied, or can't be asked."""
         try:
             self._open.remove(posted)
         except KeyError:
@@ -116,11 +133,17 @@ class PostedReleases:
             self._forget(self._confirmed.popleft())
         # With it goes the lease: a release that is remembered keeps alive what it compares.
         heard, posted.heard = posted.heard, _heard_already
-        heard(error)
+        heard(outcome, posted.unheard)
 
     def open(self) -> list[PostedRelease]:
         """Those of which nothing was heard."""
         return list(self._open)
+
+    def lose_all(self) -> None:
+        """Nothing was heard of those that are open, and nothing will be."""
+        for posted in self.open():
+            if posted.reply is None:
+                posted.lose()
 
     def repeat(self, longest: float = float("inf")) -> None:
         """Make again what is lost; no reply is waited for longer than ``longest`` seconds."""
@@ -132,7 +155,9 @@ class PostedReleases:
                 return  # another thread was faster
             if posted not in self._open:
                 continue
-            if error is None:
+            if posted.reply is not None:
+                self.end(posted, posted.reply)
+            elif error is None:
                 try:
                     error = self._again(posted, min(posted.timeout, longest))
                 except BaseException:
@@ -168,7 +193,8 @@ class PostedReleases:
         Raises:
             StoreError: The store refuses, or doesn't answer.
         """
-        self._release(posted.call, posted.timeout)
+        if self._release(posted.call, posted.timeout) is Released.RELEASED:
+            self.end(posted, Released.RELEASED)
 
     def _forget(self, posted: PostedRelease) -> None:
         for key in _keys_of(posted.call):
@@ -178,8 +204,9 @@ class PostedReleases:
     def _again(self, posted: PostedRelease, timeout: float) -> StoreUnavailable | None:
         for tries_left in reversed(range(_TRIES)):
             try:
-                self._release(posted.call, timeout)
+                reply = self._release(posted.call, timeout)
             except StoreUnavailable as exc:
+                posted.unheard = True
                 if not tries_left:
                     self.end(posted, exc)
                     return exc
@@ -187,12 +214,12 @@ class PostedReleases:
                 self.end(posted, exc)
                 return None
             else:
-                self.end(posted, None)
+                self.end(posted, reply)
                 return None
         raise AssertionError("unreachable")
 
 
-def _heard_already(error: StoreError | None) -> None:
+def _heard_already(outcome: Released | StoreError, unheard: bool) -> None:
     """In the place of who was told."""
 
 

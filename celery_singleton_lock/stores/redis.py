@@ -34,6 +34,7 @@ from celery_singleton_lock.core.store import (
     Release,
     Released,
     Renewal,
+    Trace,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.admission import Admissions
@@ -67,6 +68,7 @@ SETTLE_CLAIM = _Script("claims", "settle_claim")
 _FREE = _Script("free")
 _PERMIT = _Script("permit")
 _SHARDS = _Script("shards")
+_TRACE = _Script("trace")
 _CAPABILITIES: Final = Capabilities(fence=True, name="redis", renews_for_others=True)
 
 
@@ -164,7 +166,11 @@ class RedisStore(RedisOperators):
         return released
 
     def post(
-        self, call: Release, *, timeout: float, heard: Callable[[StoreError | None], None]
+        self,
+        call: Release,
+        *,
+        timeout: float,
+        heard: Callable[[Released | StoreError, bool], None],
     ) -> bool:
         if Keyspace.shard(call.keys[0]) not in self._taught:
             return False  # where nobody waits, nobody hears in time that the script is unknown
@@ -177,8 +183,13 @@ class RedisStore(RedisOperators):
 
     def collect(self, *, timeout: float) -> None:
         self._connections.collect(timeout)
-        self._posted.lost.extend(self._posted.open())
+        self._posted.lose_all()
         self._posted.repeat(timeout)
+
+    def trace(self, key: str, *, timeout: float) -> Trace:
+        value, ttl, fence, now = self._run(_TRACE, [key, Keyspace.fence(key)], [], timeout)
+        record = None if value is None else _record(key.encode(), value, ttl)
+        return Trace(record=record, fence=int(fence), now=int(now) / 1e6)
 
     def mark(
         self,

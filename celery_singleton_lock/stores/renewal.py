@@ -47,7 +47,7 @@ _UNDER_WAY: Final = 4 * _AT_ONCE
 _CLAIM_KEY: Final = attrgetter("claim_key")
 
 _RENEWALS: Final = {
-    0: Renewal.EXPIRED,
+    0: Renewal.GONE,
     -1: Renewal.REPLACED,
     2: Renewal.DYING,
 }

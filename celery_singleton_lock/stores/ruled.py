@@ -20,6 +20,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Release,
     Released,
+    Trace,
 )
 from celery_singleton_lock.stores import rules
 from celery_singleton_lock.stores.rule import Rule
@@ -91,6 +92,9 @@ class RuledStore(ABC):
 
     def last_runs(self, keys: Sequence[str], *, timeout: float = 0) -> list[str | None]:
         return self._apply(rules.last_runs(keys), timeout)[0] if keys else []
+
+    def trace(self, key: str, *, timeout: float = 0) -> Trace:
+        return Trace(record=self._apply(rules.inspect(key), timeout)[0])
 
     def inspect(self, key: str) -> Record | None:
         return self._apply(rules.inspect(key), _OPERATOR_TIMEOUT)[0]

@@ -157,7 +157,7 @@ def renew_all(leases: Sequence[Lease]) -> Rule[list[Renewal]]:
 def _renew(draft: Draft, lease: Lease) -> Renewal:
     entry = draft.get(lease.key)
     if entry is None:
-        return Renewal.EXPIRED
+        return Renewal.GONE
     value = entry.value
     if not isinstance(value, Held) or value.token != lease.token:
         return Renewal.REPLACED

@@ -127,7 +127,7 @@ def renewed(replies: Sequence[Renewal], nodes: int) -> Renewal:
         return Renewal.RENEWED
     if len(replies) - have <= nodes - majority:
         return Renewal.SILENT
-    return Renewal.REPLACED if Renewal.REPLACED in replies else Renewal.EXPIRED
+    return Renewal.REPLACED if Renewal.REPLACED in replies else Renewal.GONE
 
 
 def released(poll: Poll[Released]) -> Released | None:

@@ -96,7 +96,7 @@ def test_a_renewal_that_comes_after_the_release_leaves_the_claim_of_the_retry(
     store: Store, running: Lease
 ) -> None:
     end(store, running, Phase.RETRYING, UNIQUE_FOR)
-    assert renew(store, running) is Renewal.EXPIRED
+    assert renew(store, running) is Renewal.GONE
     assert ttl_of_claim(store, running) > 2 * TTL
 
 
@@ -110,7 +110,7 @@ def test_the_heartbeat_of_a_process_that_is_being_killed_does_not_prolong_its_cl
 
 def test_a_lost_lease_does_not_prolong_the_claim(store: Store, running: Lease) -> None:
     assert store.free(running.key, None)
-    assert renew(store, running) is Renewal.EXPIRED
+    assert renew(store, running) is Renewal.GONE
     assert ttl_of_claim(store, running) <= TTL
 
 

@@ -104,7 +104,7 @@ def test_leases_are_renewed_in_one_pipeline_per_node(store: ClusterStore, cluste
     leases = [lease_of(new_key(), new_token()) for _ in range(600)]
     for lease in leases[::2]:
         take(store, lease.key, lease.token)
-    expected = [Renewal.RENEWED, Renewal.EXPIRED] * 300
+    expected = [Renewal.RENEWED, Renewal.GONE] * 300
     assert store.renew(leases, timeout=TIMEOUT) == expected
     for node in cluster.nodes:
         with client_of(node) as client:
@@ -150,14 +150,14 @@ def test_a_posted_release_follows_its_slot(
     cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
     cluster.end_move(slot_of(key), target)
     try:
-        heard: list[StoreError | None] = []
+        heard: list[tuple[Released | StoreError, bool]] = []
         call = Release(keys=(key,), token=token)
-        assert store.post(call, timeout=TIMEOUT, heard=heard.append)
+        assert store.post(call, timeout=TIMEOUT, heard=lambda *outcome: heard.append(outcome))
         if next_one_asks:
             take(store, other)
         else:
             store.collect(timeout=TIMEOUT)
-        assert heard == [None]
+        assert heard == [(Released.RELEASED, False)]
         assert cluster.keys_in(slot_of(key), target).count(key) == 0
     finally:
         move_back(cluster, slot_of(key), target, source)
@@ -171,12 +171,14 @@ def test_a_posted_release_outlives_its_node() -> None:
         give(store, key, take(store, key))
         token = take(store, key)
         first.kill()
-        heard: list[StoreError | None] = []
+        heard: list[tuple[Released | StoreError, bool]] = []
         call = Release(keys=(key,), token=token)
-        assert store.post(call, timeout=TIMEOUT, heard=heard.append)
+        assert store.post(call, timeout=TIMEOUT, heard=lambda *outcome: heard.append(outcome))
         cluster.wait_until_promoted(key, first)
         store.collect(timeout=TIMEOUT)
-        assert heard == [None]
+        ((outcome, resent),) = heard
+        assert not isinstance(outcome, StoreError)
+        assert resent, "its node died before it replied"
         assert store.inspect(key) is None
 
 

@@ -238,7 +238,7 @@ def test_a_claim_ends_though_its_process_still_renews_the_lease_that_it_lost(
 
     def has_ended() -> bool:
         replies = store.renew([kept, lost], timeout=TIMEOUT)
-        assert replies == [Renewal.RENEWED, Renewal.EXPIRED]
+        assert replies == [Renewal.RENEWED, Renewal.GONE]
         return other.inspect(claim) is None
 
     assert other.inspect(claim) is not None

@@ -65,7 +65,7 @@ OLDER: Final = {
 _RENEW: Final = OlderScript("renew")
 _RENEWALS: Final = {
     1: Renewal.RENEWED,
-    0: Renewal.EXPIRED,
+    0: Renewal.GONE,
     -1: Renewal.REPLACED,
     2: Renewal.DYING,
 }

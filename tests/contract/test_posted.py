@@ -22,7 +22,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
     Acquire,
@@ -78,7 +78,8 @@ class Bench:
         self.url, self.store, self.raw = url, store, raw
         self.clock = clock or ManualClock()
         self.events: list[Event] = []
-        events = Events([self.events.append])
+        # As in most workers: what is released is logged at DEBUG, and no receiver is connected.
+        events = Events([self.events.append], lambda name: name is not EventName.RELEASED)
         self.keeper = Keeper(store, self.clock, events)
         self.ledger = Ledger()
         self.locker = Locker(store, self.clock, self.keeper, events, self.ledger)
@@ -154,16 +155,25 @@ whoever_notices = pytest.mark.parametrize("notices", [asks_for_another, turns])
 # --- all goes well -------------------------------------------------------------------------------
 
 
-def test_a_release_is_told_when_it_is_sent_and_confirmed_by_the_next_command(bench: Bench) -> None:
+def test_a_release_is_confirmed_by_the_next_command(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.post(lease)
-    assert bench.names() == [EventName.ACQUIRED, EventName.RELEASED]
     assert lease.lost, "what outlives the body must not take it for one that stands"
     assert len(bench.keeper) == 0
     until(lambda: bench.is_free(lease.key))
     asks_for_another(bench)
     assert not bench.is_owed(lease)
-    assert bench.names() == [EventName.ACQUIRED, EventName.RELEASED, EventName.ACQUIRED]
+    assert bench.names() == [EventName.ACQUIRED, EventName.ACQUIRED]
+
+
+def test_where_releases_are_observed_each_is_reported_once_the_store_has_confirmed_it(
+    bench: Bench,
+) -> None:
+    bench.locker._events.hears = lambda name: True
+    lease = bench.begin(new_key())
+    bench.end(lease)
+    assert bench.is_free(lease.key)
+    assert bench.names() == [EventName.ACQUIRED, EventName.RELEASED]
 
 
 def test_the_same_key_is_free_for_the_next_task_of_the_process(bench: Bench) -> None:
@@ -236,6 +246,134 @@ def test_a_connection_never_owes_more_than_one_reply(bench: Bench) -> None:
     for lease in leases:
         bench.end(lease)
     assert sum(bench.is_owed(lease) for lease in leases) <= 1
+
+
+# --- the lease was lost --------------------------------------------------------------------------
+
+
+def losses(bench: Bench) -> list[str]:
+    return [str(event.data["reason"]) for event in bench.events if event.name is EventName.LOST]
+
+
+def flushed(bench: Bench, lease: Lease) -> None:
+    bench.raw.delete(lease.key)
+
+
+def replaced(bench: Bench, lease: Lease) -> None:
+    bench.raw.delete(lease.key)
+    with closing(RedisStore(bench.url)) as other:
+        assert isinstance(ask(other, lease.key, new_token()), Granted)
+
+
+def freed(bench: Bench, lease: Lease) -> None:
+    assert bench.store.free(lease.key, str(lease.token))
+
+
+however_lost = pytest.mark.parametrize(
+    ("lose", "reason"), [(flushed, "gone"), (replaced, "replaced"), (freed, "gone")]
+)
+
+
+@whoever_notices
+@however_lost
+def test_a_loss_that_a_posted_release_meets_is_reported_once(
+    bench: Bench,
+    lose: Callable[[Bench, Lease], None],
+    reason: str,
+    notices: Callable[[Bench], None],
+) -> None:
+    lease = bench.begin(new_key())
+    lose(bench, lease)
+    bench.post(lease)
+    notices(bench)
+    bench.turn()
+    assert losses(bench) == [reason]
+    assert lease.loss is not None
+    assert lease.loss.reason == reason
+    assert EventName.RELEASE_FAILED not in bench.names()
+
+
+@however_lost
+def test_a_loss_is_reported_where_no_connection_could_take_the_release(
+    bench: Bench, lose: Callable[[Bench, Lease], None], reason: str
+) -> None:
+    lease = bench.begin(new_key())
+    lose(bench, lease)
+    bench.store._connections.close()
+    bench.end(lease)
+    assert not bench.is_owed(lease), "it was not waited for"
+    assert losses(bench) == [reason]
+
+
+def test_a_loss_before_a_connection_broke_is_reported(bench: Bench) -> None:
+    lease = bench.begin(new_key())
+    replaced(bench, lease)
+    bench.cut()
+    bench.post(lease)
+    asks_for_another(bench)
+    assert losses(bench) == ["replaced"], "the present holder began before the release"
+
+
+def test_a_lease_that_the_store_has_forgotten_was_lost_whatever_became_of_the_connection(
+    bench: Bench,
+) -> None:
+    lease = bench.begin(new_key())
+    bench.raw.flushall()
+    bench.cut()
+    bench.post(lease)
+    bench.turn()
+    assert losses(bench) == ["gone"]
+
+
+def unheard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next release be carried out, and its reply get lost with its connection."""
+    evalsha = bench.store._connections.post
+
+    def post(command: Any, timeout: float, posted: Any) -> bool:
+        bench.raw.execute_command(*command)
+        bench.cut()
+        return bool(evalsha(command, timeout, posted))
+
+    monkeypatch.setattr(bench.store._connections, "post", post)
+
+
+@whoever_notices
+def test_a_release_that_was_merely_sent_twice_is_no_loss(
+    bench: Bench, notices: Callable[[Bench], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(bench, monkeypatch)
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    notices(bench)
+    assert losses(bench) == []
+    failures = [event for event in bench.events if event.name is EventName.RELEASE_FAILED]
+    assert len(failures) == 1
+    assert "does not say which" in str(failures[0].data["error"])
+
+
+def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_since(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(bench, monkeypatch)
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    with closing(RedisStore(bench.url)) as other:
+        assert isinstance(ask(other, lease.key, new_token()), Granted)
+    bench.turn()
+    assert losses(bench) == []
+
+
+@pytest.mark.parametrize("kind", [Kind.COOLING, Kind.RESERVED])
+def test_what_a_release_sent_twice_has_made_of_the_key_says_that_it_was_carried_out(
+    bench: Bench, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(bench, monkeypatch)
+    lease = bench.begin(new_key())
+    following = lease.token.next_attempt() if kind is Kind.RESERVED else None
+    bench.end(lease, become=kind, become_ttl=60.0, next_token=following)
+    bench.turn()
+    assert losses(bench) == []
+    assert EventName.RELEASE_FAILED not in bench.names()
 
 
 # --- the connection breaks -----------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_a_renewal_says_the_same_and_is_denied_nothing_with_and_without_the_righ
             Renewal.RENEWED,
             Renewal.REPLACED,
             Renewal.REPLACED,
-            Renewal.EXPIRED,
+            Renewal.GONE,
         ]
     stats = raw.info("commandstats")
     assert {name for name in ("get", "mget") if f"cmdstat_{name}" in stats} == reads
@@ -231,7 +231,7 @@ def test_each_of_many_renewals_gets_its_own_answer(
     expected = [Renewal.RENEWED] * MANY
     for number in range(0, MANY, 7):
         raw.delete(leases[number].key)
-        expected[number] = Renewal.EXPIRED
+        expected[number] = Renewal.GONE
     answers = redis_store.renewals(leases, timeout=TIMEOUT)
     assert [*chain.from_iterable(answers)] == expected
 

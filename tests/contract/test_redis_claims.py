@@ -185,7 +185,7 @@ def test_the_claim_of_a_lease_that_is_not_renewed_is_not_either(
         claims.append(claim)
         if number % 2:
             raw.delete(key)
-    assert renew(redis_store, leases) == [Renewal.RENEWED, Renewal.EXPIRED] * 3
+    assert renew(redis_store, leases) == [Renewal.RENEWED, Renewal.GONE] * 3
     assert [raw.ttl(claim) > 60 for claim in claims] == [True, False] * 3
 
 

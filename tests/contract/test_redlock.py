@@ -493,7 +493,7 @@ def test_a_lease_is_lost_once_no_majority_has_it_and_is_written_back_nowhere(
     assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
     wait_until(lambda: nodes.holders(key) == ["", "", *[str(token)] * 3], "three have it")
     delete_on(nodes, key, 2)
-    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.EXPIRED]
+    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.GONE]
     assert nodes.holders(key) == ["", "", "", str(token), str(token)]
     put_on(nodes, key, new_token(), 0)
     assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.REPLACED]
@@ -513,7 +513,7 @@ def test_of_several_leases_each_is_answered_by_itself(
     # Of the first, three are renewed; of the second none can be; of the third, nobody knows.
     assert store.renew(leases, timeout=TIMEOUT) == [
         Renewal.RENEWED,
-        Renewal.EXPIRED,
+        Renewal.GONE,
         Renewal.SILENT,
         Renewal.DYING,
     ]

@@ -68,7 +68,7 @@ def test_a_store_that_says_so_renews_by_key_and_token_alone(two: tuple[Store, St
     # And the child goes on as if nothing had been.
     assert childs.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [Renewal.RENEWED]
     childs.free(key, None)
-    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [Renewal.EXPIRED]
+    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [Renewal.GONE]
     assert childs.inspect(key) is None
 
 

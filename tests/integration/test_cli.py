@@ -330,7 +330,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     # The body sleeps for a minute; the next heartbeat comes within ttl/3.
     [end] = journal.wait_for_ends(1, key="a", timeout=20)
     assert end.data["error"] == "LeaseInterrupt"
-    with pytest.raises(LeaseLost, match="expired"):
+    with pytest.raises(LeaseLost, match="gone"):
         first.get(timeout=20)
     pools.gate("a").touch()
     assert not is_skipped(pools.interruptible.delay("a").get(timeout=20))

@@ -302,7 +302,7 @@ def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
         journal.wait_for_starts(count, key="k")
         keys.free(key)
         journal.wait_for_ends(count, key="k")
-    with pytest.raises(LeaseLost, match="expired"):
+    with pytest.raises(LeaseLost, match="gone"):
         result.get(timeout=30)
     fences = [run.fence for run in journal.runs("k")]
     assert len(fences) == 4

@@ -121,7 +121,7 @@ def test_a_loss_is_a_warning_with_its_reason(work: Any, log: Log) -> None:
     work.delay("ann", lose=True).get()
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
     assert vars(line)["singleton_event"] == "lost"
-    assert vars(line)["singleton_data"]["reason"] == "expired"
+    assert vars(line)["singleton_data"]["reason"] == "gone"
 
 
 def test_a_loss_that_the_body_s_own_check_sees_first_is_told_and_is_its_error(
@@ -135,7 +135,7 @@ def test_a_loss_that_the_body_s_own_check_sees_first_is_told_and_is_its_error(
     result = checking.delay()
     error = result.result
     assert isinstance(error, LeaseLost)
-    assert error.reason == "expired"
+    assert error.reason == "gone"
     assert "was lost" in str(error)
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
     assert vars(line)["singleton_event"] == "lost"

@@ -119,7 +119,7 @@ def test_an_interruption_that_strikes_within_a_task_group_is_one(grouped: Celery
 
     error = grouping.delay().result
     assert isinstance(error, LeaseLost)
-    assert error.reason == "expired"
+    assert error.reason == "gone"
 
 
 @contextmanager

@@ -406,10 +406,19 @@ def test_a_lease_whose_process_is_being_killed_is_left_to_its_parent(bench: Benc
     assert len(bench.store.batches) == 1
 
 
-def test_a_freed_lease_is_lost_as_expired(bench: Bench) -> None:
+def test_a_freed_lease_is_lost_as_gone(bench: Bench) -> None:
     lease = bench.hold(ttl=60)
     bench.store.free(lease.key, None)
     bench.advance(20)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.GONE
+    assert "released by an operator" in lease.loss.detail
+
+
+def test_a_lease_whose_ttl_was_over_before_its_renewal_is_lost_as_expired(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.clock.advance(61)
+    bench.keeper.ask(lease)
     assert lease.loss is not None
     assert lease.loss.reason is LossReason.EXPIRED
 
@@ -569,7 +578,7 @@ def test_a_loss_is_told_to_the_body_first_and_then_to_the_sinks_once(bench: Benc
     (event,) = bench.events
     assert event.name is EventName.LOST
     assert (event.key, event.task, event.task_id) == (lease.key, "app.sync", "t")
-    assert event.data["reason"] == "expired"
+    assert event.data["reason"] == "gone"
 
 
 def test_a_listener_that_raises_keeps_no_other_loss_from_being_told(bench: Bench) -> None:

@@ -138,7 +138,7 @@ class StoreLife(RuleBasedStateMachine):
         [reply] = self.store.renew([lease_of(KEY, token, ttl)])
         there = self.stands()
         if there is None:
-            assert reply is Renewal.EXPIRED
+            assert reply is Renewal.GONE
         elif there.token != token or there.kind in (Kind.RESERVED, Kind.COOLING):
             assert reply is Renewal.REPLACED
         elif there.kind is Kind.DYING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Lease, drift
-from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, Record, drift
+from celery_singleton_lock.core.locker import Locker, was_lost
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
@@ -20,6 +21,7 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
     Released,
+    Trace,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -104,6 +106,25 @@ def call(ttl: float = 6, slots: tuple[str, ...] = (KEY,)) -> Acquire:
 
 def give(lease: Lease) -> Release:
     return Release(keys=(lease.key,), token=lease.token)
+
+
+TOKEN = new_token()
+
+
+def another(granted: float) -> Record:
+    """A lease of another, granted at these seconds of the store's clock."""
+    fence = int(granted * 1e6)
+    return record(Kind.LEASE, str(new_token()), fence)
+
+
+def own(kind: Kind) -> Record:
+    """What a release of TOKEN's lease turns the key into."""
+    token = TOKEN.next_attempt() if kind is Kind.RESERVED else TOKEN
+    return record(kind, str(token), 7)
+
+
+def record(kind: Kind, token: str, fence: int) -> Record:
+    return Record(key=KEY, kind=kind, token=token, fence=fence, holder=Holder(), ttl=60)
 
 
 # --- acquire -------------------------------------------------------------------------------------
@@ -258,8 +279,68 @@ def test_a_release_whose_reply_was_lost_is_sent_again(bench: Bench, carried_out:
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(carried_out, StoreUnavailable("lost"))]
-    assert bench.locker.release(lease, give(lease)) is Released.RELEASED
+    bench.locker.release(lease, give(lease))
     assert bench.nothing_is_held()
+    # This store keeps nothing that tells a release from a loss.
+    doubt = EventName.RELEASE_FAILED if carried_out else EventName.RELEASED
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED, doubt]
+
+
+class Interrupted(BaseException):
+    """A soft time limit, or SIGTERM."""
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_release_made_again_after_an_interruption_is_no_loss(
+    bench: Bench, carried_out: bool
+) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(carried_out, Interrupted())]
+    with pytest.raises(Interrupted):
+        bench.locker.release(lease, give(lease))
+    bench.locker.release(lease, give(lease))
+    assert EventName.LOST not in [event.name for event in bench.events]
+    assert bench.nothing_is_held()
+
+
+def test_a_loss_met_by_a_release_that_was_made_again_after_an_interruption_is_reported(
+    bench: Bench,
+) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.cues["release"] = [(False, Interrupted())]
+    with pytest.raises(Interrupted):
+        bench.locker.release(lease, give(lease))
+    bench.store.free(KEY, None)
+    bench.locker.release(lease, give(lease))
+    # The first one may have been carried out as well.
+    assert bench.events[-1].name is EventName.RELEASE_FAILED
+
+
+@pytest.mark.parametrize(
+    ("trace", "lost"),
+    [
+        (Trace(record=None), None),
+        (Trace(record=None, fence=7, now=100.0), None),
+        (Trace(record=None, fence=6, now=100.0), True),
+        (Trace(record=None, fence=0, now=100.0), True),
+        (Trace(record=another(98.9), fence=10**9, now=100.0), True),
+        (Trace(record=another(99.1), fence=10**9, now=100.0), None),
+        (Trace(record=another(200.0), fence=10**9, now=100.0), None),  # the clock was set back
+        (Trace(record=another(98.9)), None),  # fences that are no times
+        (Trace(record=own(Kind.COOLING), fence=0, now=100.0), False),
+        (Trace(record=own(Kind.RESERVED), fence=0, now=100.0), False),
+    ],
+)
+def test_the_trace_of_a_lease_tells_a_loss_from_a_release_that_was_sent_twice(
+    bench: Bench, trace: Trace, lost: bool | None
+) -> None:
+    lease = bench.locker.acquire(replace(call(), token=TOKEN))
+    assert isinstance(lease, Lease)
+    lease.fence_number = 7
+    released = replace(give(lease), next_token=TOKEN.next_attempt())
+    assert was_lost(lease, released, trace, elapsed=1.0) is lost
 
 
 def test_a_release_that_nobody_answers_is_told_and_never_raises(bench: Bench) -> None:
@@ -301,7 +382,7 @@ def test_a_loss_that_the_release_is_the_first_to_meet_is_told(bench: Bench) -> N
     bench.locker.release(lease, give(lease))
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LOST]
     assert bench.events[-1].holder == lease.holder
-    assert bench.events[-1].data["reason"] == "expired"
+    assert bench.events[-1].data["reason"] == "gone"
     bench.locker.release(lease, give(lease))
     assert len(bench.events) == 2, "once"
 

@@ -87,8 +87,8 @@ def test_votes_for_several_slots_make_no_majority_together() -> None:
         ("rr", Renewal.SILENT),
         ("rre", Renewal.SILENT),
         ("rree", Renewal.SILENT),
-        ("rreee", Renewal.EXPIRED),
-        ("eee", Renewal.EXPIRED),
+        ("rreee", Renewal.GONE),
+        ("eee", Renewal.GONE),
         ("eepr", Renewal.REPLACED),
         ("rrrd", Renewal.DYING),
     ],
@@ -96,7 +96,7 @@ def test_votes_for_several_slots_make_no_majority_together() -> None:
 def test_a_renewal(replies: str, expected: Renewal) -> None:
     words = {
         "r": Renewal.RENEWED,
-        "e": Renewal.EXPIRED,
+        "e": Renewal.GONE,
         "p": Renewal.REPLACED,
         "d": Renewal.DYING,
     }

@@ -64,7 +64,7 @@ class ClaimedReleaseContract(Part):
         take(store, key, token, claim=running(claim))
         change = becomes(claim, Phase.RETRYING, LONG)
         give(store, key, token, claim=change)
-        assert renew(store, [lease_of(key, token, self.SHORT, claim)]) == [Renewal.EXPIRED]
+        assert renew(store, [lease_of(key, token, self.SHORT, claim)]) == [Renewal.GONE]
         assert is_as_published(store, claim, token, Phase.RETRYING)
 
     def test_a_renewal_leaves_anothers_claim_and_a_lease_in_its_place_alone(
@@ -91,13 +91,13 @@ class ClaimedReleaseContract(Part):
     def test_renewals_with_and_without_claims_are_answered_in_the_order_given(
         self, store: Store
     ) -> None:
-        found = [Renewal.RENEWED, Renewal.RENEWED, Renewal.REPLACED, Renewal.EXPIRED]
+        found = [Renewal.RENEWED, Renewal.RENEWED, Renewal.REPLACED, Renewal.GONE]
         claimants = [None, "itself", "another", "nobody"]
         leases, published = [], {}
         for number in range(600):
             key, claim = new_claim()
             token = new_token()
-            if found[number % 4] is not Renewal.EXPIRED:
+            if found[number % 4] is not Renewal.GONE:
                 take(store, key, token if found[number % 4] is Renewal.RENEWED else None)
             claimant = claimants[number // 4 % 4]
             if claimant in ("itself", "another"):

@@ -93,7 +93,7 @@ class OperatorContract(Part):
         assert record_of(store, key).token == str(token)
         assert store.free(key, str(token)) is True
         assert store.inspect(key) is None
-        assert renew(store, [lease_of(key, token)]) == [Renewal.EXPIRED]
+        assert renew(store, [lease_of(key, token)]) == [Renewal.GONE]
 
     def test_a_key_of_any_kind_is_freed_whatever_stands(self, store: Store) -> None:
         for kind in LEASE_KINDS:

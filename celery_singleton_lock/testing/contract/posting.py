@@ -13,6 +13,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
+    Released,
     Store,
 )
 from celery_singleton_lock.errors import StoreError
@@ -65,28 +66,30 @@ class PostingContract(Part):
             assert isinstance(reply, Granted), reply
 
     def test_a_posted_release_is_heard_of_once(self, posting: PostingStore) -> None:
-        heard: list[StoreError | None] = []
+        heard: list[Released | StoreError] = []
         key, other = new_key(), new_key()
         post(posting, Release(keys=(key,), token=take(posting, key)), heard)
         take(posting, other)
         posting.collect(timeout=TIMEOUT)
         posting.collect(timeout=TIMEOUT)
-        assert heard == [None]
+        assert heard == [Released.RELEASED]
 
     def test_collecting_hears_of_all_that_was_posted(self, posting: PostingStore) -> None:
-        heard: list[StoreError | None] = []
+        heard: list[Released | StoreError] = []
         keys = [new_key() for _ in range(4)]
         for key, token in [(key, take(posting, key)) for key in keys]:
             post(posting, Release(keys=(key,), token=token), heard)
         posting.collect(timeout=TIMEOUT)
-        assert heard == [None] * 4
+        assert heard == [Released.RELEASED] * 4
         assert [posting.inspect(key) for key in keys] == [None] * 4
 
     def test_a_posted_release_never_touches_anothers_key(self, posting: PostingStore) -> None:
         key, holder = new_key(), new_token()
         take(posting, key, holder)
-        post(posting, Release(keys=(key,), token=new_token()))
+        heard: list[Released | StoreError] = []
+        post(posting, Release(keys=(key,), token=new_token()), heard)
         posting.collect(timeout=TIMEOUT)
+        assert heard == [Released.NOT_OURS], "its holder would take a loss for a release"
         assert record_of(posting, key).token == str(holder)
 
     def test_reservation_and_marker_are_posted_with_it(self, posting: PostingStore) -> None:
@@ -115,12 +118,18 @@ class PostingContract(Part):
         assert admit(posting, claim, new_token()) is None
 
 
-def post(store: PostingStore, call: Release, heard: list[StoreError | None] | None = None) -> None:
+def post(
+    store: PostingStore, call: Release, heard: list[Released | StoreError] | None = None
+) -> None:
     """Post where that can be done; else as its caller does."""
-    told: list[StoreError | None] = [] if heard is None else heard
-    if not store.post(call, timeout=TIMEOUT, heard=told.append):
-        store.release(call, timeout=TIMEOUT)
-        told.append(None)
+    replies: list[Released | StoreError] = [] if heard is None else heard
+
+    def hear(outcome: Released | StoreError, unheard: bool) -> None:
+        assert not unheard, "each try had a reply"
+        replies.append(outcome)
+
+    if not store.post(call, timeout=TIMEOUT, heard=hear):
+        replies.append(store.release(call, timeout=TIMEOUT))
 
 
 def ask_within(store: Store, key: str, timeout: float) -> Granted | Refused:

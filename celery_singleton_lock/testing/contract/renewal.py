@@ -32,7 +32,7 @@ class RenewalContract(Part):
         key = new_key()
         token = take(store, key, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
-        assert renew(store, [lease_of(key, token)]) == [Renewal.EXPIRED]
+        assert renew(store, [lease_of(key, token)]) == [Renewal.GONE]
         assert store.inspect(key) is None
 
     def test_a_renewal_leaves_anothers_lease_alone(self, store: Store) -> None:
@@ -62,13 +62,13 @@ class RenewalContract(Part):
 
     def test_renewals_are_answered_in_the_order_given(self, store: Store) -> None:
         leases = [lease_of(new_key(), new_token(f"t{number}")) for number in range(600)]
-        assert renew(store, leases) == [Renewal.EXPIRED] * 600
+        assert renew(store, leases) == [Renewal.GONE] * 600
         for lease in leases[::7]:
             take(store, lease.key, lease.token)
         for lease in leases[3::7]:
             take(store, lease.key)
         expected = [
-            {0: Renewal.RENEWED, 3: Renewal.REPLACED}.get(number % 7, Renewal.EXPIRED)
+            {0: Renewal.RENEWED, 3: Renewal.REPLACED}.get(number % 7, Renewal.GONE)
             for number in range(600)
         ]
         assert renew(store, leases) == expected
