@@ -32,6 +32,7 @@ class Stage:
         directory: For the journal, and the logs of the workers.
         stack: What ends with the stage.
         name: The module of the app.
+        env: Added to the environment of the app and of its workers.
 
     Attributes:
         app: The test's own copy of it.
@@ -39,11 +40,14 @@ class Stage:
         journal: What the bodies write.
     """
 
-    def __init__(self, url: str, directory: Path, stack: ExitStack, name: str = APP) -> None:
+    def __init__(
+        self, url: str, directory: Path, stack: ExitStack, name: str = APP, **env: str
+    ) -> None:
         self.environment = {
             "BROKER_URL": url,
             "RESULT_URL": url,
             VARIABLE: str(directory / "journal.jsonl"),
+            **env,
         }
         self.journal = Journal(directory / "journal.jsonl")
         self.redis: Any = stack.enter_context(redis.Redis.from_url(url, decode_responses=True))
