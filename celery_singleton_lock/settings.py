@@ -32,8 +32,14 @@ _NAMES: Final = APP_OPTIONS | {
     "beat_poll",
     "wait_replicas",
 }
-# Celery's own default for the Redis transport (kombu.transport.redis.Channel.visibility_timeout).
-_DEFAULT_VISIBILITY_TIMEOUT: Final = 3600.0
+# kombu's defaults for transports that deliver a message again if it is not acknowledged in time:
+# seconds, by the first part of the broker URL's scheme. Redis: Channel.visibility_timeout; the
+# others: Channel.default_visibility_timeout and default_peek_lock_seconds.
+_VISIBILITY_TIMEOUTS: Final = {
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "sentinel", "sentinels"), 3600.0),
+    **dict.fromkeys(("sqs", "slmq", "pgmq"), 1800.0),
+    "azureservicebus": 60.0,
+}
 # A twin can come an hour late on any broker: an unacknowledged message waits for a connection that
 # the broker believes alive.
 _MIN_MARKER_TTL: Final = 3600.0
@@ -294,10 +300,10 @@ def _seconds(name: str, value: Any) -> float:
 
 def _visibility_timeout(conf: Any) -> float | None:
     options = conf.get("broker_transport_options") or {}
-    if "visibility_timeout" in options:
-        name = "broker_transport_options['visibility_timeout']"
-        return _seconds(name, options["visibility_timeout"])
     broker = conf.broker_url
     first = broker if isinstance(broker, str) else next(iter(broker or ()), "")
-    acknowledged_by_timeout = first.startswith(("redis", "rediss", "valkey", "sentinel", "sqs"))
-    return _DEFAULT_VISIBILITY_TIMEOUT if acknowledged_by_timeout else None
+    transport = re.split(r"[+:]", first, maxsplit=1)[0].lower()
+    option = "peek_lock_seconds" if transport == "azureservicebus" else "visibility_timeout"
+    if option in options:
+        return _seconds(f"broker_transport_options[{option!r}]", options[option])
+    return _VISIBILITY_TIMEOUTS.get(transport)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kombu.transport
 import pytest
 from celery import Celery
 
@@ -179,10 +182,40 @@ def test_a_wrong_visibility_timeout_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("scheme", "module", "name"),
+    [
+        ("redis", "redis.py", "visibility_timeout"),
+        ("sqs", "SQS/__init__.py", "default_visibility_timeout"),
+        ("slmq", "SLMQ.py", "default_visibility_timeout"),
+        ("azureservicebus", "azureservicebus.py", "default_peek_lock_seconds"),
+    ],
+)
+def test_a_brokers_default_visibility_timeout_is_kombus(
+    scheme: str, module: str, name: str
+) -> None:
+    # Its source, because these modules import clients that are not installed here.
+    source = (Path(kombu.transport.__file__).parent / module).read_text()
+    [kombus] = re.findall(rf"^    {name}(?:: int)? = (\d+)", source, re.MULTILINE)
+    assert settings(broker_url=f"{scheme}://").visibility_timeout == int(kombus)
+
+
+@pytest.mark.parametrize(
     ("conf", "timeout"),
     [
         ({"broker_url": REDIS}, 3600),
-        ({"broker_url": "sqs://"}, 3600),
+        ({"broker_url": "sqs://"}, 1800),
+        ({"broker_url": "SQS://"}, 1800),
+        ({"broker_url": "slmq://"}, 1800),
+        ({"broker_url": "pgmq://"}, 1800),
+        ({"broker_url": "azureservicebus://"}, 60),
+        (
+            {
+                "broker_url": "azureservicebus://",
+                "broker_transport_options": {"peek_lock_seconds": 90},
+            },
+            90,
+        ),
+        ({"broker_url": "redis+socket:///run/redis.sock"}, 3600),
         ({"broker_url": "sentinel://a;sentinel://b"}, 3600),
         ({"broker_url": ["redis://a", "redis://b"]}, 3600),
         ({"broker_url": "amqp://"}, None),
