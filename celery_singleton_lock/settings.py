@@ -6,9 +6,11 @@ Every name is read with ``conf.get(name, default)``: that finds a Django namespa
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from celery import Celery
@@ -21,6 +23,8 @@ from celery_singleton_lock.stores.hosts import check_url, masked
 
 __all__ = ["Settings", "read_settings"]
 
+logger = logging.getLogger("celery_singleton_lock")
+
 _PREFIX: Final = "singleton_lock_"
 _NAMES: Final = APP_OPTIONS | {
     "url",
@@ -32,6 +36,9 @@ _NAMES: Final = APP_OPTIONS | {
     "beat_poll",
     "wait_replicas",
 }
+# Of the celery-singleton package, whose other settings have another prefix. Projects that come from
+# it, or use both for a while, still have it.
+_CELERY_SINGLETONS: Final = "singleton_lock_expiry"
 # kombu's defaults for transports that deliver a message again if it is not acknowledged in time:
 # seconds, by the first part of the broker URL's scheme. Redis: Channel.visibility_timeout; the
 # others: Channel.default_visibility_timeout and default_peek_lock_seconds.
@@ -158,6 +165,15 @@ def _refuse_unknown(conf: Any) -> None:
         if not match:
             continue
         name = _PREFIX + match[1].lower()
+        if name == _CELERY_SINGLETONS:
+            _warn_once(
+                f"{key!r} is a setting of the celery-singleton package and has no effect on "
+                "celery-singleton-lock: leases are renewed while their task runs. "
+                "singleton_lock_ttl is how long a dead holder's lease blocks its key, and "
+                "singleton_lock_unique_for how long a queued message keeps equal calls from being "
+                "published"
+            )
+            continue
         known = [_PREFIX + known for known in _NAMES]
         if name not in known:
             raise SettingsError(f"unknown setting {key!r}{suggestion(name, known)}")
@@ -165,6 +181,12 @@ def _refuse_unknown(conf: Any) -> None:
             spelling = namespace + name
             spelling = spelling.upper() if namespace.isupper() else spelling
             raise SettingsError(f"{key!r} is a setting that Celery doesn't read: write {spelling}")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log ``text``; not again in this process, nor in those that it forks."""
+    logger.warning("singleton: %s", text)
 
 
 def _choose_url(conf: Any, given: Any) -> tuple[str, str]:

@@ -134,6 +134,18 @@ def test_settings_of_a_config_object_are_checked_too(
     assert "'singleton_lock_max_hodl' (did you mean 'singleton_lock_max_hold'?)" in line
 
 
+def test_a_worker_and_its_children_warn_once_of_celery_singletons_expiry(
+    worker: StartWorker, write_app: WriteApp, load_app: LoadApp
+) -> None:
+    app = write_app("app.conf.singleton_lock_expiry = 300\n")
+    process = worker(app, concurrency=2)
+    results = [load_app(app).greet.delay(name) for name in ("ann", "bob", "cid", "dan")]
+    assert [result.get(timeout=20)[:5] for result in results] == ["hello"] * 4
+    [line] = [line for line in process.lines if "singleton_lock_expiry" in line]
+    assert "WARNING" in line
+    assert "celery-singleton package" in line
+
+
 def test_an_embedded_worker_raises_instead_of_exiting() -> None:
     app = Celery(set_as_current=False, broker="memory://")
     singleton_task(app=app, name="t", shared=False)(nothing)

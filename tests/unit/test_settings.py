@@ -89,6 +89,22 @@ def test_an_unknown_name_stops_the_worker_with_a_suggestion(name: str, known: st
         settings(**{name: 1})
 
 
+@pytest.mark.parametrize("namespace", ["", "CELERY_"])
+def test_celery_singletons_expiry_is_a_warning_and_stops_nothing(
+    namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"{namespace}SINGLETON_LOCK_EXPIRY" if namespace else "singleton_lock_expiry"
+    conf = SimpleNamespace(**{name: 300, f"{namespace}SINGLETON_KEY_PREFIX": "p"})
+    for _ in range(2):
+        app = Celery("app", set_as_current=False)
+        app.config_from_object(conf, namespace=namespace.rstrip("_") or None)
+        assert read_settings(app).policy.ttl == 60
+    [line] = [one for one in caplog.messages if name in one]
+    assert "celery-singleton package" in line
+    assert "singleton_lock_ttl" in line
+    assert "singleton_lock_unique_for" in line
+
+
 def test_a_name_that_only_ends_like_ours_is_somebody_elses() -> None:
     settings(other_singleton_lock_timeout=1, other_singleton_lock_ttl=1)
 
