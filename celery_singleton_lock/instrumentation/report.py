@@ -14,8 +14,12 @@ __all__ = ["hide_store_url"]
 
 
 def hide_store_url() -> None:
-    """Add ``singleton_lock_url`` to the names whose values Celery shows as asterisks."""
-    names = vars(utils)  # private, and not in the stubs
-    hidden, name = names["HIDDEN_SETTINGS"], "SINGLETON_LOCK_URL"
-    if name not in hidden.pattern:
+    """Add ``singleton_lock_url`` to the names whose values Celery shows as asterisks.
+
+    Celery has no public way for this. Where a version has no such pattern, nothing is hidden, and
+    nothing fails: this runs at import.
+    """
+    names = vars(utils)  # not in the stubs
+    hidden, name = names.get("HIDDEN_SETTINGS"), "SINGLETON_LOCK_URL"
+    if isinstance(hidden, re.Pattern) and name not in hidden.pattern:
         names["HIDDEN_SETTINGS"] = re.compile(f"{hidden.pattern}|{name}", hidden.flags)

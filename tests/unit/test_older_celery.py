@@ -39,6 +39,16 @@ def test_everything_is_imported_where_celerys_classes_take_no_parameters() -> No
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    "change", ["del utils.HIDDEN_SETTINGS", "utils.HIDDEN_SETTINGS = ('API', 'TOKEN')"]
+)
+def test_an_import_needs_no_pattern_of_celerys_report(change: str) -> None:
+    program = f"import celery.app.utils as utils; {change}; import celery_singleton_lock.task"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def signature(task_id: str) -> dict[str, Any]:
     return {"task": "t", "options": {"task_id": task_id}}
 

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import SettingsError
+from celery_singleton_lock import settings as settings_module
 from celery_singleton_lock.core.options import ConflictAction
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
@@ -95,6 +96,7 @@ def test_celery_singletons_expiry_is_a_warning_and_stops_nothing(
 ) -> None:
     name = f"{namespace}SINGLETON_LOCK_EXPIRY" if namespace else "singleton_lock_expiry"
     conf = SimpleNamespace(**{name: 300, f"{namespace}SINGLETON_KEY_PREFIX": "p"})
+    settings_module._warn_once.cache_clear()
     for _ in range(2):
         app = Celery("app", set_as_current=False)
         app.config_from_object(conf, namespace=namespace.rstrip("_") or None)
