@@ -204,9 +204,6 @@ class ClusterStore(RedisStore):
                 replies[index] = reply
         return replies
 
-    def _home(self, key: str, timeout: float) -> Connections:
-        return self._nodes.home_of(key, timeout)
-
     def servers(self) -> Sequence[Connections]:
         return self._nodes.masters(OPERATOR_TIMEOUT)
 

@@ -88,6 +88,10 @@ class Connections:
         other._idle = {}
         return other
 
+    def home_of(self, key: str, timeout: float) -> Connections:
+        """As of a transport: there is one server."""
+        return self
+
     def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """Send all commands at once, read all replies; the first error reply is raised.
 

@@ -14,6 +14,7 @@ Does not promise
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -150,14 +151,16 @@ class RedisStore(RedisOperators):
 
     def place(self, key: str, who: str, *, timeout: float) -> Place | None:
         line = Keyspace.line(key)
-        return self._places.place(line, who, lambda: self._home(line, timeout), timeout)
+        home = partial(self._connections.home_of, line, timeout)
+        return self._places.place(line, who, home, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         return [*chain.from_iterable(self._renewals(chunks_of(leases), timeout))]
 
     def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[list[Renewal]]:
-        assert isinstance(self._connections, Connections)
-        return streamed(self._connections, leases, timeout)
+        if leases:
+            server = self._connections.home_of(leases[0].key, timeout)
+            yield from streamed(server, leases, timeout)
 
     def release(self, call: Release, *, timeout: float) -> Released:
         released = self._release(call, timeout)
@@ -253,11 +256,6 @@ class RedisStore(RedisOperators):
         self._collect_rest()
         self._places.close()
         self._connections.close()
-
-    def _home(self, key: str, timeout: float) -> Connections:
-        """To the server that has ``key``; asked only where callers can wait."""
-        assert isinstance(self._connections, Connections)
-        return self._connections
 
     def _collect_rest(self) -> None:
         if self._posted.open():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_singleton_lock.stores.posted import PostedRelease
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.stores.connections import Connections
 
 __all__ = ["Command", "Transport"]
 
@@ -45,6 +48,17 @@ class Transport(Protocol):
 
     def collect(self, timeout: float) -> None:
         """Read, within seconds for each, what idle connections owe."""
+        ...
+
+    def home_of(self, key: str, timeout: float) -> Connections:
+        """To the server that has ``key``.
+
+        Args:
+            timeout: Seconds for each question about which one that is.
+
+        Raises:
+            StoreUnavailable, StoreError: No server is known to have it.
+        """
         ...
 
     def close(self) -> None:

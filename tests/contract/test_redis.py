@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from contextlib import closing
 from itertools import chain
+from typing import Any
 
 import pytest
 import redis
@@ -28,6 +30,7 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.server import PrivateServer, free_port
@@ -245,6 +248,31 @@ def test_answers_that_came_before_the_server_died_stand() -> None:
         with pytest.raises(StoreUnavailable):
             found.extend(chain.from_iterable(answers))
         assert found == [Renewal.RENEWED] * len(found)
+
+
+class Relay:
+    """A transport of somebody else's: no subclass of ours, and with nothing beyond the protocol."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
+        there = Connections(url, options)
+        self.run, self.attempt, self.post = there.run, there.attempt, there.post
+        self.collect, self.close, self.home_of = there.collect, there.close, there.home_of
+
+
+def test_a_store_needs_nothing_of_its_transport_but_the_protocol(
+    server: PrivateServer, raw: redis.Redis
+) -> None:
+    with closing(RedisStore(server.url(), connect=Relay)) as store:
+        key, token = new_key(), new_token()
+        assert isinstance(ask(store, key, token), Granted)
+        answers = store.renewals([lease_of(key, token)], timeout=TIMEOUT)
+        assert [*chain.from_iterable(answers)] == [Renewal.RENEWED]
+        place = store.place(key, "waiter", timeout=TIMEOUT)
+        assert place is not None
+        raw.rpush(f"{Keyspace.line(key)}!", "nonce")
+        assert place.wait(TIMEOUT) == "nonce"
+        place.leave(counted=False)
+        assert give(store, key, token) is Released.RELEASED
 
 
 def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: redis.Redis) -> None:
