@@ -88,4 +88,11 @@ class StoreError(SingletonLockError):
 
 
 class StoreUnavailable(StoreError):
-    """The store didn't answer in time; what was asked may have happened or not."""
+    """The store didn't answer in time; what was asked may have happened or not.
+
+    Attributes:
+        was_idle: Whether the request was sent on a connection that had been idle. A NAT, a load
+            balancer or a restart of the server may have dropped it, so that a new connection works.
+    """
+
+    was_idle = False

@@ -43,7 +43,9 @@ __all__ = ["Publication", "carry_claim", "continues", "is_canvas", "is_chords_bo
 logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds for one answer. A server restart leaves every idle connection broken, which shows at once:
-# then a second try meets a fresh one. A silent server isn't asked twice: a web request is waiting.
+# then a second try meets a fresh one. A silent server isn't asked twice, because a web request is
+# waiting; but an idle connection may have been dropped on its way, so the store itself tries a new
+# one then.
 _TIMEOUT: Final = 0.4
 _SHOWS_AT_ONCE: Final = 0.1
 # What Celery's canvas gives to the messages that somebody waits for.

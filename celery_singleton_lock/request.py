@@ -31,7 +31,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]  # the st
 
 from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.lease import Kind, Token
-from celery_singleton_lock.core.store import ClaimChange, Release
+from celery_singleton_lock.core.store import ClaimChange, Release, Released, Store
 from celery_singleton_lock.delivery import (
     HEADER,
     NONCE_KEY,
@@ -41,7 +41,7 @@ from celery_singleton_lock.delivery import (
     header_of,
     mint_nonce,
 )
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 
 __all__ = ["SingletonRequest", "SingletonRequestMixin", "mixed_request"]
@@ -176,7 +176,7 @@ class SingletonRequestMixin:
                 claim=self._claim_after(become, comes_back, held.claim) if own_claim else None,
             )
             try:
-                reply = store.release(call, timeout=_PARENT_TIMEOUT)
+                reply = _release(store, call)
             except StoreError as exc:
                 logger.warning(
                     "singleton: %s of dead pid %s stays until its ttl of %s s: %s",
@@ -257,6 +257,19 @@ def mixed_request(base: Any) -> type:
     if cls is Request:
         return SingletonRequest
     return type(f"Singleton{cls.__name__}", (SingletonRequestMixin, cls), {})
+
+
+def _release(store: Store, call: Release) -> Released:
+    """Carry out ``call``; a second time if it met an idle connection that had been dropped.
+
+    The parent's is idle from one dead child to the next.
+    """
+    try:
+        return store.release(call, timeout=_PARENT_TIMEOUT)
+    except StoreUnavailable as exc:
+        if not exc.was_idle:
+            raise
+        return store.release(call, timeout=_PARENT_TIMEOUT)
 
 
 def _alive(pid: int) -> bool:

@@ -3,7 +3,8 @@
 Promises
     A connection on which anything went wrong, were it an exception thrown into the thread between
     send and read, is closed and never used again: the next call would read the earlier call's
-    reply. redis-py's errors leave this module as the library's own.
+    reply. redis-py's errors leave this module as the library's own. A connection that has been
+    idle for longer than ``MAX_IDLE`` is not used, and TCP keepalive probes the others.
 
 Not the broker's pool, whose size and retries belong to the broker: redis-py's own defaults blocked
 59 s on a dead link, and turned a lost reply into "not acquired". Idle connections are kept per
@@ -13,6 +14,7 @@ timeout, and per native thread under gevent, where a socket belongs to a thread'
 from __future__ import annotations
 
 import copy
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -23,12 +25,13 @@ from redis.connection import Connection, parse_url
 from redis.retry import Retry
 
 from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.connection_url import connection_url
 from celery_singleton_lock.stores.posted import PostedRelease
 from celery_singleton_lock.stores.replies import checked, receive, told
 from celery_singleton_lock.stores.resp import ProtocolError, Replies, pack
-from celery_singleton_lock.stores.transport import Command
+from celery_singleton_lock.stores.transport import MAX_IDLE, Command
 
 __all__ = [
     "Connections",
@@ -44,8 +47,13 @@ _BROKEN: Final = (
 
 
 # A connection of redis-py, whose methods are only partly typed, and what it owes: the reply to a
-# release, which comes before the reply to its next command.
+# release, which comes before the reply to its next command. Its attribute `idle_since` is ours; a
+# connection that was not idle before has none.
 _Idle = tuple[Any, PostedRelease | None]
+
+# Seconds: the first probe of an idle connection, and the pause between two. They keep its entry in
+# a NAT, and make the kernel close it when three of them are lost.
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class Connections:
@@ -54,12 +62,15 @@ class Connections:
     Args:
         url: In the form of redis-py, Celery or kombu.
         options: For redis-py's connection, such as ``{"ssl_ca_certs": ...}``.
+        clock: Of the age of idle connections.
 
     Raises:
         SettingsError: The URL or an option can't be read.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, Any] | None = None, clock: Clock | None = None
+    ) -> None:
         try:
             # Not ConnectionPool.from_url: it adds options for a pool that we don't use, by which a
             # server may replace our timeouts (redis-py 7's maintenance notifications).
@@ -69,11 +80,16 @@ class Connections:
             self._make = self._options.pop("connection_class", Connection)
             for name in ("socket_timeout", "socket_connect_timeout", "decode_responses"):
                 self._options.pop(name, None)
+            if issubclass(self._make, Connection):  # not where the server is a Unix socket
+                self._options.setdefault("socket_keepalive", True)
+                self._options.setdefault("socket_keepalive_options", _keepalive_options())
             # Sends nothing, but refuses options that it doesn't know: better here than in a body.
             self._made(timeout=1.0)
         except (ValueError, TypeError) as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
         self._idle: dict[tuple[int, float], deque[_Idle]] = {}
+        #: Seconds, of the age of idle connections.
+        self.now = (clock or SystemClock()).now
 
     @property
     def address(self) -> str:
@@ -141,6 +157,10 @@ class Connections:
         fresh = False
         try:
             taken: _Idle = idle.pop()
+            if self.now() - taken[0].idle_since > MAX_IDLE:
+                idle.append(taken)
+                _disconnect_all(idle)  # the others have been idle for longer
+                taken, fresh = (self.new(timeout), None), True
         except IndexError:
             taken, fresh = (self.new(timeout), None), True
         try:
@@ -153,7 +173,7 @@ class Connections:
         except BaseException as exc:
             _close(*taken)
             if isinstance(exc, (redis.exceptions.RedisError, OSError)):
-                raise self.translated(exc) from exc
+                raise self.translated(exc, taken[0]) from exc
             raise
 
     def post(self, command: Command, timeout: float, posted: PostedRelease) -> bool:
@@ -168,18 +188,20 @@ class Connections:
             connection, owes = idle.pop()
         except IndexError:
             return False
-        if owes is not None:
+        now = self.now()
+        if owes is not None or now - connection.idle_since > MAX_IDLE:
             idle.append((connection, owes))
             return False
         try:
             connection.send_packed_command([pack([command])], check_health=False)
         except (redis.exceptions.RedisError, OSError) as exc:
             connection.disconnect()
-            self.translated(exc)
+            self.translated(exc, connection)
             return False
         except BaseException:
             connection.disconnect()
             raise
+        connection.idle_since = now
         idle.append((connection, posted))
         return True
 
@@ -209,15 +231,21 @@ class Connections:
 
     def has_idle(self, timeout: float) -> bool:
         """Whether the next command would go out without connecting first."""
-        return bool(self._idle_for(timeout))
+        try:
+            idle_since = self._idle_for(timeout)[-1][0].idle_since
+        except IndexError:
+            return False
+        return bool(self.now() - idle_since <= MAX_IDLE)
 
-    def translated(self, error: Exception) -> StoreError:
-        """The library's error for one of redis-py's or the system's."""
+    def translated(self, error: Exception, connection: Any) -> StoreError:
+        """The library's error for one of redis-py's or the system's, met on ``connection``."""
         if isinstance(error, redis.exceptions.AuthenticationError):
             return StoreError(f"the store refuses the login: {error}")
         if isinstance(error, _BROKEN):
             self.drop()
-            return StoreUnavailable(f"the store doesn't answer: {error}")
+            unavailable = StoreUnavailable(f"the store doesn't answer: {error}")
+            unavailable.was_idle = hasattr(connection, "idle_since")
+            return unavailable
         return StoreError(f"the store refuses: {error}")
 
     def drop(self) -> None:
@@ -289,7 +317,7 @@ class Exchange:
                 data = receive(connection, 0.0 if is_late is not None and is_late() else within)
                 replies += [told(connection, reply) for reply in self._replies.feed(data)]
         except (redis.exceptions.RedisError, OSError, ProtocolError) as exc:
-            raise self._connections.translated(exc) from exc
+            raise self._connections.translated(exc, connection) from exc
         self._read = True
         if owes is not None:
             # From here on the connection owes nothing, whatever strikes while others are told.
@@ -308,7 +336,7 @@ class Exchange:
         try:
             self._connection.send_packed_command([pack(commands)], check_health=False)
         except (redis.exceptions.RedisError, OSError) as exc:
-            raise self._connections.translated(exc) from exc
+            raise self._connections.translated(exc, self._connection) from exc
 
     def some(self) -> list[Any]:
         """What has come of the replies, after waiting for at least a part of one.
@@ -323,7 +351,7 @@ class Exchange:
         try:
             replies = [told(connection, one) for one in self._replies.feed(receive(connection))]
         except (redis.exceptions.RedisError, OSError, ProtocolError) as exc:
-            raise self._connections.translated(exc) from exc
+            raise self._connections.translated(exc, connection) from exc
         if self._owes is not None and replies:
             owes, self._owes = self._owes, None
             owes.hear(replies.pop(0))
@@ -337,9 +365,17 @@ class Exchange:
         if connection is None:
             return
         if self._read:
+            connection.idle_since = self._connections.now()
             self._idle.append((connection, None))
         else:
             _close(connection, self._owes)
+
+
+def _keepalive_options() -> dict[int, int]:
+    """Those that this system has."""
+    return {
+        getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)
+    }
 
 
 def _disconnect_all(idle: deque[_Idle]) -> None:

@@ -27,6 +27,7 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.endpoints import ClusterUrl
+from celery_singleton_lock.stores.transport import MAX_IDLE
 
 __all__ = ["OPTIONS", "Gateway", "LeaseGone"]
 
@@ -101,7 +102,7 @@ class Gateway:
     def close(self) -> None:
         """Close what is idle."""
         while self._idle:
-            for client in self._idle.popitem()[1]:
+            for client, _ in self._idle.popitem()[1]:
                 client.session.close()
 
     def _send(
@@ -136,7 +137,10 @@ class Gateway:
         thread = native.socket_owner()
         idle = self._idle.setdefault((os.getpid(), thread, member), deque())
         try:
-            client = idle.pop()
+            client, idle_since = idle.pop()
+            if self._clock.now() - idle_since > MAX_IDLE:
+                client.session.close()
+                client = self._new_client(member)
         except IndexError:
             client = self._new_client(member)
         clean = False
@@ -154,7 +158,7 @@ class Gateway:
             raise _Failure(str(exc), was_sent=True) from exc
         finally:
             if clean:
-                idle.append(client)
+                idle.append((client, self._clock.now()))
             else:
                 client.session.close()
 

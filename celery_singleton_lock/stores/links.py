@@ -36,6 +36,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.exchange import Exchange
 from celery_singleton_lock.stores.redlock_url import Node
 from celery_singleton_lock.stores.resp import ErrorReply, ProtocolError, Replies
+from celery_singleton_lock.stores.transport import MAX_IDLE
 
 __all__ = ["Link"]
 
@@ -69,6 +70,8 @@ class Link:
         """Send what can be sent now; the rest goes with :meth:`pump`. Errors end the exchange."""
         if self._asked:
             self.pump()  # what has come, and nobody has read, is no silence
+        elif self._clock.now() - self._heard_at > MAX_IDLE:
+            self.close()
         self.give_up_if_silent()
         self.taught.add(exchange.sha)
         self._put(exchange)

@@ -34,6 +34,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.replies import receive
 from celery_singleton_lock.stores.resp import ErrorReply, ProtocolError, Replies, pack
+from celery_singleton_lock.stores.transport import MAX_IDLE
 from celery_singleton_lock.stores.waiting import ready
 
 __all__ = ["Places"]
@@ -69,8 +70,9 @@ class Places:
         idle = self._idle_to(server)
         while idle:
             connection = idle.pop()
+            age = self._clock.now() - connection.idle_since
             # What broke while nobody used it shows as bytes, or their end.
-            if not ready([(connection._sock.fileno(), False)], 0):
+            if age <= MAX_IDLE and not ready([(connection._sock.fileno(), False)], 0):
                 return connection
             connection.disconnect()
         connection = server.new(timeout)
@@ -83,6 +85,7 @@ class Places:
 
     def give(self, server: Connections, connection: Any) -> None:
         """Keep a connection that waits for no reply."""
+        connection.idle_since = self._clock.now()
         self._idle_to(server).append(connection)
 
     def deny(self, reply: ErrorReply) -> None:
@@ -129,6 +132,8 @@ class _Place:
         self._connection: Any = None
         self._replies = Replies()
         self._breaks = 0
+        # When the server has answered at the latest, if the connection still leads to it.
+        self._answered_by = 0.0
 
     def wait(self, seconds: float) -> str | None:
         """As of a Place."""
@@ -146,7 +151,10 @@ class _Place:
                     self._hang_up()
                     return None
                 break
-            left = until - self._clock.now()
+            now = self._clock.now()
+            left = until - now
+            if not found and now > self._answered_by:
+                break
             if found or left <= 0:
                 self._breaks = 0
                 return self._called(found[0]) if found else ""
@@ -175,6 +183,7 @@ class _Place:
     def _block(self) -> None:
         self._server = self._home()
         self._connection = self._places.take(self._server, self._timeout)
+        self._answered_by = self._clock.now() + _LONGEST_BLOCK + self._timeout
         command = ("BLPOP", f"{self._line}!", _LONGEST_BLOCK)
         self._connection.send_packed_command([pack([command])], check_health=False)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Lease, Record, Token
@@ -61,6 +61,8 @@ from celery_singleton_lock.stores.shards import Shards
 from celery_singleton_lock.stores.transport import Command, Transport
 
 __all__ = ["SETTLE_CLAIM", "RedisStore"]
+
+_T = TypeVar("_T")
 
 _ACQUIRE = _Script("claims", "line", "acquire")
 _RELEASE = _Script("claims", "line", "release")
@@ -210,7 +212,7 @@ class RedisStore(RedisOperators):
         if claim is not None:
             keys.append(claim.key)
             arguments += [token.task, phase_of(claim), _ms(claim.ttl)]
-        self._run(_MARK, keys, arguments, timeout)
+        _repeatable(lambda: self._run(_MARK, keys, arguments, timeout))
 
     def admit(self, call: Admit, *, timeout: float) -> Record | None:
         self._check_shards(call.key, timeout)
@@ -224,11 +226,16 @@ class RedisStore(RedisOperators):
         return record
 
     def _admit(self, call: Admit, timeout: float) -> Record | None:
-        return self._admissions.admit(call, timeout)
+        try:
+            return self._admissions.admit(call, timeout)
+        except StoreUnavailable as exc:
+            if not exc.was_idle:
+                raise
+            return self._admissions.admit(call, timeout)  # see _repeatable; this is a hot path
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         arguments = [token.task, phase_of(change), _ms(change.ttl)]
-        self._run(SETTLE_CLAIM, [change.key], arguments, timeout)
+        _repeatable(lambda: self._run(SETTLE_CLAIM, [change.key], arguments, timeout))
 
     def permit(self, call: Permit, *, timeout: float) -> Permission:
         reply = self._run(
@@ -320,6 +327,23 @@ class RedisStore(RedisOperators):
             self.release(Release(keys=(key,), token=token), timeout=timeout)
         except StoreError:
             pass  # the ttl frees it; what matters is that nobody runs under it
+
+
+def _repeatable(operation: Callable[[], _T]) -> _T:
+    """The reply to an operation which may be carried out twice without harm.
+
+    It is sent a second time if an idle connection has brought no reply to it: that connection may
+    have been dropped on the way, while the server is well.
+
+    Raises:
+        StoreUnavailable, StoreError: Of the operation.
+    """
+    try:
+        return operation()
+    except StoreUnavailable as exc:
+        if not exc.was_idle:
+            raise
+        return operation()
 
 
 def _granted(call: Acquire, reply: Any) -> Granted | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from celery_singleton_lock.stores.posted import PostedRelease
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.connections import Connections
 
-__all__ = ["Command", "Transport"]
+__all__ = ["MAX_IDLE", "Command", "Transport"]
+
+#: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
+#: idle connections without a word, the quickest of the common ones after 240 s.
+MAX_IDLE: Final = 60.0
 
 #: Name and arguments, as redis-py packs them.
 Command = tuple[Any, ...]

@@ -76,6 +76,7 @@ class Proxy:
         self._mode = Mode()
         self._changed = asyncio.Event()
         self._open: set[asyncio.StreamWriter] = set()
+        self._forgotten: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
@@ -103,6 +104,12 @@ class Proxy:
         """Cut all connections; new ones go to another server's port."""
         self._do(self._lead_to(target))
 
+    def forget_connections(self) -> None:
+        """As a NAT or load balancer does: no packet of the present ones passes any more, in either
+        direction, and neither end hears so. New connections are not affected.
+        """
+        self._do(self._forget_connections())
+
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
@@ -127,6 +134,9 @@ class Proxy:
     async def _lead_to(self, target: int) -> None:
         self._target = target
         self._cut_all()
+
+    async def _forget_connections(self) -> None:
+        self._forgotten |= self._open
 
     def _cut_all(self) -> None:
         for writer in list(self._open):
@@ -160,6 +170,7 @@ class Proxy:
             for end in (writer, there):
                 if end is not None:
                     self._open.discard(end)
+                    self._forgotten.discard(end)
                     end.transport.abort()
             self._serving.discard(task)
 
@@ -180,6 +191,8 @@ class Proxy:
                     asked.clear()
                     await asked.wait()  # or the end of the connection
                 await self._pass(replies)
+                if sink in self._forgotten:
+                    continue
                 sink.write(data)
                 await sink.drain()
         except (OSError, _Lost):

@@ -1,0 +1,219 @@
+"""Idle connections: how long they are kept, and what happens when one was dropped on its way.
+
+The proxy drops them as a NAT does, without a word to either end.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.store import (
+    Admit,
+    ClaimChange,
+    MarkerState,
+    Release,
+    Released,
+)
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores.connections import Connections
+from celery_singleton_lock.stores.endpoints import ClusterUrl
+from celery_singleton_lock.stores.exchange import Exchange
+from celery_singleton_lock.stores.gateway import Gateway
+from celery_singleton_lock.stores.links import Link
+from celery_singleton_lock.stores.places import Places
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redlock_url import read_nodes
+from celery_singleton_lock.stores.transport import MAX_IDLE
+from celery_singleton_lock.stores.waiting import wait
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
+from celery_singleton_lock.testing.contract.calls import LONG, PUBLISHER, new_claim
+from celery_singleton_lock.testing.server import PrivateServer
+from tests.chaos.proxy import Kind, Mode, Proxy
+from tests.harness.deliveries import wait_until
+from tests.harness.etcd import EtcdCluster
+
+# Seconds that a test waits for a reply which can't come.
+SHORT = 1.0
+
+
+class AheadClock(SystemClock):
+    """The machine's, as it will be after some time."""
+
+    __slots__ = ("ahead",)
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:  # type: ignore[override]
+        return SystemClock.now() + self.ahead
+
+
+@pytest.fixture
+def clock() -> AheadClock:
+    return AheadClock()
+
+
+@pytest.fixture
+def nat(server: PrivateServer) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connections(nat: Proxy, clock: AheadClock) -> Iterator[Connections]:
+    with closing(Connections(f"redis://127.0.0.1:{nat.port}", clock=clock)) as connections:
+        yield connections
+
+
+@pytest.fixture
+def store(connections: Connections) -> RedisStore:
+    return RedisStore("redis://unused", connect=lambda url, options: connections)
+
+
+def plain(key: str, token: Any) -> Release:
+    return Release(keys=(key,), token=token)
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used(
+    store: RedisStore, nat: Proxy, clock: AheadClock
+) -> None:
+    ask(store, key := new_key(), token := new_token())
+    nat.forget_connections()
+    clock.ahead += MAX_IDLE + 1
+    assert store.release(plain(key, token), timeout=TIMEOUT) is Released.RELEASED
+
+
+def test_nor_are_those_that_were_idle_for_longer(
+    connections: Connections, nat: Proxy, clock: AheadClock
+) -> None:
+    both = [connections.begin([("PING",)], TIMEOUT) for _ in range(2)]
+    for exchange in both:
+        assert exchange.replies() == [b"PONG"]
+        exchange.end()
+    nat.forget_connections()
+    clock.ahead += MAX_IDLE + 1
+    both = [connections.begin([("PING",)], TIMEOUT) for _ in range(2)]
+    assert [exchange.replies() for exchange in both] == [[b"PONG"], [b"PONG"]]
+
+
+def test_a_release_is_not_posted_over_a_connection_that_was_idle_for_long(
+    store: RedisStore, clock: AheadClock
+) -> None:
+    ask(store, key := new_key(), token := new_token())
+    assert store.release(plain(key, token), timeout=TIMEOUT) is Released.RELEASED
+    clock.ahead += MAX_IDLE + 1
+    assert not store.post(plain(key, token), timeout=TIMEOUT, heard=lambda error: None)
+
+
+def test_a_failure_tells_whether_its_connection_had_been_idle(
+    connections: Connections, nat: Proxy
+) -> None:
+    connections.run([("PING",)], SHORT)
+    nat.set(Mode(kind=Kind.STALL))
+    with pytest.raises(StoreUnavailable) as caught:
+        connections.run([("PING",)], SHORT)
+    assert caught.value.was_idle
+    with pytest.raises(StoreUnavailable) as caught:
+        connections.run([("PING",)], SHORT)
+    assert not caught.value.was_idle, "the failure before has closed all that were idle"
+
+
+def test_what_may_be_done_twice_is_sent_again_on_a_new_connection(
+    store: RedisStore, nat: Proxy, raw: redis.Redis
+) -> None:
+    (key, claim), token = new_claim(), new_token()
+    call = Admit(key=claim, token=token, holder=PUBLISHER, ttl=LONG)
+    assert store.admit(call, timeout=SHORT) is None
+    for tells_ttl in (False, True):  # by one command, and by the script
+        nat.forget_connections()
+        call = replace(call, token=new_token(), tells_ttl=tells_ttl)
+        existing = store.admit(call, timeout=SHORT)
+        assert existing is not None
+        assert existing.token == token.task
+    nat.forget_connections()
+    store.settle_claim(token, ClaimChange(key=claim, phase=None), timeout=SHORT)
+    assert not raw.exists(claim)
+    nat.forget_connections()
+    store.mark(key, token, MarkerState.DONE, 0, LONG, timeout=SHORT)
+    assert raw.exists(Keyspace.marker(key, token.attempt))
+
+
+def test_idle_connections_are_probed_by_the_kernel(connections: Connections) -> None:
+    connection = connections.new(TIMEOUT)
+    connection.connect()
+    with closing(connection._sock) as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            idle = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            assert idle < MAX_IDLE
+
+
+def test_a_url_may_do_without_the_probes(server: PrivateServer) -> None:
+    connections = Connections(f"{server.url()}?socket_keepalive=false")
+    connection = connections.new(TIMEOUT)
+    connection.connect()
+    with closing(connection._sock) as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
+def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long(
+    connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
+) -> None:
+    places, line = Places(clock), Keyspace.line(new_key())
+    for number in range(2):
+        raw.rpush(f"{line}!", f"nonce-{number}")
+        place = places.place(line, "waiter", lambda: connections, TIMEOUT)
+        assert place is not None
+        assert place.wait(TIMEOUT) == f"nonce-{number}"
+        nat.forget_connections()
+        clock.ahead += MAX_IDLE + 1
+    places.close()
+
+
+def test_a_place_whose_server_does_not_even_end_the_wait_is_taken_again(
+    connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
+) -> None:
+    places, line = Places(clock), Keyspace.line(new_key())
+    place = places.place(line, "waiter", lambda: connections, TIMEOUT)
+    assert place is not None
+    assert place.wait(0) == ""
+    nat.forget_connections()
+    clock.ahead += 60 + TIMEOUT + 1
+    assert place.wait(0) == "", "it hangs up"
+    raw.rpush(f"{line}!", "nonce")
+    assert place.wait(TIMEOUT) == "nonce"
+    places.close()
+
+
+def test_a_link_to_a_node_that_was_idle_for_long_is_not_used(nat: Proxy, clock: AheadClock) -> None:
+    url = f"redlock://127.0.0.1:{nat.port},127.0.0.2,127.0.0.3"
+    with closing(Link(read_nodes(url).members[0], clock)) as link:
+        for _ in range(2):
+            exchange = Exchange([("PING",)])
+            link.send(exchange)
+            wait_until(lambda sent=exchange: wait([link], 0.1) or sent.done, "the node answers")
+            assert exchange.error is None
+            nat.forget_connections()
+            clock.ahead += MAX_IDLE + 1
+
+
+def test_a_connection_to_etcd_that_was_idle_for_long_is_not_used(
+    etcd: EtcdCluster, clock: AheadClock
+) -> None:
+    with Proxy(etcd.ports[0]) as nat:
+        url = ClusterUrl.parse(f"etcd://127.0.0.1:{nat.port}", port=2379, known=())
+        with closing(Gateway(url, clock)) as gateway:
+            for _ in range(2):
+                body = {"key": "a2V5"}
+                gateway.call("kv/range", body, clock.now() + TIMEOUT, repeatable=False)
+                nat.forget_connections()
+                clock.ahead += MAX_IDLE + 1
