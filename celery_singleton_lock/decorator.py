@@ -36,11 +36,11 @@ _DECORATOR_OPTIONS = frozenset(
 def singleton_task(fun: Callable[P, R], /) -> SingletonTask[P, R]: ...
 @overload
 def singleton_task(
-    *, bind: Literal[True], app: Celery | None = None, **options: Any
+    *, bind: Literal[True], app: Celery | None = None, key: KeySpec = None, **options: Any
 ) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
 @overload
 def singleton_task(
-    *, app: Celery | None = None, key: KeySpec = None, **options: Any
+    *, bind: Literal[False] = False, app: Celery | None = None, key: KeySpec = None, **options: Any
 ) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
 def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
     """Make a function a task of which at most one body per key runs at a time.

@@ -1,7 +1,7 @@
-"""Read by mypy, never run: each line says what mypy must say about it.
+"""Read by mypy and pyright, never run: each line says what they must say about it.
 
-``# R: <type>`` is the whole type that reveal_type shows; ``# E: <code>`` an error of that code. A
-line without either must be accepted.
+``# R: <type>`` is the whole type that reveal_type shows; ``# E: <code>`` an error, of that code in
+mypy. A line without either must be accepted.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ def bound_with_options(self: Any, account_id: int) -> dict[str, int]:
     return {"account": account_id}
 
 
+@singleton_task(bind=True, key=("account_id",))
+def bound_with_names(self, account_id: int) -> bytes:  # type: ignore[no-untyped-def]
+    return b""
+
+
 @singleton_task(bind=False, key=lambda account_id: str(account_id))
 def not_bound(account_id: int) -> bytes:
     return b""
@@ -72,6 +77,7 @@ reveal_type(with_options)  # R: SingletonTask[[account_id: int, *, force: bool =
 reveal_type(of_an_app)  # R: SingletonTask[[], None]
 reveal_type(bound)  # R: SingletonTask[[account_id: int], float]
 reveal_type(bound_with_options)  # R: SingletonTask[[account_id: int], dict[str, int]]
+reveal_type(bound_with_names)  # R: SingletonTask[[account_id: int], bytes]
 reveal_type(not_bound)  # R: SingletonTask[[account_id: int], bytes]
 
 # The call itself, and the ways to send it.
@@ -79,6 +85,7 @@ reveal_type(bare(1))  # R: str
 reveal_type(bound(1))  # R: float
 reveal_type(bare.delay(1, force=True))  # R: AsyncResult[str]
 reveal_type(bound.delay(account_id=1).get())  # R: float
+reveal_type(bound_with_names.delay(1))  # R: AsyncResult[bytes]
 reveal_type(bare.apply_async((1,)))  # R: AsyncResult[str]
 reveal_type(bare.apply((1,)))  # R: EagerResult[str]
 reveal_type(bare.lock_key(1))  # R: str | None
@@ -86,6 +93,7 @@ bare("1")  # E: arg-type
 bare.delay("1")  # E: arg-type
 bare.delay()  # E: call-arg
 bound.delay(None, 1)  # E: call-arg,arg-type
+bound_with_names.delay("1")  # E: arg-type
 bare.lock_key("1")  # E: arg-type
 bare.apply_async((1,), countdown=5, singleton={"ttl": 5, "on_conflict": "retry"})
 bare.apply_async((1,), singleton={"tll": 5})  # E: arg-type

@@ -39,6 +39,16 @@ def found(output: str) -> dict[int, str]:
     return said
 
 
+def wrong_lines(wanted: dict[int, str], got: dict[int, str]) -> list[str]:
+    """The cases of which a type checker says something else."""
+    lines = CASES.read_text().splitlines()
+    return [
+        f"{CASES.name}:{number}: {lines[number - 1].strip()}\n    said: {got.get(number)}"
+        for number in sorted({*wanted, *got})
+        if wanted.get(number) != got.get(number)
+    ]
+
+
 @pytest.mark.slow
 def test_mypy_infers_what_the_cases_say(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
@@ -50,12 +60,7 @@ def test_mypy_infers_what_the_cases_say(tmp_path: Path) -> None:
     assert errors == ""
     wanted, got = expected(), found(output)
     assert len(wanted) > 30
-    lines = CASES.read_text().splitlines()
-    wrong = [
-        f"{CASES.name}:{number}: {lines[number - 1].strip()}\n    mypy: {got.get(number)}"
-        for number in sorted({*wanted, *got})
-        if wanted.get(number) != got.get(number)
-    ]
+    wrong = wrong_lines(wanted, got)
     assert not wrong, "\n".join([*wrong, "", output])
 
 
