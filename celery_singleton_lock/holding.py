@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Token as ContextToken
@@ -47,6 +48,7 @@ def hold(
 
     Raises:
         LockConflict: Somebody else holds it, for the whole of ``wait``.
+        RuntimeError: ``wait`` is given inside a running event loop.
         StoreUnavailable: The store doesn't answer; the block has not run.
         TypeError, ValueError: An argument is wrong.
     """
@@ -54,6 +56,8 @@ def hold(
         raise LockKeyError(f"hold({key!r}): give a non-empty str")
     policy = merge(Policy(key=key), {"scope": scope, "ttl": ttl}, where=f"hold({key!r})")
     patience = seconds("wait", wait)
+    if patience:
+        _refuse_event_loop(key)
     real_app: Any = cast(Any, current_app)._get_current_object() if app is None else app
     runtime = Runtime.of(real_app, eager=bool(real_app.conf.task_always_eager))
     full_key = runtime.keyspace.lock(scope, key)
@@ -99,6 +103,20 @@ def hold(
         finally:
             if reset is not None:
                 _leave(reset)
+
+
+def _refuse_event_loop(key: str) -> None:
+    """Raise inside a running event loop: waiting would stop the loop, which the holder may need."""
+    # A process that has not imported asyncio runs no loop, and should not pay for the import.
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return
+    raise RuntimeError(
+        f"hold({key!r}, wait=...) would block the running event loop, and the holder may need that "
+        "loop to finish. Run the whole block in a thread, await asyncio.to_thread(work) with the "
+        "hold() inside work(); or leave out wait=, catch LockConflict and await asyncio.sleep() "
+        "before the next try."
+    )
 
 
 def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:

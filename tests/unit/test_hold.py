@@ -25,6 +25,7 @@ from celery_singleton_lock import (
     tenure,
 )
 from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.lease import Lease
@@ -66,6 +67,59 @@ def test_a_hold_without_a_scope_is_told_what_is_missing(celery_app: Celery) -> N
     scope: Any = None
     with pytest.raises(TypeError, match="give a name"), hold("k", scope=scope, app=celery_app):
         raise AssertionError("it holds something")
+
+
+# Inside a running event loop.
+
+
+def test_a_wait_inside_a_running_event_loop_is_refused_at_once(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    async def wait_for_a_free_key() -> None:
+        # Also where the key is free: an error that came with a conflict alone would come too late.
+        with hold("k", scope="s", wait=1, app=celery_app):
+            raise AssertionError("it holds something")
+
+    with pytest.raises(RuntimeError, match=r"hold\('k', wait=.*asyncio\.to_thread.*LockConflict"):
+        asyncio.run(wait_for_a_free_key())
+    assert singleton_store.held() == []
+
+
+def test_both_cures_of_such_a_wait_let_the_holder_finish(celery_app: Celery) -> None:
+    Runtime.install(celery_app, Runtime(celery_app, store=MemoryStore(SystemClock())))
+    order: list[str] = []
+
+    async def holder(held: asyncio.Event, others: int) -> None:
+        with hold("k", scope="s", app=celery_app):
+            held.set()
+            while len(order) < others:  # needs the loop, as a holder with an await inside does
+                await asyncio.sleep(0)
+            order.append("holder")
+
+    def wait_in_a_thread() -> None:
+        order.append("thread asks")
+        with hold("k", scope="s", wait=20, app=celery_app):
+            order.append("thread")
+
+    async def try_again() -> None:
+        order.append("coroutine asks")
+        while True:
+            try:
+                with hold("k", scope="s", app=celery_app):
+                    order.append("coroutine")
+                    return
+            except LockConflict:
+                await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        held = asyncio.Event()
+        first = asyncio.create_task(holder(held, 2))
+        await held.wait()
+        await asyncio.gather(first, asyncio.to_thread(wait_in_a_thread), try_again())
+
+    asyncio.run(main())
+    assert order.index("holder") == 2
+    assert set(order[3:]) == {"thread", "coroutine"}
 
 
 # Leaving the block.
