@@ -320,6 +320,14 @@ def slowly_stubborn(self: Any, name: str) -> int:
 # Canvas.
 
 
+@app.task
+def unless_skipped(value: Any) -> Any:
+    """A link that stops its chain behind a skipped one, as the documentation says."""
+    if is_skipped(value):
+        raise RuntimeError("the link before was skipped")
+    return value
+
+
 @singleton_task(app=app, bind=True, key="{name}", scope=NAMES)
 def collect(self: Any, values: Any, name: str) -> Any:
     """A chord's body, or the next link: returns what it was given."""

@@ -11,7 +11,7 @@ import pytest
 from celery import chord, group
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import is_skipped
+from celery_singleton_lock import LockConflict, is_skipped
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, put_back, wait_until
 
@@ -103,6 +103,42 @@ def test_a_chain_stops_at_a_link_revoked_by_conflict(stage: Stage, name: str) ->
     # Whatever was sent before this has come before it.
     assert stage.app.work.delay(f"{name}-sentinel").get(timeout=20)
     assert ran(stage, f"{name}-last") == []
+
+
+def test_a_chain_stops_at_a_link_that_raises_on_a_conflict(stage: Stage, name: str) -> None:
+    stage.occupy(f"{name}-middle")
+    middle = stage.app.work.si(f"{name}-middle").set(singleton={"on_conflict": "raise"})
+    result = (middle | stage.app.collect.s(f"{name}-last")).apply_async()
+    with pytest.raises(LockConflict):
+        result.get(timeout=20)
+    stage.open(f"{name}-middle")
+    assert ran(stage, f"{name}-last") == []
+
+
+def test_a_chain_stops_behind_a_skip_at_a_link_that_looks_for_it(stage: Stage, name: str) -> None:
+    def chain() -> Any:
+        return (
+            stage.app.work.si(f"{name}-middle")
+            | stage.app.unless_skipped.s()
+            | stage.app.collect.s(f"{name}-last")
+        ).apply_async()
+
+    stage.occupy(f"{name}-middle")
+    with pytest.raises(RuntimeError, match="the link before was skipped"):
+        chain().get(timeout=20)
+    assert ran(stage, f"{name}-last") == []
+    stage.open(f"{name}-middle")
+    wait_until(lambda: stage.redis.get(stage.key(f"{name}-middle")) is None, "the key is free")
+    assert chain().get(timeout=20) == f"{name}-middle"
+
+
+def test_a_link_that_takes_no_argument_is_not_given_the_skips_marker(
+    stage: Stage, name: str
+) -> None:
+    stage.occupy(f"{name}-middle")
+    result = (stage.app.work.si(f"{name}-middle") | stage.app.work.si(f"{name}-last")).apply_async()
+    assert result.get(timeout=20) == f"{name}-last"
+    stage.open(f"{name}-middle")
 
 
 def test_a_chain_stops_at_a_link_revoked_by_the_user(
