@@ -40,7 +40,7 @@ AGAIN: Final = Pace(1.0, 30.0)
 
 class Outcome(StrEnum):
     DROP = "drop"
-    PUT_BACK = "put back"
+    PUT_BACK = "put-back"
     SKIP = "skip"
     REVOKE = "revoke"
     WAIT = "wait"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Final
@@ -13,9 +14,10 @@ from celery.bin.base import CeleryCommand, CLIContext
 
 from celery_singleton_lock.cli.doctor import doctor
 from celery_singleton_lock.cli.table import describe, json_array, row_of, table
+from celery_singleton_lock.core.key import PerTask
 from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.runtime import Runtime, singleton_tasks
 
 __all__ = ["COMMANDS"]
 
@@ -53,14 +55,15 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
+    runtime = _runtime(ctx)
     with _errors_for_people():
-        record = _find(_runtime(ctx), key)
+        record = _find(runtime, key)
     if as_json:
         click.echo(json.dumps(row_of(record) if record else None, indent=2))
     elif record:
         click.echo(describe(record))
-    else:
-        click.echo(f"{key} is free")
+    if record is None:
+        click.echo(_free_or_misspelled(runtime, key), err=as_json)
     ctx.exit(0 if record else 1)
 
 
@@ -89,10 +92,10 @@ def release(ctx: click.Context, key: str, token: str | None, force: bool, as_jso
         click.echo(json.dumps({"key": record.key if record else key, "released": freed}))
     elif freed:
         click.echo(f"released {record.key if record else key}")
-    elif record is None:
-        click.echo(f"{key} is free already", err=True)
-    else:
+    elif record is not None:
         click.echo(f"not released: {record.key} is held by another token now", err=True)
+    if record is None:
+        click.echo(_free_or_misspelled(runtime, key), err=True)
     ctx.exit(0 if freed else 1)
 
 
@@ -185,6 +188,52 @@ _SPELLINGS: Final[tuple[Callable[[str], str], ...]] = (
     lambda key: _without_slot(_without_prefix(key)),
     lambda key: _without_slot(_without_scope(key)),
 )
+
+
+def _free_or_misspelled(runtime: Runtime, key: str) -> str:
+    """What to say of ``key``, under which nothing is held.
+
+    A free key is nowhere in the store. Only its spelling tells it from one that no task can have.
+    """
+    app: Any = runtime.app
+    app.loader.import_default_modules()
+    forms = {_form_of(task) for task in singleton_tasks(app)}
+    spellings = {*forms, _OF_BEATS}
+    if key.startswith(runtime.keyspace.match_all().partition("*")[0]):
+        name = _without_prefix(key)
+    else:
+        name = key
+        # Without its scope a key tells nothing where all behind it is a placeholder.
+        rests = {form.partition(":")[2] for form in forms}
+        spellings |= {rest for rest in rests if not rest.startswith("{")}
+    if name.startswith("claim|"):
+        name = name.split("|", 2)[-1]
+    if any(_pattern_of(spelling).fullmatch(name) for spelling in spellings):
+        return f"{key} is free"
+    known = "".join(f"\n  {form}" for form in sorted(forms)) or " none: it has no singleton task"
+    return f"nothing is held under {key}: it is free, or misspelled. The keys of this app:{known}"
+
+
+# The keys of the leases by which beats elect a leader.
+_OF_BEATS: Final = "celery.beat:{name}"
+
+
+def _form_of(task: Any) -> str:
+    """A task's keys behind their shard, with what differs between calls in braces."""
+    options = task.singleton or {}
+    spec = options.get("key")
+    if isinstance(spec, PerTask):
+        spec = "*"
+    elif callable(spec):
+        spec = f"{{what {getattr(spec, '__name__', 'its key function')} returns}}"
+    elif not isinstance(spec, str):
+        spec = f"{{digest of {', '.join(spec) if spec else 'all arguments'}}}"
+    return f"{options.get('scope') or task.name}:{spec}"
+
+
+def _pattern_of(form: str) -> re.Pattern[str]:
+    pieces = re.split(r"\{[^}]*\}", form)
+    return re.compile(f"(?s:{'.*'.join(map(re.escape, pieces))}(#\\d+)?)")
 
 
 def _matches(key: str, pattern: str) -> bool:

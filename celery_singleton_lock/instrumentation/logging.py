@@ -5,8 +5,9 @@ Never task arguments: a default key is a digest of them, a template shows what i
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import Final
+from typing import Any, Final
 
 from celery_singleton_lock.core.events import Event, EventName
 
@@ -35,21 +36,27 @@ def is_logged(name: EventName) -> bool:
     return logger.isEnabledFor(_LEVELS[name])
 
 
+def _field(value: Any) -> str:
+    """``value`` as parsers of ``key=value`` lines (logfmt) read it: quoted if it has a blank."""
+    text = str(value)
+    plain = text and text.isprintable() and not {" ", '"'} & {*text}
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
 def log_event(event: Event) -> None:
     """The sink. ``extra`` carries the fields for structured handlers, prefixed ``singleton_``."""
     if not is_logged(event.name):
         return
     who = f"{event.task}[{event.task_id}]" if event.task else event.task_id
-    details = " ".join(f"{name}={value}" for name, value in event.data.items())
-    holder = f" holder={event.holder}" if event.holder.worker else ""
+    fields = {"key": event.key, **event.data}
+    if event.holder.worker:
+        fields["holder"] = event.holder
     logger.log(
         _LEVELS[event.name],
-        "singleton %s: %s key=%s %s%s",
+        "singleton %s: %s %s",
         event.name,
         who,
-        event.key,
-        details,
-        holder,
+        " ".join(f"{name}={_field(value)}" for name, value in fields.items()),
         extra={
             "singleton_event": str(event.name),
             "singleton_key": event.key,

@@ -161,6 +161,18 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
     assert "released" in outputs[2].stdout
 
 
+def test_every_worker_that_is_started_as_documented_logs_skips() -> None:
+    pages = [ROOT / "README.md", ROOT / "example_project/app.py"]
+    pages += [*(ROOT / "docs").glob("*.md"), ROOT / "example_project/README.md"]
+    found = [
+        command
+        for page in pages
+        for command in re.findall(r"celery -A \S+ worker\b[^`\n]*", page.read_text())
+    ]
+    assert len(found) >= 4
+    assert [command for command in found if "-l INFO" not in command] == []
+
+
 def test_every_link_of_the_documentation_leads_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

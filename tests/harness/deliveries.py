@@ -31,7 +31,7 @@ def told(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter
         event: Its name.
         reason: Only with this one.
     """
-    pattern = re.compile(rf"singleton {event}: \S+\[(\S+)\] .*{reason and f'reason={reason}'}")
+    pattern = re.compile(rf"singleton {event}: \S+\[(\S+)\] .*{reason and f'reason=.?{reason}'}")
     lines = [line for worker in workers for line in worker.lines]
     return Counter(match[1] for line in lines if (match := pattern.search(line)))
 

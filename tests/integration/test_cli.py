@@ -251,10 +251,38 @@ def test_release_asks_and_no_is_the_default(cli: Cli, load_app: LoadApp) -> None
 
 @pytest.mark.slow
 def test_release_of_a_free_key_says_so(cli: Cli) -> None:
-    answer = cli("release", "nothing")
-    assert (answer.status, answer.out, answer.err) == (1, "", "nothing is free already\n")
-    answer = cli("release", "--force", "--json", "nothing")
-    assert (answer.status, answer.json()) == (1, {"key": "nothing", "released": False})
+    key = f"{BRIEF}:nothing"
+    answer = cli("release", key)
+    assert (answer.status, answer.out, answer.err) == (1, "", f"{key} is free\n")
+    answer = cli("release", "--force", "--json", key)
+    assert (answer.status, answer.json()) == (1, {"key": key, "released": False})
+
+
+def test_a_wrong_key_does_not_look_free(cli: Cli) -> None:
+    assert cli("show", f"{BRIEF}:a").out == f"{BRIEF}:a is free\n"
+    assert "breif:a: it is free, or misspelled" in cli("show", "breif:a").out
+
+
+@pytest.mark.slow
+def test_a_wrong_key_does_not_look_free_in_any_spelling(cli: Cli) -> None:
+    for wrong in ("breif:a", "csl:{celery:0}:a", f"csl:{{other:0}}:{BRIEF}:a"):
+        answer = cli("show", wrong)
+        assert answer.status == 1
+        assert f"{wrong}: it is free, or misspelled" in answer.out
+        assert f"\n  {BRIEF}:{{key}}\n" in answer.out, "it says how keys are spelled"
+    answer = cli("show", "--json", "breif:a")
+    assert (answer.status, answer.json()) == (1, None)
+    assert "misspelled" in answer.err
+    answer = cli("release", "breif:a")
+    assert (answer.status, answer.out) == (1, "")
+    assert "misspelled" in answer.err
+
+
+@pytest.mark.slow
+def test_a_free_key_is_told_as_free_in_each_spelling(cli: Cli) -> None:
+    for key in (f"{BRIEF}:a", f"csl:{{celery:0}}:{BRIEF}:a", f"claim|{BRIEF}|{BRIEF}:a"):
+        answer = cli("show", key)
+        assert (answer.status, answer.out, answer.err) == (1, f"{key} is free\n", "")
 
 
 def test_release_frees_nothing_if_the_holder_changed_meanwhile(

@@ -275,8 +275,8 @@ def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
     journal.wait_for_starts(key="k")
     with replaced(loss, keys, "k") as other:
         wait_for_run(journal, "k")
-        process.wait_for_log("singleton put-back: .*reason=lease lost")
-        process.wait_for_log("singleton put-back: .*reason=started")
+        process.wait_for_log('singleton put-back: .*reason="lease lost"')
+        process.wait_for_log('singleton put-back: .*reason="started')
         assert len(journal.runs("k")) == 1
         assert result.state == "PENDING"
         freed = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ from celery_singleton_lock import (
     lease_released,
     singleton_task,
 )
+from celery_singleton_lock.arrival import Outcome
+from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.instrumentation.logging import log_event
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 from celery_singleton_lock.testing.server import PrivateServer
 from tests.harness.journal import Journal, Record
@@ -99,7 +104,24 @@ def test_a_skip_names_the_holder_at_info(work: Any, log: Log) -> None:
     assert vars(line)["singleton_data"]["outcome"] == "skip"
     expected = f"singleton conflict: work[{result.id}] key={lease.key} outcome=skip"
     assert line.getMessage().startswith(expected)
-    assert line.getMessage().endswith(f"holder={lease.holder}")
+    assert line.getMessage().endswith(f'holder="{lease.holder}"')
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_line_is_read_by_parsers_of_fields(outcome: Outcome, log: Log) -> None:
+    holder = Holder(task="work", task_id='a "b"', worker="w@host", pid=7)
+    data = {"outcome": str(outcome), "reason": "started work is not skipped", "delay": 0.5}
+    data["error"] = 'said "no"\nand left'
+    event = Event(name=EventName.CONFLICT, key="k", task_id="id", holder=holder, data=data)
+    log_event(event)
+    [line] = log()
+    assert "\n" not in line.getMessage()
+    head, *fields = line.getMessage().partition("id ")[2].split(" outcome=")
+    assert head == "key=k"
+    assert fields[0].split(" ")[0] == str(outcome), "a word of its own, without quotes"
+    found = dict(word.split("=", 1) for word in shlex.split(line.getMessage()) if "=" in word)
+    assert found.pop("error").replace("\\n", "\n") == data.pop("error")
+    assert found == {"key": "k", "holder": str(holder)} | {k: str(v) for k, v in data.items()}
 
 
 def test_who_waits_says_so_once_and_for_whom(work: Any, log: Log) -> None:
@@ -177,7 +199,7 @@ def test_a_worker_logs_a_skip_and_a_put_back(
     key = re.escape(pools.brief.lock_key("k"))
     process.wait_for_log(
         rf"INFO.*singleton conflict: .*brief\[{skipped.id}\] key={key} outcome=skip"
-        rf" .*holder={holder}$"
+        rf' .*holder="{holder}"$'
     )
     waiting = pools.brief.apply_async(("k",), singleton={"on_conflict": "retry"})
     process.wait_for_log(rf"INFO.*singleton put-back: .*brief\[{waiting.id}\] key={key} delay=")
