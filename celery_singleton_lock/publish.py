@@ -4,7 +4,8 @@ Promises
     Of equal calls, one is queued at a time (``until_start``), or queued or running
     (``until_done``): one round trip more for each call. A publish that fails frees its claim. A
     silent store never stops a call for longer than a second: it goes out without a claim, for the
-    lock holds anyway. No call is answered with one that is known to have ended.
+    lock holds anyway. No call is answered with one that is known to have ended: a duplicate costs
+    another round trip, to the result backend. A silent Redis backend stops it for a second at most.
 
 Does not promise
     To notice a message that vanished (a purged queue, a broker that lost it): ``unique_for`` bounds
@@ -221,12 +222,14 @@ def _admit(publication: Publication, runtime: Runtime, claim: Claim, token: Toke
     )
     existing = _ask(runtime, call)
     runtime.orphans.pop(claim.key, None)
-    if existing is None or not _gives_way(app, existing, call.holder):
+    if existing is None or not _gives_way(publication, runtime, existing, call.holder):
         return existing
     return _ask(runtime, replace(call, instead_of=existing.token))
 
 
-def _gives_way(app: Celery, existing: Record, caller: Holder) -> bool:
+def _gives_way(
+    publication: Publication, runtime: Runtime, existing: Record, caller: Holder
+) -> bool:
     """Whether the call that has the claim can't be counted on to do the work of another.
 
     Where it may expire and that one may not; where it is the running task that publishes its own
@@ -236,10 +239,10 @@ def _gives_way(app: Celery, existing: Record, caller: Holder) -> bool:
     # Two that expire are of one sort: with expires=60 at the task, each is the later one.
     if existing.phase is Phase.QUEUED and existing.holder.expires and not caller.expires:
         return True
-    running: Any = app.current_worker_task
+    running: Any = publication.app.current_worker_task
     if running is not None and str(running.request.id) == _task_id(existing):
         return True
-    return _has_ended(app, existing)
+    return _has_ended(publication.app, runtime, existing)
 
 
 def _stands_for(existing: Record, claim: Claim) -> bool:
@@ -275,13 +278,16 @@ def _seconds_until(when: Any, app: Celery) -> float:
         return 0.0  # Celery will say what is wrong with it
 
 
-def _has_ended(app: Celery, existing: Record) -> bool:
+def _has_ended(app: Celery, runtime: Runtime, existing: Record) -> bool:
     """Whether the task of a claim is known to have ended: then nobody will free its claim."""
-    backend: Any = app.backend
-    if isinstance(backend, RPCBackend):
+    if isinstance(app.backend, RPCBackend):
         return False  # asking for a result takes it away from whoever waits for it
     try:
-        meta = backend.get_task_meta(_task_id(existing))
+        backend = _quick_backend(app, runtime)
+        # The part of get_task_meta() that result_backend_always_retry doesn't repeat, by default
+        # without an end.
+        get_task_meta = getattr(backend, "_get_task_meta_for", None) or backend.get_task_meta
+        meta = get_task_meta(_task_id(existing))
         if meta.get("status") not in states.READY_STATES:
             return False
         done = meta.get("date_done")
@@ -293,6 +299,27 @@ def _has_ended(app: Celery, existing: Record) -> bool:
         return bool(done.timestamp() > existing.holder.since - _CLOCKS_DIFFER_BY)
     except Exception:
         return False  # no result backend, or a silent one: then the claim counts
+
+
+def _quick_backend(app: Celery, runtime: Runtime) -> Any:
+    """The result backend, bounded where that is possible: on Redis and Valkey, and their Sentinels.
+
+    Celery's own waits two minutes for a silent server, and redis-py asks it four times.
+    """
+    backend: Any = app.backend
+    if not isinstance(getattr(backend, "connparams", None), dict):
+        return backend
+    if runtime.quick_backend is None:
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        quick = type(backend)(app=app, url=backend.url)
+        # A socket file has no time to connect.
+        timeouts = {"socket_timeout", "socket_connect_timeout"} & quick.connparams.keys()
+        quick.connparams |= dict.fromkeys(timeouts, _TIMEOUT)
+        quick.connparams["retry"] = Retry(NoBackoff(), 0)
+        runtime.quick_backend = quick
+    return runtime.quick_backend
 
 
 def _task_id(existing: Record) -> str:

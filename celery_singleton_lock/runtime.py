@@ -64,6 +64,9 @@ class Runtime:
         self.events = Events([log_event, send_signal, Monitor(app)], _anybody_hears)
         #: Claims without a message that could not be freed: the task of each, by its key.
         self.orphans: dict[str, str] = {}
+        #: The result backend, with replies that are waited for no longer than the store's; made by
+        #: the first publisher that asks it.
+        self.quick_backend: Any = None
         #: The limits of this app's tasks, by scope, and of how many tasks they are.
         self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store

@@ -39,6 +39,7 @@ class Site:
     Args:
         url: Of the store.
         others: How many more singleton tasks the app shall have.
+        results: URL of a result backend; None: there is none.
 
     Attributes:
         plain: A task of Celery's that does nothing.
@@ -48,8 +49,8 @@ class Site:
         unique: Claimed when it is published.
     """
 
-    def __init__(self, url: str, others: int = 0) -> None:
-        self.app = app = Celery("costs", broker="memory://", set_as_current=False)
+    def __init__(self, url: str, others: int = 0, results: str | None = None) -> None:
+        self.app = app = Celery("costs", broker="memory://", backend=results, set_as_current=False)
         app.conf.singleton_lock_url = url
         self.plain: Any = app.task(_body, name="costs.plain", shared=False)
         # Celery gives an app's tasks to all apps that come after it, unless it is told not to.
@@ -186,9 +187,9 @@ def _end_heartbeat(site: Site) -> None:
 
 
 @contextmanager
-def open_site(url: str, others: int = 0) -> Iterator[Site]:
+def open_site(url: str, others: int = 0, results: str | None = None) -> Iterator[Site]:
     """A site, and its end."""
-    site = Site(url, others)
+    site = Site(url, others, results)
     try:
         _end_heartbeat(site)
         for _ in range(_WARM_UP):

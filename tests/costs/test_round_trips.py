@@ -1,6 +1,7 @@
 """What each step asks of the lock store, in exact numbers, counted at the sockets of this process.
 
-The broker is in memory and there is no result backend: what is on the wire is the locks' alone.
+The broker is in memory, and there is no result backend but where the test says so: what is on the
+wire is the locks' alone.
 `tests/integration/test_round_trips.py` has the same of real workers, by the server's own count.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -107,6 +109,33 @@ def test_a_call_costs_one_round_trip_with_a_claim_and_none_without(site: Site, t
     assert take() == ONE
     assert site.publish(site.unique, "new").id == first.id  # a duplicate
     assert take() == ONE
+
+
+def test_only_a_duplicate_asks_the_result_backend_and_does_so_once(url: str) -> None:
+    with (
+        PrivateServer() as results,
+        open_site(url, results=results.url()) as site,
+    ):
+        servers = {"store": Wire({urlsplit(url).port or 0}), "results": Wire({results.port})}
+
+        def costs(call: Callable[[], Any]) -> dict[str, Count]:
+            counts = {}
+            for name, wire in servers.items():
+                with wire.listening():
+                    call()
+                    counts[name] = wire.take()
+            return counts
+
+        for _ in range(2):  # the connections stand, and the backend's claim is taken
+            site.publish(site.unique, "taken")
+        site.publish(site.plain)
+        names = count()
+        plain = costs(lambda: site.publish(site.plain))
+        assert plain["store"] == NONE
+        claimed = costs(lambda: site.publish(site.unique, f"new-{next(names)}"))
+        assert claimed == {"store": ONE, "results": plain["results"]}
+        duplicate = costs(lambda: site.publish(site.unique, "taken"))
+        assert duplicate == {"store": ONE, "results": ONE}
 
 
 def test_a_hold_costs_two_round_trips(site: Site, take: Take) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from celery import Task, chain
+from celery import Celery, Task, chain
 from celery.result import GroupResult
 
 from celery_singleton_lock import (
@@ -25,6 +25,7 @@ from celery_singleton_lock import (
     hold,
     is_skipped,
     publish,
+    singleton_task,
 )
 from celery_singleton_lock.delivery import HEADER
 from celery_singleton_lock.runtime import Runtime
@@ -313,6 +314,42 @@ def test_a_claim_that_outlived_its_task_is_taken_over(
     assert second.get(timeout=20) == name
     freed(stage, stage.app.once, name)
     assert ran(stage, name) == [first.id, second.id]
+
+
+@pytest.mark.timeout(30)  # Celery's own patience with a silent backend is minutes, or endless
+@pytest.mark.parametrize("fault", ["pause", "kill"])
+@pytest.mark.parametrize("always_retry", [False, True])
+def test_a_duplicate_is_answered_though_the_result_backend_is_away(
+    redis_url: str, private_redis: PrivateServer, fault: str, always_retry: bool
+) -> None:
+    app = Celery("away", broker="memory://", backend=private_redis.url(), set_as_current=False)
+    app.conf.update(singleton_lock_url=redis_url, result_backend_always_retry=always_retry)
+
+    @singleton_task(app=app, name="away", shared=False, unique="until_done")
+    def away(name: str) -> None: ...
+
+    first = away.delay("k")
+    assert away.delay("k").id == first.id, "the backend is there"
+    getattr(private_redis, fault)()
+    assert away.delay("k").id == first.id
+    app.close()
+
+
+def test_a_claim_is_taken_over_after_a_restart_of_the_result_backend(
+    redis_url: str, private_redis: PrivateServer
+) -> None:
+    app = Celery("away", broker="memory://", backend=private_redis.url(), set_as_current=False)
+    app.conf.singleton_lock_url = redis_url
+
+    @singleton_task(app=app, name="away", shared=False, unique="until_done")
+    def away(name: str) -> None: ...
+
+    first = away.delay("k")
+    assert away.delay("k").id == first.id, "the backend is asked"
+    app.backend.store_result(first.id, None, "SUCCESS")
+    private_redis.restart(keep_data=True)  # every connection to it is broken
+    assert away.delay("k").id != first.id
+    app.close()
 
 
 def test_a_call_that_is_known_to_run_keeps_its_claim(

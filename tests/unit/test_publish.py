@@ -285,7 +285,7 @@ def test_of_two_that_find_a_stale_claim_one_takes_it_over(
             others.append(sync.delay())  # it was faster
         return read(task_id)
 
-    monkeypatch.setattr(bench.app.backend, "get_task_meta", get_task_meta)
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", get_task_meta)
     assert sync.delay().id == others[1].id
 
 
@@ -317,7 +317,7 @@ def test_the_result_of_an_earlier_call_with_the_same_id_is_not_that_of_the_claim
     first = sync.apply_async(task_id="nightly")
     done = datetime.fromtimestamp(bench.clock.wall(), UTC) + ended
     meta = {"status": states.SUCCESS, "date_done": form(done)}
-    monkeypatch.setattr(bench.app.backend, "get_task_meta", lambda task_id: meta)
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", lambda task_id: meta)
     assert (sync.delay().id == first.id) is counts
 
 
@@ -327,7 +327,7 @@ def test_a_result_that_says_nothing_of_its_time_counts_as_the_claims(
     sync = bench.task(unique="until_done")
     first = sync.delay()
     meta = {"status": states.SUCCESS, "date_done": None}
-    monkeypatch.setattr(bench.app.backend, "get_task_meta", lambda task_id: meta)
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", lambda task_id: meta)
     assert sync.delay().id != first.id
 
 
@@ -336,7 +336,9 @@ def test_with_the_rpc_backend_the_claim_counts_and_no_result_is_taken_away(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, result_persistent: bool | None
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(RPCBackend, "get_task_meta", lambda self, task_id: asked.append(task_id))
+    for name in ("get_task_meta", "_get_task_meta_for"):
+        ask = lambda self, task_id: asked.append(task_id)  # noqa: E731
+        monkeypatch.setattr(RPCBackend, name, ask, raising=False)
     bench.app.conf.update(result_backend="rpc://", result_persistent=result_persistent)
     sync = bench.task(unique="until_done")
     first = sync.delay()
@@ -362,7 +364,7 @@ def test_a_result_backend_that_fails_leaves_the_claim_standing(
 
     sync = bench.task(unique="until_done")
     first = sync.delay()
-    monkeypatch.setattr(bench.app.backend, "get_task_meta", fail)
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", fail)
     assert sync.delay().id == first.id
 
 
