@@ -39,7 +39,16 @@ from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavail
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.skipped import SkippedResult, skipped_value
 
-__all__ = ["Publication", "carry_claim", "continues", "is_canvas", "is_chords_body", "publish"]
+__all__ = [
+    "RPC_CURE",
+    "Publication",
+    "carry_claim",
+    "continues",
+    "is_canvas",
+    "is_chords_body",
+    "publish",
+    "sends_results_to_first_caller",
+]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -351,7 +360,51 @@ def _answer(publication: Publication, runtime: Runtime, existing: Record) -> Asy
             task_id,
             existing.ttl,
         )
+    _warn_of_rpc(publication, task_id)
     return publication.app.AsyncResult(task_id, task_name=publication.task)
+
+
+def sends_results_to_first_caller(
+    app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
+) -> bool:
+    """Whether a duplicate's caller is given a result that reaches the first call's thread alone.
+
+    The ``rpc://`` backend sends a result to a queue of the thread that published the message.
+    """
+    ignored = options.get("ignore_result", getattr(task, "ignore_result", False))
+    return (
+        policy.unique is not None
+        and policy.on_duplicate is OnDuplicate.RETURN_EXISTING
+        and isinstance(app.backend, RPCBackend)
+        and not ignored
+    )
+
+
+def _warn_of_rpc(publication: Publication, task_id: str) -> None:
+    """Warn once per process and task of a result that may never arrive where it is returned."""
+    app, name = publication.app, publication.task
+    if name in _warned or not sends_results_to_first_caller(
+        app, app.tasks.get(name), publication.policy, publication.options
+    ):
+        return
+    _warned.add(name)
+    logger.warning(
+        "singleton: a call of %s returns the result of %s, but rpc:// delivers a result only to "
+        "the process and thread that published the message: anywhere else .get() waits for ever. "
+        "%s",
+        name,
+        task_id,
+        RPC_CURE,
+    )
+
+
+#: What to do about results that reach the first caller alone.
+RPC_CURE: Final = (
+    'Use a result backend that all processes share, such as redis://, or on_duplicate="skip" or '
+    '"raise"; where no caller reads the result, ignore_result=True.'
+)
+# Names of the tasks that were warned of.
+_warned: Final[set[str]] = set()
 
 
 def _free(runtime: Runtime, claim: Claim, token: Token) -> None:

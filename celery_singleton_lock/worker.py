@@ -20,12 +20,13 @@ from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.instrumentation.monitor import Monitor
+from celery_singleton_lock.publish import RPC_CURE, sends_results_to_first_caller
 from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.shared_record import SharedRecord
 
-__all__ = ["SingletonStep", "check_eviction", "check_tasks"]
+__all__ = ["SingletonStep", "check_eviction", "check_results", "check_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -51,6 +52,8 @@ class SingletonStep(bootsteps.StartStopStep):
             runtime = Runtime.of(app)
             check_tasks(app, runtime.store)
             _warn_of_timeouts(app, runtime.settings)
+            if problem := check_results(app):
+                logger.warning("singleton: %s. %s", problem, RPC_CURE)
             _check_eviction(runtime.store, runtime.settings)
             _check_shards(runtime.store, runtime.keyspace)
         except SettingsError as exc:
@@ -136,6 +139,22 @@ def _warn_of_timeouts(app: Celery, settings: Settings) -> None:
                 ttl,
                 timeout,
             )
+
+
+def check_results(app: Celery) -> str:
+    """Which tasks answer duplicates with results that arrive elsewhere; empty: none does."""
+    names = [
+        task.name
+        for task in singleton_tasks(app)
+        if sends_results_to_first_caller(app, task, task.singleton_policy(), {})
+    ]
+    if not names:
+        return ""
+    return (
+        f'{", ".join(names)}: on_duplicate="return_existing" gives every caller the result of the '
+        "first call, but rpc:// delivers it only to the process and thread of that call: anywhere "
+        "else .get() waits for ever"
+    )
 
 
 def _check_eviction(store: Store, settings: Settings) -> None:

@@ -10,8 +10,9 @@ from celery import Celery
 from celery_singleton_lock.beat.candidacy import check_leader_ttl
 from celery_singleton_lock.diagnosis.finding import Finding, Severity
 from celery_singleton_lock.errors import SettingsError
+from celery_singleton_lock.publish import RPC_CURE
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
-from celery_singleton_lock.worker import check_tasks
+from celery_singleton_lock.worker import check_results, check_tasks
 
 __all__ = ["examine_tasks"]
 
@@ -37,6 +38,8 @@ def examine_tasks(app: Celery, runtime: Runtime) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, "tasks", str(exc), "no worker starts before this is mended")
         return
     yield Finding(Severity.OK, "tasks", f"{len(tasks)} with a lock")
+    if problem := check_results(app):
+        yield Finding(Severity.WARNING, "tasks", problem, RPC_CURE)
     timeout = runtime.settings.visibility_timeout
     if timeout is not None:
         yield from _ttls(tasks, timeout)

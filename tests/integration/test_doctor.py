@@ -225,6 +225,17 @@ def test_timeouts_that_do_not_fit_are_told(server: PrivateServer) -> None:
     assert all("patient.work" in finding.text for finding in (warning, note))
 
 
+def test_results_that_reach_the_first_caller_alone_are_told(server: PrivateServer) -> None:
+    app = app_on(server.url(), unique="until_done")
+    assert [finding.severity for finding in found(app, "tasks")] == [Severity.OK]
+    app = app_on(server.url(), unique="until_done")
+    app.conf.update(result_backend="rpc://", singleton_lock_url=server.url())
+    _, finding = found(app, "tasks")
+    assert finding.severity is Severity.WARNING
+    assert "patient.work" in finding.text
+    assert "rpc://" in finding.text
+
+
 def test_an_app_without_singleton_tasks_is_probably_the_wrong_one(server: PrivateServer) -> None:
     app = Celery("empty", broker=server.url(), backend=server.url(), set_as_current=False)
     app.finalize()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, Task, shared_task
+from celery.exceptions import TimeoutError
 
 from celery_singleton_lock import (
     PER_TASK,
@@ -253,6 +256,55 @@ def test_a_ttl_above_the_visibility_timeout_is_a_warning(
     assert "site_of_test.greet has ttl=60 s" in line
     assert "visibility_timeout of 30 s" in line
     assert "Set ttl below visibility_timeout." in line
+
+
+def test_results_that_reach_the_first_caller_alone_are_a_warning(
+    environment: dict[str, str],
+    redis_url: str,
+    worker: StartWorker,
+    write_app: WriteApp,
+    load_app: LoadApp,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment |= {"RESULT_URL": "rpc://", "LOCK_URL": redis_url}
+    name = write_app("""
+    @singleton_task(app=app, unique="until_done")
+    def once(): ...
+
+    @singleton_task(app=app, unique="until_done", on_duplicate="skip")
+    def skips(): ...
+
+    @singleton_task(app=app, unique="until_done", ignore_result=True)
+    def silent(): ...
+    """)
+    once = load_app(name).once
+    first = once.delay()
+
+    def duplicate() -> None:
+        second = once.delay()
+        assert second.id == first.id
+        answered.set()
+        assert done.wait(60)
+        with pytest.raises(TimeoutError):
+            second.get(timeout=0.1)  # the first caller has it already
+
+    answered, done = threading.Event(), threading.Event()
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(duplicate)
+        try:
+            assert answered.wait(60)
+            process = worker(name)
+            first.get(timeout=60)
+        finally:
+            done.set()
+        other.result()
+    [published] = [r.getMessage() for r in caplog.records if "rpc://" in r.getMessage()]
+    [started] = [line for line in process.lines if "rpc://" in line and "WARNING" in line]
+    for warning in (published, started):
+        assert f"{name}.once" in warning
+        assert not {f"{name}.skips", f"{name}.silent"} & {*re.findall(r"[\w.]+", warning)}
+        assert "redis://" in warning, "it names the way out"
+        assert "ignore_result=True" in warning
 
 
 def test_a_login_that_may_not_ask_for_info_works(

@@ -347,6 +347,27 @@ def test_with_the_rpc_backend_the_claim_counts_and_no_result_is_taken_away(
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"ignore_result": True}, {"on_duplicate": "skip"}], ids=str
+)
+def test_with_the_rpc_backend_a_duplicates_caller_is_warned_once_of_its_result(
+    bench: Bench, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    bench.app.conf.update(result_backend="rpc://")
+    sync = bench.task(unique="until_done", **options)
+    first = sync.delay()
+    assert "rpc://" not in caplog.text
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            sync.delay()
+    warnings = [r.getMessage() for r in caplog.records if "rpc://" in r.getMessage()]
+    assert len(warnings) == (not options)
+    for warning in warnings:
+        assert first.id in warning
+        assert sync.name in warning
+        assert 'on_duplicate="skip"' in warning, "it names the way out"
+
+
 @pytest.mark.parametrize("backend", ["disabled://", None])
 def test_without_a_result_backend_the_claim_counts(backend: str | None) -> None:
     bench = Bench(result_backend=backend)
