@@ -65,6 +65,14 @@ class _Job:
         newest = max(record.data["copy"] for record in sent)
         return [record for record in sent if record.data["copy"] == newest]
 
+    def last_sign_of_life(self) -> Record:
+        """The last record, but for the end of a copy that another had replaced by then."""
+        newest = max(record.data["copy"] for record in self.records if "copy" in record.data)
+        return max(
+            (r for r in self.records if r.event != "left" or self._copy_of(r.pid, r.at) == newest),
+            key=lambda record: record.at,
+        )
+
     def was_skipped_first(self) -> bool:
         """Whether it was skipped, and no body of it had begun by then."""
         return any(
@@ -212,7 +220,7 @@ class _Ends:
 
     def took_with_it(self, job: _Job) -> bool:
         """Whether a worker that had the job was hurt after the job's last sign of life."""
-        last = max(job.records, key=lambda record: record.at)
+        last = job.last_sign_of_life()
         if last.event == "left" and last.data.get("state") is not None:
             return False  # the task had ended, so the message was no more in anybody's hands
         workers = {record.data.get("worker") for record in job.records} - {None}

@@ -230,8 +230,10 @@ def test_a_stale_write_that_is_refused_is_no_violation() -> None:
 # Jobs.
 
 
-def left(story: Story, job: str, at: float, state: str | None, error: str | None = None) -> Story:
-    return story.add("left", at, task_id=job, state=state, error=error)
+def left(
+    story: Story, job: str, at: float, state: str | None, error: str | None = None, pid: int = 1
+) -> Story:
+    return story.add("left", at, task_id=job, state=state, error=error, pid=pid)
 
 
 def test_a_job_that_never_ran_is_lost() -> None:
@@ -341,6 +343,14 @@ def test_a_job_acknowledged_late_may_not_die_with_its_process() -> None:
 def test_a_job_acknowledged_early_is_lost_if_its_worker_had_died_before() -> None:
     story = Story().published("j", "early").received("j", 0.5)
     assert story.add("death", 0.4, pid=1, worker="w").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_dropped_older_copy_is_not_the_end_of_an_early_job_that_died_with_its_process() -> None:
+    story = Story().published("j", "early").published("j", "early", at=0.5, copy=(0, 1))
+    story.received("j", 0.6, (0, 1)).taken("j", 1, (0, 1))
+    story.add("start", 1.0, run="a", task_id="j", key="k", worker="w", task=f"{APP}.early")
+    left(story.taken("j", 1.5, pid=2), "j", 1.6, "IGNORED", pid=2)
+    assert story.add("death", 2, pid=1, worker="w").kinds() == []
 
 
 def test_a_message_may_vanish_when_something_was_killed_before_it_was_received() -> None:
