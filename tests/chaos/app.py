@@ -25,6 +25,7 @@ from celery_singleton_lock.delivery import HEADER, Delivery
 from tests.chaos import broken
 from tests.chaos.body import LeaseGuard, run_body
 from tests.chaos.history import VARIABLE, History
+from tests.chaos.stacks import dump_on_signal
 
 TTL = float(os.environ["TTL"])
 
@@ -160,6 +161,8 @@ def _released(event: Any = None, **_: Any) -> None:
 
 
 @signals.worker_init.connect(weak=False)
-def _break(**_: Any) -> None:
+def _prepare(**_: Any) -> None:
     # In workers, before they fork; never in the process of a campaign or a test.
     broken.break_on_purpose(os.environ.get("CHAOS_BROKEN", ""))
+    if VARIABLE in os.environ:
+        dump_on_signal(History.from_env().directory)

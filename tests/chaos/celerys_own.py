@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import celery_singleton_lock
+from tests.chaos.stacks import HEAD
 
 _PACKAGE = str(Path(celery_singleton_lock.__file__).parent)
 
@@ -38,7 +39,7 @@ def reason_for_hang(stacks: str) -> str:
     job to a child, the pool waits for the children's answers, which nobody reads any more. That is
     the main thread's doing; another one of ours, the pulse, is in its frames at all times.
     """
-    main = stacks.partition("MainThread\n")[2].partition("LOCAL VARIABLES")[0]
+    main = stacks.partition(HEAD)[0].partition("MainThread\n")[2].partition("LOCAL VARIABLES")[0]
     if "_flush_outqueue" in main and _PACKAGE not in main:
         return "shutdowns that hung in Celery's own pool"
     return ""

@@ -11,6 +11,7 @@ import redis
 from tests.chaos.bodies import bodies
 from tests.chaos.jobs import under_way
 from tests.chaos.site import Site, now
+from tests.chaos.stacks import dumps
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import Record
 from tests.harness.processes import TIMEOUT
@@ -55,7 +56,7 @@ class Drain:
                 broker.wait_until_empty(timeout=_DRAIN)
             except AssertionError:
                 left = dict(broker.messages())
-                self._tell("never-ends", f"messages are still in the broker: {left}")
+                self._never_ends(f"messages are still in the broker: {left}")
 
     def _free_keys(self) -> None:
         """Leases of the dead end with their ttl; what is there after it was left."""
@@ -79,10 +80,13 @@ class Drain:
                 inside.pop((record.pid, record.task_id), None)
         for (pid, job), _ in inside.items():
             if pid in living:
-                self._tell("never-ends", f"process {pid} is still at {job}")
+                self._never_ends(f"process {pid} is still at {job}")
 
-    def _tell(self, event: str, text: str) -> None:
-        self._site.history.write(event, text=text)
+    def _never_ends(self, what: str) -> None:
+        directory = self._site.history.directory
+        living = [worker for worker in self._site.workers() if worker.alive]
+        where = "\n".join(dumps(worker, directory) for worker in living)
+        self._site.history.write("never-ends", text=f"{what}; the workers are at:\n{where}")
 
 
 def keys_left(client: redis.Redis) -> dict[str, str]:

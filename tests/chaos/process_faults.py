@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from tests.chaos.schedule import Fault
 from tests.chaos.site import Post, Site, now, signal_all, stopped
+from tests.chaos.stacks import stacks
 from tests.harness.deliveries import wait_until
-from tests.harness.processes import Process, is_running
+from tests.harness.processes import is_running
 from tests.harness.worker import CeleryWorker
 
 #: Seconds a shutdown may take: the longest body, a redelivery, a slow machine.
@@ -142,7 +143,8 @@ def _shut_down(
         worker.wait(_LONGEST_SHUTDOWN)
     except AssertionError:
         patience = f"not within {_LONGEST_SHUTDOWN:g} s"
-        text = f"the {how} shutdown of {worker.name}; it is at:\n{stacks(worker)}"
+        where = stacks(worker, site.history.directory)
+        text = f"the {how} shutdown of {worker.name}; it is at:\n{where}"
         site.history.write("never-ends", text=text)
     pids = sorted({*pids, *worker.group()})
     worker.kill_group()
@@ -151,19 +153,6 @@ def _shut_down(
         site.history.write("down", worker=worker.hostname, how=how, at=at, until=now())
     site.history.mine().note(f"{how} shutdown of {worker.name} ended {patience}")
     site.start_worker(post, soft=next_soft)
-
-
-def stacks(worker: Process) -> str:
-    """Where the parent's threads are, as Celery prints it on SIGUSR1; empty if it can't."""
-    before = len(worker.lines)
-    worker.send_signal(signal.SIGUSR1)
-    try:
-        # It is printed thread by thread. Celery's handler, which does that, runs in the main one,
-        # so its own frame is the last of the stack that says what the worker is at.
-        worker.wait_for_log(r" in cry$", timeout=10, since=before)
-    except AssertionError:
-        return ""
-    return "\n".join(worker.lines[before:])
 
 
 def _gone(pids: list[int]) -> None:

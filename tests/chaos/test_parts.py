@@ -20,10 +20,10 @@ import pytest
 from tests.chaos.bodies import bodies
 from tests.chaos.history import VARIABLE, History
 from tests.chaos.pictures import draw
-from tests.chaos.process_faults import stacks
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.chaos.resource import Resource
 from tests.chaos.schedule import SORTS, Lane, sorts_for, timetable
+from tests.chaos.stacks import HEAD, dumps, stacks
 from tests.chaos.verdict import Kind as What
 from tests.chaos.verdict import Violation
 from tests.harness.journal import Record
@@ -243,7 +243,7 @@ def test_a_change_of_the_server_cuts_the_connections_to_the_old_one() -> None:
 # What a worker that doesn't end is at.
 
 
-def test_the_stacks_of_a_worker_are_read_to_the_end_of_the_main_thread() -> None:
+def test_the_stacks_of_a_worker_are_read_to_the_end_of_the_main_thread(tmp_path: Path) -> None:
     """They come thread by thread, and only the main one's says what the worker waits for."""
     hanging = textwrap.dedent("""
         import signal, threading, time
@@ -263,7 +263,37 @@ def test_the_stacks_of_a_worker_are_read_to_the_end_of_the_main_thread() -> None
     worker = Process([sys.executable, "-c", hanging]).start()
     try:
         worker.wait_for_log("ready.")
-        assert "in wait_for_children" in stacks(worker).partition("MainThread")[2]
+        printed = stacks(worker, tmp_path).partition("MainThread")[2]
+        assert "in wait_for_children" in printed
+    finally:
+        worker.kill_group()
+
+
+def test_a_child_that_waits_for_a_lock_tells_where_it_is(tmp_path: Path) -> None:
+    """It runs no Python meanwhile, nor does its parent, which waits for it."""
+    hanging = textwrap.dedent("""
+        import multiprocessing, os, sys
+        from pathlib import Path
+        from tests.chaos.stacks import dump_on_signal
+        def wait_for_lock():
+            print("ready.", flush=True)
+            taken.acquire()
+        dump_on_signal(Path(sys.argv[1]))
+        taken = multiprocessing.Lock()
+        taken.acquire()
+        child = os.fork()
+        if not child:
+            wait_for_lock()
+        def wait_for_child():
+            os.waitpid(child, 0)
+        wait_for_child()
+    """)
+    worker = Process([sys.executable, "-c", hanging, str(tmp_path)]).start()
+    try:
+        worker.wait_for_log("ready.")
+        _, parent, child = dumps(worker, tmp_path).split(HEAD)
+        assert "in wait_for_child\n" in parent
+        assert "in wait_for_lock\n" in child
     finally:
         worker.kill_group()
 
