@@ -8,23 +8,32 @@ the keeper and the store's connections use what this module hands out.
 from __future__ import annotations
 
 import _thread
+import importlib
+import select
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["allocate_lock", "get_ident", "is_patched", "socket_owner", "start_new_thread"]
+__all__ = [
+    "allocate_lock",
+    "get_ident",
+    "is_patched",
+    "is_readable",
+    "socket_owner",
+    "start_new_thread",
+]
 
 
-def _original(name: str) -> Any:
-    """The unpatched ``_thread.<name>``, whichever library patched it and whenever it did."""
+def _original(name: str, module: str = "_thread") -> Any:
+    """The unpatched ``<module>.<name>``, whichever library patched it and whenever it did."""
     gevent_monkey = sys.modules.get("gevent.monkey")
     if gevent_monkey is not None:
-        return gevent_monkey.get_original("_thread", name)
+        return gevent_monkey.get_original(module, name)
     eventlet_patcher = sys.modules.get("eventlet.patcher")
     if eventlet_patcher is not None:
-        return getattr(eventlet_patcher.original("_thread"), name)
-    return getattr(_thread, name)
+        return getattr(eventlet_patcher.original(module), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def allocate_lock() -> Any:
@@ -47,6 +56,14 @@ def socket_owner() -> int:
     if "gevent.monkey" not in sys.modules and "eventlet.patcher" not in sys.modules:
         return 0  # asked at each command of a store
     return get_ident() if is_patched() else 0
+
+
+def is_readable(sock: Any) -> bool:
+    """Whether a read from ``sock`` would not block, because of data or of the end of the stream."""
+    poll = select.poll if "gevent.monkey" not in sys.modules else _original("poll", "select")
+    poller = poll()
+    poller.register(sock.fileno(), select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def start_new_thread(function: Callable[[], None], name: str) -> None:

@@ -4,7 +4,8 @@ Promises
     A connection on which anything went wrong, were it an exception thrown into the thread between
     send and read, is closed and never used again: the next call would read the earlier call's
     reply. redis-py's errors leave this module as the library's own. A connection that has been
-    idle for longer than ``MAX_IDLE`` is not used, and TCP keepalive probes the others.
+    idle for longer than ``MAX_IDLE``, or that the server has closed meanwhile, is not used, and TCP
+    keepalive probes the others.
 
 Not the broker's pool, whose size and retries belong to the broker: redis-py's own defaults blocked
 59 s on a dead link, and turned a lost reply into "not acquired". Idle connections are kept per
@@ -50,6 +51,12 @@ _BROKEN: Final = (
 # release, which comes before the reply to its next command. Its attribute `idle_since` is ours; a
 # connection that was not idle before has none.
 _Idle = tuple[Any, PostedRelease | None]
+
+# Seconds after which an idle connection is checked before its use. A command that is sent on a
+# connection which the server has closed has no reply, and nothing says then whether a release was
+# carried out, or the lease had been lost with the server. The check costs a system call, which
+# tasks that do nothing are spared.
+_CHECKED_AFTER: Final = 0.01
 
 # Seconds: the first probe of an idle connection, and the pause between two. They keep its entry in
 # a NAT, and make the kernel close it when three of them are lost.
@@ -157,7 +164,8 @@ class Connections:
         fresh = False
         try:
             taken: _Idle = idle.pop()
-            if self.now() - taken[0].idle_since > MAX_IDLE:
+            age = self.now() - taken[0].idle_since
+            if age > _CHECKED_AFTER and _is_stale(*taken, age):
                 idle.append(taken)
                 _disconnect_all(idle)  # the others have been idle for longer
                 taken, fresh = (self.new(timeout), None), True
@@ -189,7 +197,8 @@ class Connections:
         except IndexError:
             return False
         now = self.now()
-        if owes is not None or now - connection.idle_since > MAX_IDLE:
+        age = now - connection.idle_since
+        if owes is not None or (age > _CHECKED_AFTER and _is_stale(connection, owes, age)):
             idle.append((connection, owes))
             return False
         try:
@@ -376,6 +385,12 @@ def _keepalive_options() -> dict[int, int]:
     return {
         getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)
     }
+
+
+def _is_stale(connection: Any, owes: PostedRelease | None, age: float) -> bool:
+    """Whether an idle connection is not to be used: too old, or closed by the server."""
+    # Where no reply is due, only the end of the stream is readable.
+    return age > MAX_IDLE or (owes is None and native.is_readable(connection._sock))
 
 
 def _disconnect_all(idle: deque[_Idle]) -> None:

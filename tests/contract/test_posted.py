@@ -35,6 +35,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores import connections
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
@@ -130,6 +131,8 @@ def own_server(request: pytest.FixtureRequest) -> PrivateServer:
 @pytest.fixture
 def bench(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    # What the store would notice of a connection that was cut, it does not notice here.
+    monkeypatch.setattr(connections, "_CHECKED_AFTER", float("inf"))
     url = own_server.url(db=6)
     with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
         yield Bench(url, store, raw)
@@ -303,6 +306,21 @@ def test_a_loss_is_reported_where_no_connection_could_take_the_release(
     bench.end(lease)
     assert not bench.is_owed(lease), "it was not waited for"
     assert losses(bench) == [reason]
+
+
+@pytest.mark.parametrize("age", [0.5, 1.5])
+def test_a_release_is_not_sent_on_a_connection_that_the_server_has_closed(
+    bench: Bench, age: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
+    lease = bench.begin(new_key())
+    bench.raw.flushall()
+    bench.cut()
+    with closing(RedisStore(bench.url)) as other:
+        ask(other, new_key(), new_token())  # the shard has a fence counter again
+    bench.clock.advance(age)
+    bench.end(lease)
+    assert losses(bench) == ["gone"], "it was sent once, so its reply leaves no doubt"
 
 
 def test_a_loss_before_a_connection_broke_is_reported(bench: Bench) -> None:
