@@ -72,7 +72,7 @@ def decide(
     delivery: Delivery,
     on_conflict: OnConflict,
     *,
-    can_put_back: bool,
+    no_put_back: str | None,
     wall: float,
     waited: float,
 ) -> Decision:
@@ -82,7 +82,7 @@ def decide(
         refused: What the store answered.
         delivery: What arrived.
         on_conflict: The policy's.
-        can_put_back: False for an eager call, which no message carries: there LockConflict.
+        no_put_back: Why the message can't be put back (LockConflict then); None: it can.
         wall: Seconds since the epoch, for ``max_wait``.
         waited: Seconds this delivery has blocked, for ``timeout``.
     """
@@ -90,10 +90,9 @@ def decide(
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
         return Decision(outcome=Outcome.DROP, reason=str(relation), delivery=delivery)
     if relation is Relation.OTHER and not delivery.started:
-        return _on_conflict(delivery, on_conflict, can_put_back, wall, waited)
-    if not can_put_back:
-        reason = "this call is eager, so it can't be put back"
-        return Decision(outcome=Outcome.RAISE, reason=reason, delivery=delivery)
+        return _on_conflict(delivery, on_conflict, no_put_back, wall, waited)
+    if no_put_back is not None:
+        return Decision(outcome=Outcome.RAISE, reason=no_put_back, delivery=delivery)
     started = replace(delivery, started=True)
     if relation is Relation.EARLIER:
         return Decision(
@@ -110,7 +109,7 @@ def decide(
 
 
 def _on_conflict(
-    delivery: Delivery, rule: OnConflict, can_put_back: bool, wall: float, waited: float
+    delivery: Delivery, rule: OnConflict, no_put_back: str | None, wall: float, waited: float
 ) -> Decision:
     def decision(outcome: Outcome, reason: str) -> Decision:
         return Decision(outcome=outcome, reason=reason, delivery=delivery)
@@ -125,8 +124,8 @@ def _on_conflict(
         if waited < rule.timeout:
             return decision(Outcome.WAIT, "conflict")
         return decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough")
-    if not can_put_back:
-        return decision(Outcome.RAISE, "this call is eager, so it can't be put back")
+    if no_put_back is not None:
+        return decision(Outcome.RAISE, no_put_back)
     # A first conflict that is yet to come was written by others: its message would wait for ever.
     since = wall if delivery.since is None else min(delivery.since, wall)
     left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall

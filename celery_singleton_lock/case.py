@@ -20,7 +20,7 @@ from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import ClaimChange
 from celery_singleton_lock.delivery import Delivery
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.put_back import backoff, put_back
+from celery_singleton_lock.put_back import backoff, put_back, why_not
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settlement import countdown_of
 
@@ -95,6 +95,13 @@ class Case:
     def acks_late(self) -> bool:
         """Whether the message may come again once its work is done."""
         return bool(self.task.acks_late and not self.request.is_eager)
+
+    @property
+    def no_put_back(self) -> str | None:
+        """Why this message can't be put back; None: it can."""
+        if self.request.is_eager:
+            return "this call is eager, so it can't be put back"
+        return why_not(self.task.app, self.request)
 
     def retry_in(self, retval: Any) -> float | None:
         """Seconds until the next attempt on the same key; None if ``retval`` announces none."""

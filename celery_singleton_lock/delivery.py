@@ -19,10 +19,12 @@ from celery_singleton_lock.core.policy import CALL_OPTIONS
 __all__ = [
     "HEADER",
     "NONCE_KEY",
+    "QUEUE_KEY",
     "SERIALIZER_KEY",
     "TICK_HEADER",
     "Delivery",
     "call_header",
+    "call_in_queue",
     "call_of",
     "call_within",
     "header_of",
@@ -38,6 +40,9 @@ TICK_HEADER: Final = "singleton_tick"
 NONCE_KEY: Final = "singleton_nonce"
 #: Key of the request in which it puts the name of the serializer that the message came with.
 SERIALIZER_KEY: Final = "singleton_serializer"
+#: Key of the request in which it puts the name of the queue that the message came from, where the
+#: message doesn't say it.
+QUEUE_KEY: Final = "singleton_queue"
 
 # No message is put back more often than this in a lifetime; a larger number was not written by us.
 _COUNTS: Final = range(10**9)
@@ -196,7 +201,20 @@ def is_put_back(header: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
 
 def _name_of_call(attempt: str) -> str:
     """The name of all calls that one attempt of a task publishes; their ids tell them apart."""
-    return hashlib.blake2b(attempt.encode(), digest_size=4).hexdigest()
+    return _digest(attempt)
+
+
+def call_in_queue(call: str, queue: str) -> str:
+    """The name of the call that one of several queues has got of the same message.
+
+    It stays the same when it is asked for again, for a retry of that call.
+    """
+    ending = _digest(queue)
+    return call if call.endswith(ending) else _digest(call) + ending
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
 
 def call_of(header: Any) -> str:

@@ -48,8 +48,8 @@ _OTHER: Final = Refused(relation=Relation.OTHER)
 # What a conflict leads to that ends the message.
 _ENDS: Final = (Outcome.SKIP, Outcome.REVOKE, Outcome.RAISE)
 _NOT_RUN: Final = (
-    'The call has not run; send it again, or choose another on_conflict ("retry" waits, "skip" '
-    "ends quietly)."
+    'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
+    '"skip" ends quietly).'
 )
 
 
@@ -163,7 +163,8 @@ class Execution:
                 case.tell(EventName.STORE_FAILED, error=str(exc))
                 if case.policy.on_store_error is not OnStoreError.RETRY or case.request.is_eager:
                     raise
-                case.try_to_put_back(case.delivery, AGAIN, "store")
+                if case.no_put_back is None:
+                    case.try_to_put_back(case.delivery, AGAIN, "store")
                 # Neither store nor broker answers. An early-acknowledged message exists nowhere but
                 # here: hold on to it until one of them does.
                 clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
@@ -179,7 +180,7 @@ class Execution:
             refused,
             case.delivery,
             case.policy.on_conflict,
-            can_put_back=not case.request.is_eager,
+            no_put_back=case.no_put_back,
             wall=wall,
             waited=waited,
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,15 +24,19 @@ from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.keeper import MAX_TIMEOUT
 from celery_singleton_lock.core.store import MarkerState
-from celery_singleton_lock.delivery import HEADER, NONCE_KEY, SERIALIZER_KEY, Delivery
+from celery_singleton_lock.delivery import (
+    HEADER,
+    NONCE_KEY,
+    QUEUE_KEY,
+    SERIALIZER_KEY,
+    Delivery,
+)
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.origin import reached_with_delay, without_delay
 from celery_singleton_lock.runtime import Runtime
 
-__all__ = ["backoff", "put_back"]
+__all__ = ["backoff", "put_back", "why_not"]
 
-# Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay;
-# what arrives still has them, and before Celery 5.7 a second prefix would lead nowhere.
-_DELAY_BITS: Final = re.compile(r"^(?:[01]\.){28}")
 _MAX_DOUBLINGS: Final = 30
 
 
@@ -102,26 +105,44 @@ def put_back(
     )
 
 
+def why_not(app: Any, request: Any) -> str | None:
+    """Why the message of ``request`` can't be put back; None: it can.
+
+    What came by a fanout exchange goes back to the queue of this worker alone. RabbitMQ can send it
+    there; on the other transports the workers listen to the exchange, and their queues stay empty.
+    """
+    name = getattr(request, QUEUE_KEY, None)
+    queue = None if name is None else app.amqp.queues.get(name)
+    if queue is None or queue.exchange.type != "fanout" or (driver := _driver(app)) == "amqp":
+        return None
+    return (
+        f"it came by the fanout exchange {queue.exchange.name!r}, on which {driver} can't put a "
+        "message back for one worker"
+    )
+
+
+def _driver(app: Any) -> str:
+    return str(app.producer_pool.connections.connection.transport.driver_type)
+
+
 def _delays_natively(app: Any) -> bool:
     """Whether Celery has the broker wait for a countdown (quorum queues of RabbitMQ).
 
     Such a countdown is a routing key of whole seconds, cut off; at less than one second publishing
     raises ValueError.
     """
-    driver = app.producer_pool.connections.connection.transport.driver_type
-    return bool(detect_quorum_queues(app, driver)[0])
+    return bool(detect_quorum_queues(app, _driver(app))[0])
 
 
 def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:
     headers = dict(request.as_execution_options().get("headers") or {})
-    headers.pop(NONCE_KEY, None)
-    headers.pop(SERIALIZER_KEY, None)
+    for name in (NONCE_KEY, QUEUE_KEY, SERIALIZER_KEY):
+        headers.pop(name, None)
     headers[HEADER] = header
     signature = task.signature_from_request(
         request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
     )
-    if _delays_natively(task.app):
-        _name_queue(task.app, signature.options)
+    _send_to_its_queue(task.app, request, signature.options)
     # Celery makes what is published inside a task its child: a top-level message put back would
     # come out with its own id as its parent. A request called directly has no children.
     request.called_directly = True
@@ -144,31 +165,30 @@ def _kept(request: Any) -> dict[str, Any]:
     return {option: value for option, value in options.items() if value is not None}
 
 
-def _name_queue(app: Any, options: dict[str, Any]) -> None:
-    """Make native delayed delivery lead back to where this message came from.
+def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
+    """Address a copy to the one queue that its message came from.
 
-    It asks a Queue for the routing key before which it puts the delay, and that is the default one
-    unless the options name another: what came by exchange and routing key would go astray.
+    Published to the exchange again, it would reach each queue that is bound there: of one broadcast
+    every worker would get a copy of every copy. And a pool child on a virtual transport (Redis)
+    knows no exchange's type, takes it for a direct one, and finds no queue.
     """
-    exchange_name, arrived = options.get("exchange"), options.get("routing_key")
-    if not isinstance(arrived, str):
-        return  # sent to a queue directly: signature_from_request named it
-    key = _DELAY_BITS.sub("", arrived)
-    was_delayed = key != arrived
-    queues = app.amqp.queues.values()
-    exchanges = {queue.exchange.name: queue.exchange for queue in queues}
-    names = [
-        queue.name
-        for queue in queues
-        if queue.routing_key == key and (was_delayed or queue.exchange.name == exchange_name)
-    ]
-    if names:
-        options["queue"] = names[0]
-    else:
-        # Bound by a pattern. Only the key and the type of the exchange matter; none is declared.
-        passed = Exchange(str(exchange_name), "topic")
-        exchange = passed if was_delayed else exchanges.get(exchange_name)
-        if exchange is None or exchange.type == "direct":
-            return  # not delayed natively: Celery publishes it there as it is
-        options["queue"] = Queue(key, exchange, routing_key=key)
-    del options["exchange"], options["routing_key"]
+    info = request.delivery_info or {}
+    exchange, arrived = info.get("exchange"), info.get("routing_key")
+    name = arrived if exchange == "" else getattr(request, QUEUE_KEY, None)
+    if not isinstance(name, str) or not isinstance(arrived, str):
+        return  # not bound by the app's configuration: as Celery's own retry does it
+    queue = app.amqp.queues.get(name)  # not [name], which makes one of a name that is missing
+    options.pop("exchange", None)
+    options.pop("routing_key", None)
+    if queue is not None and queue.exchange.type == "direct":
+        options["queue"] = name  # Celery's way to send to the queue itself
+        return
+    key = without_delay(arrived)
+    if exchange and _delays_natively(app) and reached_with_delay(app, key) == [name]:
+        # Celery takes exchange type and routing key from a Queue, and declares nothing of it then.
+        # Before Celery 5.7 a key that was delayed before would get a second prefix.
+        options["queue"] = Queue(name, Exchange(str(exchange), "topic"), routing_key=key)
+        return
+    # The exchange without a name leads to the queue that the routing key names; the delay is waited
+    # for in the worker. Declared is nothing: what is known of the queue here may differ.
+    options["queue"], options["declare"] = Queue(name, Exchange("", "direct")), []

@@ -35,13 +35,16 @@ from celery_singleton_lock.core.store import ClaimChange, Release, Released, Sto
 from celery_singleton_lock.delivery import (
     HEADER,
     NONCE_KEY,
+    QUEUE_KEY,
     SERIALIZER_KEY,
     TICK_HEADER,
+    call_in_queue,
     call_of,
     header_of,
     mint_nonce,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.origin import find_origin
 from celery_singleton_lock.runtime import Runtime
 
 __all__ = ["SingletonRequest", "SingletonRequestMixin", "mixed_request"]
@@ -87,6 +90,7 @@ class SingletonRequestMixin:
         self._request_dict[NONCE_KEY] = mint_nonce()
         # Celery tells the body everything about its message but this.
         self._request_dict[SERIALIZER_KEY] = registry.type_to_name.get(self.content_type)
+        self._note_origin()
         if "singleton" in (self._request_dict.get("properties") or {}):
             _warn_of_unread_options(self.task.name)
 
@@ -101,6 +105,31 @@ class SingletonRequestMixin:
         ours = [name for name in headers.keys() - _USUAL if name.startswith(_OURS)]
         for name in (*ours, *_NOT_TO_HIDE.intersection(headers)):
             del headers[name]
+
+    def _note_origin(self) -> None:
+        """Write down which queue a message came from that was not sent to a queue by its name.
+
+        What several queues have got is a call of its own in each: these are no deliveries of one
+        message, and each is to run. Their claim, which is one, ends with the first arrival.
+        """
+        info = self._request_dict.get("delivery_info") or {}
+        exchange, routing_key = info.get("exchange"), info.get("routing_key")
+        if not exchange:
+            return
+        origin = find_origin(self.app, exchange, routing_key or "")
+        if origin is None:
+            return
+        self._request_dict[QUEUE_KEY] = origin.queue
+        if not origin.is_shared:
+            return
+        self._settle_claim(comes_back=False)
+        header = dict(self._header())
+        header.pop("claim", None)
+        header |= {"id": str(self.id), "call": call_in_queue(call_of(header), origin.queue)}
+        self._request_dict[HEADER] = header
+        nested = self._request_dict.get("headers")
+        if isinstance(nested, dict):
+            self._request_dict["headers"] = {**nested, HEADER: header}
 
     def revoked(self) -> bool:
         """Celery's; a message that is discarded here frees its claim."""

@@ -247,7 +247,7 @@ class Tenure:
         goes_back = (
             self._outcome_of_loss() is OnLost.RETRY
             and losses <= _MAX_LOSSES
-            and not case.request.is_eager
+            and case.no_put_back is None
         )
         claim = None if goes_back else self._freed_claim()
         self._yield_to_twin(self._release(lease, replace(_plainly(lease), claim=claim)))
@@ -263,7 +263,7 @@ class Tenure:
             return
         self._state = _State.SETTLED  # the attempt is not done, or not by this run
         case = self._case
-        if reply is Released.TWIN and case.acks_late:
+        if reply is Released.TWIN and case.acks_late and case.no_put_back is None:
             # Redis names a message by one tag in all of its deliveries: giving up ours acknowledges
             # the twin's, and should its worker die now, nobody would deliver it again. The copy
             # waits for the twin to end, and is dropped if it ends well.

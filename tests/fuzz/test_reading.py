@@ -97,9 +97,9 @@ def test_a_first_conflict_that_is_yet_to_come_counts_from_now() -> None:
     delivery = Delivery(token=Token("t", 0, 0, "n"), since=9e10)
     rule = OnConflict.retry(max_wait=10)
     refused = Refused(relation=Relation.OTHER)
-    decision = decide(refused, delivery, rule, can_put_back=True, wall=1e9, waited=0.0)
+    decision = decide(refused, delivery, rule, no_put_back=None, wall=1e9, waited=0.0)
     assert (decision.outcome, decision.delivery.since) == (Outcome.PUT_BACK, 1e9)
-    later = decide(refused, decision.delivery, rule, can_put_back=True, wall=1e9 + 11, waited=0.0)
+    later = decide(refused, decision.delivery, rule, no_put_back=None, wall=1e9 + 11, waited=0.0)
     assert later.outcome is Outcome.RAISE
 
 

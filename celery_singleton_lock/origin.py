@@ -1,0 +1,114 @@
+"""The queue that a message came from, by the app's own configuration.
+
+A message names the exchange and the routing key that it was published with. RabbitMQ adds a
+consumer tag, the other transports of kombu add nothing, so the queue is found among those that this
+worker consumes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from celery import Celery
+from kombu import Queue
+
+__all__ = ["Origin", "find_origin", "reached_with_delay", "without_delay"]
+
+# Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay,
+# and the message that arrives still has them.
+_DELAY_BITS: Final = re.compile(r"^(?:[01]\.){28}")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message came from.
+
+    Attributes:
+        queue: Name of the queue.
+        is_shared: Whether the broker has put the same message into other queues, too.
+    """
+
+    queue: str
+    is_shared: bool
+
+
+def find_origin(app: Celery, exchange: str, routing_key: str) -> Origin | None:
+    """The queue of a message that was delivered to this worker; None: the configuration has none.
+
+    Args:
+        app: The worker's.
+        exchange: Not the default one, whose routing key is the name of the queue.
+        routing_key: As it arrived.
+    """
+    queues = app.amqp.queues
+    reached = {queue.name: queue for queue in _reached(queues.values(), exchange, routing_key)}
+    consumed = list(queues.consume_from)
+    if len(consumed) > 1:
+        consumed = [name for name in consumed if name in reached]
+    if not consumed:
+        return None
+    name = consumed[0]
+    # Of two queues that this worker consumes, each has a copy, and which one this is can't be told.
+    is_shared = len(consumed) == 1 and (
+        len(reached) > 1 or (name in reached and reached[name].exchange.type == "fanout")
+    )
+    return Origin(name, is_shared)
+
+
+def reached_with_delay(app: Celery, routing_key: str) -> list[str]:
+    """Names of the queues to which native delayed delivery takes ``routing_key``.
+
+    Of all exchanges: each but the direct ones is bound to the one at which the delay ends.
+    """
+    words = without_delay(routing_key).split(".")
+    return [queue.name for queue in app.amqp.queues.values() if _gets_delayed(queue, words)]
+
+
+def without_delay(routing_key: str) -> str:
+    """The routing key without the delay that native delayed delivery has put before it."""
+    return _DELAY_BITS.sub("", routing_key)
+
+
+def _reached(queues: Iterable[Queue], exchange: str, routing_key: str) -> list[Queue]:
+    words = routing_key.split(".")
+    if without_delay(routing_key) != routing_key:
+        return [queue for queue in queues if _gets_delayed(queue, words)]
+    return [
+        queue
+        for queue in queues
+        for bound, key in _bindings(queue)
+        if bound.name == exchange and _lets_pass(bound.type, key, words)
+    ]
+
+
+def _gets_delayed(queue: Queue, words: Sequence[str]) -> bool:
+    return any(
+        bound.type != "direct" and _matches(["#", *key.split(".")], words)
+        for bound, key in _bindings(queue)
+    )
+
+
+def _bindings(queue: Any) -> list[tuple[Any, str]]:
+    own = [(queue.exchange, queue.routing_key)] if queue.exchange else []
+    more = [(binding.exchange, binding.routing_key) for binding in queue.bindings or ()]
+    return [(exchange, key or "") for exchange, key in own + more]
+
+
+def _lets_pass(exchange_type: str, key: str, words: Sequence[str]) -> bool:
+    if exchange_type == "direct":
+        return key.split(".") == list(words)
+    if exchange_type == "topic":
+        return _matches(key.split("."), words)
+    return True  # fanout; or headers and the like, whose rule is not in the key
+
+
+def _matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether a topic exchange passes ``words``: ``*`` is one word, ``#`` any number of words."""
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(_matches(pattern[1:], words[start:]) for start in range(len(words) + 1))
+    return bool(words) and pattern[0] in ("*", words[0]) and _matches(pattern[1:], words[1:])

@@ -1,0 +1,206 @@
+"""One message in several queues: each copy is a call of its own, and goes back to its own queue.
+
+Plain Celery beside it is the reference: what it runs n times, runs n times under the lock, one
+after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from tests.apps.gate import Gate
+from tests.harness.deliveries import received, told, wait_until
+from tests.harness.journal import Journal
+from tests.harness.rabbit import RabbitServer
+from tests.harness.worker import CeleryWorker
+
+APP = "tests.apps.fanout"
+SLOW = pytest.mark.slow
+PAIR = {"exchange": "pair", "routing_key": "pair.one"}
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def on_rabbit(rabbit: RabbitServer, environment: dict[str, str]) -> None:
+    environment["BROKER_URL"] = rabbit.url(rabbit.vhost())
+
+
+@pytest.fixture
+def site(load_app: LoadApp) -> ModuleType:
+    """The app in this process, on Redis unless `on_rabbit` came before."""
+    return load_app(APP)
+
+
+def wait_until_settled(
+    workers: list[CeleryWorker], task_id: str, copies: int, journal: Journal
+) -> None:
+    """Wait until the ``copies`` of one message have run, and nothing else is under way."""
+
+    def settled() -> bool:
+        ended = [run for run in journal.runs() if run.finished]
+        assert len(ended) <= copies
+        arrived, back = received(workers)[task_id], told(workers, "put-back")[task_id]
+        return len(ended) == copies and arrived == copies + back
+
+    wait_until(settled, f"{copies} runs have ended, and each copy has arrived once")
+
+
+def run_copies(
+    task: Any,
+    route: dict[str, Any],
+    queues: list[list[str]],
+    worker: StartWorker,
+    journal: Journal,
+    client: redis.Redis,
+) -> list[str]:
+    """Send one message, of which each worker gets one copy; who has run it, in order.
+
+    Args:
+        task: Of what.
+        route: Of Celery, to where.
+        queues: Of each worker.
+        worker, journal, client: The fixtures.
+    """
+    workers = [worker(APP, concurrency=2, queues=names) for names in queues]
+    copies = sum(map(len, queues))
+    result = task.apply_async(("k", "go"), **route)
+    journal.wait_for_starts(1)
+    if task.name.endswith(".plain"):
+        journal.wait_for_starts(copies)
+    else:
+        # One holds the key: each of the others has met it.
+        wait_until(
+            lambda: sum(told(workers, "conflict").values()) >= copies - 1, "there were conflicts"
+        )
+    Gate(client, "go").open()
+    wait_until_settled(workers, result.id, copies, journal)
+    return [run.data["worker"] for run in journal.runs()]
+
+
+@pytest.mark.usefixtures("on_rabbit")
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        pytest.param("plain", 3, id="plain", marks=SLOW),
+        pytest.param("patient", 2, id="patient"),
+        pytest.param("patient", 3, id="patient-3", marks=SLOW),
+        pytest.param("late", 3, id="late", marks=SLOW),
+        pytest.param("unique", 3, id="unique", marks=SLOW),
+    ],
+)
+def test_a_broadcast_runs_once_in_each_worker(
+    name: str,
+    count: int,
+    site: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    task = getattr(site, name)
+    workers = run_copies(task, {"queue": "news"}, [["news"]] * count, worker, journal, redis_client)
+    assert len(set(workers)) == count
+    assert (journal.overlaps() == []) == (name != "plain")
+    claims = [key for key in redis_client.keys("csl:*") if Keyspace("celery").is_claim(key)]
+    assert claims == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_rabbit")
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+@pytest.mark.parametrize("name", ["plain", "patient", "late"])
+def test_a_message_in_two_queues_runs_once_for_each(
+    name: str,
+    queue_type: str,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    environment["QUEUE_TYPE"] = queue_type
+    task = getattr(load_app(APP), name)
+    workers = run_copies(task, PAIR, [["left"], ["right"]], worker, journal, redis_client)
+    assert len(set(workers)) == 2
+    assert (journal.overlaps() == []) == (name != "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_rabbit")
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_a_message_in_two_queues_of_one_worker_runs_twice(
+    queue_type: str,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    environment["QUEUE_TYPE"] = queue_type
+    task = load_app(APP).patient
+    run_copies(task, PAIR, [["left", "right"]], worker, journal, redis_client)
+    assert journal.overlaps() == []
+
+
+def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
+    site: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    """A pool child knows no exchange of such a broker, and takes it for a direct one."""
+    process = worker(APP, concurrency=2, queues=["all", "celery"])
+    # The publisher has to say of which type the exchange is, with plain Celery too.
+    route = {
+        "exchange": "any",
+        "routing_key": "any.thing",
+        "declare": [site.app.amqp.queues["all"]],
+    }
+    site.patient.apply_async(("k", "go"), **route)
+    journal.wait_for_starts(1)
+    waiting = site.patient.apply_async(("k", "go"), **route)
+    # Twice: what comes from a put-back is put back as well.
+    wait_until(lambda: told([process], "put-back")[waiting.id] >= 2, "it was put back twice")
+    Gate(redis_client, "go").open()
+    journal.wait_for_ends(2)
+    assert journal.overlaps() == []
+
+
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=SLOW), "waiting"])
+def test_a_broadcast_by_redis_runs_in_each_worker_when_calls_wait_there(
+    name: str,
+    site: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    route = {"queue": "news", "declare": [site.NEWS]}
+    task = getattr(site, name)
+    workers = run_copies(task, route, [["news"], ["news"]], worker, journal, redis_client)
+    assert len(set(workers)) == 2
+    assert (journal.overlaps() == []) == (name != "plain")
+
+
+def test_a_broadcast_by_redis_that_would_have_to_go_back_fails_and_says_why(
+    site: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    """Its queue is a subscription: what is published there by the queue's name reaches nothing."""
+    workers = [worker(APP, concurrency=1, queues=["news"]) for _ in range(2)]
+    site.patient.apply_async(("k", "go"), queue="news", declare=[site.NEWS])
+    journal.wait_for_starts(1)
+    wait_until(lambda: any("LockConflict" in process.log for process in workers), "one has failed")
+    Gate(redis_client, "go").open()
+    journal.wait_for_ends(1)
+    logs = "".join(process.log for process in workers)
+    assert "it came by the fanout exchange 'news', on which redis can't put a message back" in logs
+    assert told(workers, "put-back") == {}
