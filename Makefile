@@ -73,7 +73,7 @@ build: $(DEV_READY)  ## wheel and source archive in dist/
 
 .PHONY: clean
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) $(OLDEST) build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) .venv-python3.14 build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: installed again only when pyproject.toml is newer. Whatever dev needs, demo has too.

@@ -24,6 +24,7 @@ from celery_singleton_lock.core.store import (
     Released,
     Renewal,
 )
+from celery_singleton_lock.stores import connections
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.stores.redlock import RedlockStore
@@ -207,6 +208,7 @@ def test_a_release_that_is_made_again_leaves_a_later_holder_alone(scene: Scene) 
 @pytest.fixture
 def bench(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(connections, "_CHECKED_AFTER", float("inf"))  # see Bench.cut
     url = server.url(db=11)
     with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
         yield Bench(url, store, raw)

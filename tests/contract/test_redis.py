@@ -330,8 +330,6 @@ def test_a_server_that_lost_its_data_is_told_the_number_of_shards_again() -> Non
         key = new_key()
         fence(store, key)
         server.restart(keep_data=False)
-        with pytest.raises(StoreUnavailable):
-            ask(store, key, new_token())
         fence(store, key)
         fence(store, key)
         with redis.Redis.from_url(server.url()) as client:
@@ -353,8 +351,6 @@ def test_fences_rise_over_a_restart_without_data() -> None:
         key = new_key()
         before = fence(store, key)
         server.restart(keep_data=False)
-        with pytest.raises(StoreUnavailable):
-            ask(store, key, new_token())  # the connection broke; the locker's second try is fresh
         assert fence(store, key) > before
 
 
