@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -32,6 +33,7 @@ from celery_singleton_lock.core.keeper import Keeper, timeout_for
 from celery_singleton_lock.core.lease import (
     Lease,
     Loss,
+    Phase,
     SharedDeadline,
     Token,
     reason_of_loss,
@@ -211,10 +213,17 @@ class Locker:
         self._report_end(lease, call, outcome, sent if resent else None)
 
     def forget(self, call: Acquire) -> None:
-        """Release by token what ``call`` may have been granted; silent if the store is away."""
+        """Release by token what ``call`` may have been granted; silent if the store is away.
+
+        A claim that the grant has made a running one is queued again: its body has not begun, and
+        what has interrupted the acquire decides about it next.
+        """
+        claim = call.claim
+        queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
         try:
             self.store.release(
-                Release(keys=call.slots, token=call.token), timeout=timeout_for(call.ttl)
+                Release(keys=call.slots, token=call.token, claim=queued),
+                timeout=timeout_for(call.ttl),
             )
         except StoreError:
             pass  # the ttl frees it, if it was granted at all

@@ -19,6 +19,8 @@ from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
+from celery_singleton_lock.core.store import Acquire, Granted, Refused
+from celery_singleton_lock.stores.redis import RedisStore
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -251,6 +253,34 @@ def limited_late(self: Any, name: str, way: str = "succeed", gate: str | None = 
 
 
 limited_late.acks_on_timeout = False
+
+
+@singleton_task(**SHARED)
+def unanswered(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
+    """Its worker doesn't hear of its first grant in time; see below."""
+    return body(self, name, way, gate)
+
+
+@singleton_task(**SHARED, acks_late=True, reject_on_worker_lost=True)
+def unanswered_late(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
+    return body(self, name, way, gate)
+
+
+_acquire = RedisStore.acquire
+
+
+def _acquire_slowly(store: RedisStore, call: Acquire, *, timeout: float) -> Granted | Refused:
+    """As where the network delays a reply: the store has carried out what nobody hears of."""
+    reply = _acquire(store, call, timeout=timeout)
+    if "unanswered" in call.holder.task and isinstance(reply, Granted):
+        granted = {r.key for r in journal.records() if r.data.get("text") == "granted"}
+        if reply.key not in granted:
+            journal.note("granted", key=reply.key, task_id=call.holder.task_id)
+            time.sleep(TTL)
+    return reply
+
+
+RedisStore.acquire = _acquire_slowly  # type: ignore[method-assign]
 
 
 class Failing(SingletonTask):

@@ -613,6 +613,39 @@ def test_a_time_limit_frees_the_claim_when_the_child_is_dead_or_queues_it_again(
         one.can_be_had(call)
 
 
+def test_a_soft_time_limit_that_strikes_during_the_acquire_frees_the_claim(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    calls = [
+        (one, one.call(soft_time_limit=1))
+        for one in in_both_ways(stage, name, "unanswered", "unanswered_late")
+    ]
+    for one, call in calls:
+        with pytest.raises(SoftTimeLimitExceeded):
+            call.get(timeout=SOON)
+        one.is_free()
+        assert stage.redis.get(one.lock) is None
+        one.can_be_had(call)
+
+
+def test_a_termination_during_the_acquire_frees_the_claim(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    calls = [
+        (one, one.call()) for one in in_both_ways(stage, name, "unanswered", "unanswered_late")
+    ]
+    for _, call in calls:
+        stage.journal.wait_for(
+            lambda records, call=call: [r for r in records if r.task_id == call.id],
+            what="it was granted",
+        )
+        call.revoke(terminate=True)
+    for one, call in calls:
+        wait_until(call.ready, "it has ended")
+        one.is_free(CHILD_ENDS)
+        one.can_be_had(call)
+
+
 def test_a_lost_lease_frees_the_claim_or_queues_it_again(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
