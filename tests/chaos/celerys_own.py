@@ -35,11 +35,34 @@ def reason_for_crash(log: str) -> str:
 def reason_for_hang(stacks: str) -> str:
     """Which of Celery's own waits keeps a worker with these stacks from ending; empty if none.
 
-    A cold shutdown runs in the handler of its signal. Where that has interrupted the writing of a
-    job to a child, the pool waits for the children's answers, which nobody reads any more. That is
-    the main thread's doing; another one of ours, the pulse, is in its frames at all times.
+    A cold or soft shutdown runs in the handler of its signal, whatever that has interrupted. What
+    counts is what the main threads do; the parent's pulse is in frames of ours at all times.
     """
-    main = stacks.partition(HEAD)[0].partition("MainThread\n")[2].partition("LOCAL VARIABLES")[0]
-    if "_flush_outqueue" in main and _PACKAGE not in main:
+    parent, *dumps = stacks.split(HEAD)
+    main = parent.partition("MainThread\n")[2].partition("LOCAL VARIABLES")[0]
+    if _PACKAGE in main:
+        return ""
+    # The signal has interrupted the writing of a job to a child, or its pipe has half a message:
+    # the pool waits for answers that do not come.
+    if "_flush_outqueue" in main:
         return "shutdowns that hung in Celery's own pool"
+    # The signal has interrupted the reading of a result, and the handler waits for all children to
+    # end. The child that sent it waits until it is counted: for 30 s; or for ever, if the parent
+    # has the counter's lock. Plain Celery does so, with no task that has a lock.
+    interrupted, _, handler = main.partition(", in _handle_request\n")
+    children = dumps[1:]  # the first is the parent's
+    if (
+        ", in _recv_message\n" in interrupted
+        and ", in on_cold_shutdown\n" in handler
+        and ", in join\n" in handler
+        and children
+        and all(_waits_to_be_counted(child) for child in children)
+    ):
+        return "shutdowns that waited for a child whose last result Celery had not counted"
     return ""
+
+
+def _waits_to_be_counted(dump: str) -> bool:
+    """Whether a pool process waits for the parent to count its results."""
+    threads = [each for each in dump.split("\n\n") if " in _ensure_messages_consumed\n" in each]
+    return bool(threads) and _PACKAGE not in threads[0]

@@ -12,6 +12,7 @@ import celery_singleton_lock
 from tests.chaos.bodies import Section, bodies
 from tests.chaos.checker import judge
 from tests.chaos.resource import Write
+from tests.chaos.stacks import HEAD
 from tests.chaos.verdict import Kind, Verdict
 from tests.harness.journal import Record
 
@@ -459,11 +460,38 @@ def test_what_the_campaign_wrote_down_is_a_violation(event: str, kind: Kind) -> 
 
 
 CRASH = "Unrecoverable error: ...\nAttributeError: 'NoneType' object has no attribute 'hostname'"
+OURS = str(Path(celery_singleton_lock.__file__).parent / "request.py")
 PULSE = f"singleton-pulse\n  File {Path(celery_singleton_lock.__file__).parent / 'pulse.py'}\n\n"
 HANG = f"{PULSE}MainThread\n  File celery/concurrency/asynpool.py, in _flush_outqueue"
 
 
-@pytest.mark.parametrize(("event", "text"), [("broken", CRASH), ("never-ends", HANG)])
+def uncounted(
+    *,
+    interrupted: str = "celery/concurrency/asynpool.py, in _recv_message",
+    waits: str = "billiard/pool.py, in join",
+    child: str = "billiard/pool.py in _ensure_messages_consumed",
+    other: str = "pulse.py in run",
+) -> str:
+    """The stacks of a shutdown that waits for a child, which waits for its result to be counted."""
+    return "\n".join(
+        [
+            f"{PULSE}MainThread",
+            f"  File {interrupted}",
+            "  File celery/apps/worker.py, in _handle_request",
+            "  File celery/apps/worker.py, in on_cold_shutdown",
+            f"  File {waits}",
+            "  File celery/utils/debug.py, in cry",
+            f"{HEAD}1:",
+            f"{HEAD}2:",
+            f"Thread 2:\n  File {other}\n",
+            f"Thread 1:\n  File {child}\n  File billiard/pool.py in workloop\n",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "text"), [("broken", CRASH), ("never-ends", HANG), ("never-ends", uncounted())]
+)
 def test_what_celery_is_known_to_do_by_itself_is_counted_and_no_violation(
     event: str, text: str
 ) -> None:
@@ -473,8 +501,24 @@ def test_what_celery_is_known_to_do_by_itself_is_counted_and_no_violation(
 
 
 def test_a_hang_with_a_frame_of_ours_is_a_violation() -> None:
-    ours = str(Path(celery_singleton_lock.__file__).parent / "request.py")
-    assert Story().add("never-ends", 1, text=f"{HANG}\n  File {ours}").kinds() == [Kind.NEVER_ENDS]
+    assert Story().add("never-ends", 1, text=f"{HANG}\n  File {OURS}").kinds() == [Kind.NEVER_ENDS]
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        uncounted(interrupted="kombu/utils/eventio.py, in poll"),
+        uncounted(interrupted=f"{OURS}, in _recv_message"),
+        uncounted(waits="celery/apps/worker.py, in wait_for_soft_shutdown"),
+        uncounted(child=f"{OURS} in acquire"),
+        uncounted(child=f"{OURS} in close\n  File billiard/pool.py in _ensure_messages_consumed"),
+        uncounted(child="billiard/connection.py in _recv"),
+        uncounted().partition(HEAD)[0],
+        uncounted() + f"\n{HEAD}3:\nThread 1:\n  File {OURS} in acquire\n",
+    ],
+)
+def test_a_shutdown_that_waits_for_anything_but_the_counting_is_a_violation(stacks: str) -> None:
+    assert Story().add("never-ends", 1, text=stacks).kinds() == [Kind.NEVER_ENDS]
 
 
 def test_another_error_that_ends_a_worker_is_a_violation() -> None:
