@@ -7,6 +7,7 @@ takes all writes; CHAOS_BROKEN, the part of the lock that is broken on purpose (
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -16,11 +17,13 @@ from celery import Celery, signals
 from celery_singleton_lock import (
     OnConflict,
     is_skipped,
+    lease_acquired,
     lease_conflict,
     lease_lost,
     lease_released,
     singleton_task,
 )
+from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.delivery import HEADER, Delivery
 from tests.chaos import broken
 from tests.chaos.body import LeaseGuard, run_body
@@ -94,6 +97,10 @@ def plain(self: Any, key: str, steps: int, seconds: float) -> str:
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 
+#: The fence of each grant to this process, by its holder; and of the newest of each job, by its id.
+_fences: dict[Any, int | None] = {}
+
+
 def _write(event: str, **fields: Any) -> None:
     # Only in processes of a campaign that has begun: the signals are heard by publishers too.
     if VARIABLE in os.environ:
@@ -150,19 +157,35 @@ def _refused(event: Any = None, **_: Any) -> None:
         _write("refused", task_id=event.task_id)
 
 
+@lease_acquired.connect(weak=False)
+def _acquired(event: Any = None, **_: Any) -> None:
+    _fences[event.holder] = _fences[event.task_id] = event.data["fence"]
+
+
 @lease_lost.connect(weak=False)
 def _lost(event: Any = None, **_: Any) -> None:
-    _write("lost", task_id=event.task_id, reason=event.data.get("reason"))
+    fence = _fences.get(event.holder)
+    _write("lost", task_id=event.task_id, fence=fence, reason=event.data.get("reason"))
 
 
 @lease_released.connect(weak=False)
 def _released(event: Any = None, **_: Any) -> None:
-    _write("released", task_id=event.task_id)
+    _write("released", task_id=event.task_id, fence=_fences.get(event.holder))
+
+
+class _ReleaseFailures(logging.Handler):
+    """Releases that the store did not answer: an event that has a log line and no signal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "singleton_event", None) == EventName.RELEASE_FAILED:
+            job = record.singleton_task_id  # type: ignore[attr-defined]
+            _write("release-failed", task_id=job, fence=_fences.get(job))
 
 
 @signals.worker_init.connect(weak=False)
 def _prepare(**_: Any) -> None:
     # In workers, before they fork; never in the process of a campaign or a test.
     broken.break_on_purpose(os.environ.get("CHAOS_BROKEN", ""))
+    logging.getLogger("celery_singleton_lock").addHandler(_ReleaseFailures())
     if VARIABLE in os.environ:
         dump_on_signal(History.from_env().directory)

@@ -68,6 +68,13 @@ class Body:
     def succeeded(self) -> bool:
         return self.finished and self.error is None
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        task, fence = self.task.rpartition(".")[2], self.fence
+        numbers = f"pid {self.pid}" + ("" if fence is None else f", fence {fence}")
+        return f"{task}[{self.job[:8]}] on {self.worker} ({numbers})"
+
 
 def bodies(records: Iterable[Record]) -> list[Body]:
     """All bodies, by the time of their beginning."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_singleton_lock import request as request_module
+from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.pulse import Pulse
@@ -59,9 +60,21 @@ def _without_nonce() -> None:
     module.mint_nonce = lambda: "0"
 
 
+def _without_loss_report() -> None:
+    """A loss interrupts its body, but no log line and no signal reports it."""
+    emit = Events.emit
+
+    def emit_all_but_losses(self: Events, event: Event) -> None:
+        if event.name is not EventName.LOST:
+            emit(self, event)
+
+    Events.emit = emit_all_but_losses  # type: ignore[method-assign]
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "owner-check": _without_owner_check,
     "renewal": _without_renewal,
     "local-deadline": _without_local_deadline,
     "nonce": _without_nonce,
+    "loss-report": _without_loss_report,
 }

@@ -4,7 +4,8 @@ The lock promises exclusion "unless the holder stalls longer than ttl without no
 loses acknowledged writes, or an operator forces a release". The first is in what a section is
 (tests.chaos.bodies); the second is in the history, as ``loss``: two bodies whose leases were
 granted on different sides of a loss may overlap, and a job may run again whose success was recorded
-before. Nothing else is excused there: fences rise, and no stale write is accepted.
+before. Nothing else is excused there: fences rise, no stale write is accepted, and each loss is
+reported by the process that had the lease.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tests.chaos.bodies import Body, bodies, by_key
 from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
 from tests.chaos.jobs import jobs_lost
+from tests.chaos.losses import unreported_losses
 from tests.chaos.resource import Write
 from tests.chaos.verdict import Kind, Verdict, Violation
 from tests.harness.journal import Record, events
@@ -44,6 +46,7 @@ def judge(
     excused: Counter[str] = Counter()
     violations = [
         *overlaps(found, losses, excused),
+        *unreported_losses(records, found, ttl, excused),
         *falling_fences(found),
         *stale_writes(writes),
         *(
@@ -90,7 +93,7 @@ def overlaps(
                         at=section.begin,
                         runs=pair,
                         text=(
-                            f"{_name(other)} and {_name(body)} both had the word of the lock"
+                            f"{other.name} and {body.name} both had the word of the lock"
                             f" for {key!r}, for {both:.3f} s"
                         ),
                     )
@@ -115,7 +118,7 @@ def falling_fences(found: Iterable[Body]) -> list[Violation]:
                 continue
             before = highest[count - 1]
             if (before.fence or 0) >= (body.fence or 0):
-                text = f"{_name(before)} had begun when {_name(body)} asked for {key!r}"
+                text = f"{before.name} had begun when {body.name} asked for {key!r}"
                 runs = (before.run, body.run)
                 violations.append(
                     Violation(kind=Kind.FENCE, key=key, at=body.begin, runs=runs, text=text)
@@ -168,7 +171,7 @@ def run_again(
             if _straddle(first, body, losses):
                 excused["run again after a loss of the store"] += 1
                 continue
-            text = f"{_name(body)} began, though {_name(first)} had done the job"
+            text = f"{body.name} began, though {first.name} had done the job"
             runs = (first.run, body.run)
             violations.append(
                 Violation(kind=Kind.RUN_AGAIN, key=body.key, at=body.begin, runs=runs, text=text)
@@ -222,13 +225,6 @@ def _straddle(first: Body, second: Body, losses: Iterable[Record]) -> bool:
     lower, higher = sorted((first.fence, second.fence))
     return any(
         lower <= loss.data["fence_to"] and higher >= loss.data["fence_from"] for loss in losses
-    )
-
-
-def _name(body: Body) -> str:
-    fence = "" if body.fence is None else f", fence {body.fence}"
-    return (
-        f"{body.task.rpartition('.')[2]}[{body.job[:8]}] on {body.worker} (pid {body.pid}{fence})"
     )
 
 

@@ -11,13 +11,18 @@
     step        the guarded step that the check covers is over: ``sure_until`` (the body asked again
                 at this time and heard yes; else None), ``accepted`` (by the resource)
     end         the body ended, ``error`` names what left it
-    lost        the lock told of a loss; ``reason``
-    released    the lock told of a release that the store acknowledged
+    lost        a loss was reported, by the signal lease_lost; ``reason``, and of which grant: its
+                ``fence``
+    released    a release was reported, by the signal lease_released; ``fence``
+    release-failed
+                a release that the store did not answer was reported in the log; ``fence``
     refused     the lock raised LockConflict, whether or not Celery could store that
     skip        the call ended without having run, because its key was held
     taken, left the task was entered by a pool process (``worker``, ``copy``); ended, with its
                 ``state`` (None: by SystemExit or the like, also after its body had returned)
     death       a process was killed here, or had died before
+    stopped, continued
+                a process was stopped (SIGSTOP) from the one to the other
     fault       something was broken from ``at`` to ``end``: ``name``, ``target``
     loss        the store lost what it had acknowledged, or its leases: fences up to ``fence_to``
                 were granted before, from ``fence_from`` on afterwards

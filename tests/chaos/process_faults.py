@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from tests.chaos.schedule import Fault
 from tests.chaos.site import Post, Site, now, signal_all, stopped
 from tests.chaos.stacks import stacks
 from tests.harness.deliveries import wait_until
-from tests.harness.processes import is_running
+from tests.harness.processes import TIMEOUT, is_running
 from tests.harness.worker import CeleryWorker
 
 #: Seconds a shutdown may take: the longest body, a redelivery, a slow machine.
@@ -42,12 +43,14 @@ def kill_worker(site: Site, post: Post, fault: Fault) -> None:
 
 
 def kill_parent(site: Site, post: Post, fault: Fault) -> None:
-    """SIGKILL the parent alone; its children go on with what they do, then end."""
+    """SIGKILL the parent alone; the kernel kills its children then, a moment later."""
     worker = _working(post)
     children = worker.children()
     at = worker.kill()
-    site.write_deaths(worker, [worker.pid, *children], at)
-    # The children may be gone any time from now on, with what the parent had given them.
+    with suppress(AssertionError):  # one that was just forked has not asked the kernel for it yet
+        _gone(children, timeout=5)
+    site.write_deaths(worker, [worker.pid, *children], at, until=now())
+    # What the parent had given them may be gone with them, or with one that outlives it.
     site.history.write("down", worker=worker.hostname, how="parent killed", at=at, until=now())
     site.start_worker(post)
 
@@ -56,17 +59,17 @@ def stop_child(site: Site, post: Post, fault: Fault) -> None:
     """SIGSTOP one pool process for a while."""
     pid = _working_child(site, _working(post), fault)
     if pid is not None:
-        _stop([pid], fault.seconds)
+        _stop(site, [pid], fault.seconds)
 
 
 def stop_parent(site: Site, post: Post, fault: Fault) -> None:
     """SIGSTOP the parent alone for a while."""
-    _stop([_working(post).pid], fault.seconds)
+    _stop(site, [_working(post).pid], fault.seconds)
 
 
 def stop_worker(site: Site, post: Post, fault: Fault) -> None:
     """SIGSTOP parent and children for a while."""
-    _stop(_working(post).group(), fault.seconds)
+    _stop(site, _working(post).group(), fault.seconds)
 
 
 def shutdown_warm(site: Site, post: Post, fault: Fault) -> None:
@@ -122,11 +125,15 @@ def _working_child(site: Site, worker: CeleryWorker, fault: Fault) -> int | None
     return candidates[int(fault.chance * 1009) % len(candidates)] if candidates else None
 
 
-def _stop(pids: list[int], seconds: float) -> None:
+def _stop(site: Site, pids: list[int], seconds: float) -> None:
+    for pid in pids:
+        site.history.write("stopped", pid=pid)
     signal_all(pids, signal.SIGSTOP)
     wait_until(lambda: all(stopped(pid) or not is_running(pid) for pid in pids), "they stand still")
     time.sleep(seconds)  # how long it lasts, as the timetable has it
     signal_all(pids, signal.SIGCONT)
+    for pid in pids:
+        site.history.write("continued", pid=pid)
 
 
 def _shut_down(
@@ -155,5 +162,5 @@ def _shut_down(
     site.start_worker(post, soft=next_soft)
 
 
-def _gone(pids: list[int]) -> None:
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "they are dead")
+def _gone(pids: list[int], timeout: float = TIMEOUT) -> None:
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "they are dead", timeout=timeout)

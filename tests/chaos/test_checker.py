@@ -183,6 +183,7 @@ def loss(story: Story, fence: int) -> Story:
 
 def test_leases_on_different_sides_of_a_loss_may_overlap() -> None:
     story = loss(Story().body("a", 1, 3, fence=10).body("b", 2.5, 4, fence=30), 20)
+    story.add("lost", 3, task_id="job-a", fence=10)
     assert story.kinds() == []
     assert story.judge().excused == {"overlaps across a loss of the store": 1}
 
@@ -190,6 +191,94 @@ def test_leases_on_different_sides_of_a_loss_may_overlap() -> None:
 def test_leases_on_one_side_of_a_loss_may_not_overlap() -> None:
     story = loss(Story().body("a", 1, 3, fence=10).body("b", 2.5, 4, fence=30), 40)
     assert story.kinds() == [Kind.OVERLAP]
+
+
+# Losses that have to be reported.
+
+
+def lost_between(*reports: str, killed: float | None = None) -> Story:
+    """Body b begins while a, with the lower fence, is not over; a never asks for its lease."""
+    story = Story().body("a", 1, None if killed else 6, fence=10, until=1.5, sure=False)
+    story.body("b", 2, 3, fence=20, pid=2)
+    for report in reports:
+        story.add(report, 6.1, task_id="job-a", fence=10)
+    if killed:
+        story.add("death", killed, pid=1)
+    return story.add("published", 60, task_id="other").add("skip", 60, task_id="other", pid=9)
+
+
+def test_a_lease_that_was_lost_has_to_be_reported_as_lost() -> None:
+    assert lost_between("lost").judge().violations == ()
+
+
+def test_a_loss_that_is_not_reported_is_found_though_the_body_never_asked_for_its_lease() -> None:
+    (violation,) = lost_between().judge().of(Kind.UNREPORTED)
+    assert violation.runs == ("a", "b")
+    assert violation.key == "k"
+
+
+def test_a_loss_that_is_reported_twice_is_found() -> None:
+    assert lost_between("lost", "lost").kinds() == [Kind.UNREPORTED]
+
+
+@pytest.mark.parametrize("reports", [("released",), ("lost", "released")])
+def test_a_lost_lease_that_is_reported_as_released_is_found(reports: tuple[str, ...]) -> None:
+    assert lost_between(*reports).kinds() == [Kind.RELEASED]
+
+
+def test_a_report_of_another_grant_of_the_job_does_not_count() -> None:
+    story = lost_between().add("lost", 6.1, task_id="job-a", fence=9)
+    assert story.kinds() == [Kind.UNREPORTED]
+
+
+def test_a_loss_of_the_store_is_no_excuse_for_a_loss_that_is_not_reported() -> None:
+    assert Kind.UNREPORTED in loss(lost_between(), 15).kinds()
+
+
+def test_a_release_that_the_store_did_not_answer_is_no_unreported_loss() -> None:
+    verdict = lost_between("release-failed").judge()
+    assert verdict.violations == ()
+    assert sum(verdict.excused.values()) == 1
+
+
+def test_a_release_after_the_loss_was_reported_may_fail() -> None:
+    assert lost_between("lost", "release-failed").kinds() == []
+
+
+def test_a_process_that_died_within_a_ttl_of_its_loss_need_not_have_reported_it() -> None:
+    verdict = lost_between(killed=2 + TTL).judge()
+    assert verdict.violations == ()
+    assert sum(verdict.excused.values()) == 1
+
+
+def test_a_process_that_lived_on_for_longer_has_to_have_reported_its_loss() -> None:
+    assert lost_between(killed=3.5 + TTL).kinds() == [Kind.UNREPORTED]
+
+
+def test_a_process_that_stood_still_until_shortly_before_its_death_need_not() -> None:
+    story = lost_between(killed=9).add("stopped", 1.8).add("continued", 8)
+    assert story.kinds() == []
+
+
+def test_a_process_that_stands_still_need_not_have_reported_its_loss() -> None:
+    story = Story().body("a", 1, None, fence=10, until=1.5).body("b", 2, 9, fence=20, pid=2)
+    assert story.add("stopped", 1.8).kinds() == []
+
+
+def test_a_body_that_died_before_the_other_began_had_not_lost_its_lease() -> None:
+    verdict = lost_between(killed=1.9).judge()
+    assert verdict.violations == ()
+    assert verdict.excused == {}
+
+
+def test_a_loss_is_not_missed_before_it_had_time_to_be_reported() -> None:
+    story = Story().body("a", 1, None, fence=10, until=1.5).body("b", 2, None, fence=20, pid=2)
+    assert story.kinds() == []
+
+
+def test_a_lease_whose_successor_began_after_its_body_had_ended_was_not_lost() -> None:
+    story = Story().body("a", 1, 2, fence=10).add("released", 2.2, task_id="job-a", fence=10)
+    assert story.body("b", 2.1, 3, fence=20, pid=2).kinds() == []
 
 
 # Fences.
@@ -208,7 +297,7 @@ def test_a_fence_is_compared_with_the_highest_before_it() -> None:
 def test_bodies_whose_grants_are_not_ordered_may_have_their_fences_in_any_order() -> None:
     # The first was asked for before the second had begun: it was stopped before it could say so.
     story = Story().body("a", 1, 2, fence=10).body("b", 3, 4, fence=9, asked=0.5)
-    assert story.kinds() == []
+    assert story.add("lost", 3, task_id="job-b", fence=9).kinds() == []
 
 
 def test_a_loss_is_no_excuse_for_a_fence() -> None:

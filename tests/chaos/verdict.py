@@ -9,6 +9,8 @@ from enum import StrEnum
 
 class Kind(StrEnum):
     OVERLAP = "two bodies of one key at once"
+    UNREPORTED = "a lost lease was not reported"
+    RELEASED = "a lost lease was reported as released"
     FENCE = "a fence that did not rise"
     STALE_WRITE = "a stale write was accepted"
     JOB_LOST = "a job was lost"
