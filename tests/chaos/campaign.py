@@ -222,6 +222,12 @@ def _is_over(record: Record) -> bool:
     )
 
 
+def last_words(log: list[str]) -> str:
+    """The end of a worker's log, from the error that ended it: its children write on after that."""
+    ended = (number for number, line in enumerate(log) if "Unrecoverable error: " in line)
+    return "\n".join(log[min(next(ended, len(log)), max(0, len(log) - 200)) :])
+
+
 def _look_after(site: Site, post: Post) -> None:
     """Start another worker where one ended without anybody having ended it, and tell."""
     if not post.busy.acquire(blocking=False):
@@ -238,7 +244,7 @@ def _look_after(site: Site, post: Post) -> None:
             "broken",
             worker=worker.hostname,
             until=at,
-            text=f"{worker.name} ended by itself with status {status}:\n{worker.tail(200)}",
+            text=f"{worker.name} ended by itself with status {status}:\n{last_words(worker.lines)}",
         )
         site.start_worker(post)
     finally:

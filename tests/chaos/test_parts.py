@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.chaos.bodies import bodies
+from tests.chaos.campaign import last_words
 from tests.chaos.history import VARIABLE, History
 from tests.chaos.pictures import draw
 from tests.chaos.proxy import Kind, Mode, Proxy
@@ -296,6 +297,18 @@ def test_a_child_that_waits_for_a_lock_tells_where_it_is(tmp_path: Path) -> None
         assert "in wait_for_lock\n" in child
     finally:
         worker.kill_group()
+
+
+# What a worker that ends by itself leaves.
+
+
+def test_the_error_that_ended_a_worker_is_kept_however_much_its_children_write_after_it() -> None:
+    error = ["[CRITICAL/MainProcess] Unrecoverable error: AttributeError()", "AttributeError: why"]
+    assert last_words(["before", *error, *["after"] * 300]).splitlines()[:2] == error
+
+
+def test_the_end_of_the_log_is_kept_of_a_worker_that_ended_without_an_error() -> None:
+    assert last_words([*["before"] * 300, "last"]).splitlines() == [*["before"] * 199, "last"]
 
 
 # The pictures.
