@@ -19,7 +19,7 @@ from celery_singleton_lock.core.options import seconds, suggestion
 from celery_singleton_lock.core.policy import APP_OPTIONS, MIN_TTL, Policy, merge
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
-from celery_singleton_lock.stores.hosts import check_url, masked
+from celery_singleton_lock.stores.hosts import check_url, masked, split_url
 
 __all__ = ["Settings", "read_settings"]
 
@@ -142,7 +142,11 @@ def read_settings(app: Celery) -> Settings:
     return Settings(
         url=url,
         url_source=source,
-        connection_options={**tls_options, **_sentinel_options(conf, url, source)},
+        connection_options={
+            **tls_options,
+            **_login_options(conf, url, source),
+            **_sentinel_options(conf, url, source),
+        },
         prefix=_check_prefix(given.get("prefix", "celery")),
         policy=policy,
         fence_base=_check_fence_base(given.get("fence_base", 0)),
@@ -232,6 +236,18 @@ def _tls_options(conf: Any, source: str) -> dict[str, Any]:
     return {
         key if key.startswith("ssl_") else f"ssl_{key}": value for key, value in options.items()
     }
+
+
+def _login_options(conf: Any, url: str, source: str) -> dict[str, Any]:
+    """The login that Celery's settings name beside the result backend's URL."""
+    if source != "result_backend":
+        return {}
+    if provider := conf.get("redis_backend_credential_provider"):
+        return {"credential_provider": provider}
+    if "@" in split_url(url).netloc:
+        return {}
+    login = {name: conf.get(f"redis_{name}") for name in ("username", "password")}
+    return {name: value for name, value in login.items() if value}
 
 
 def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:

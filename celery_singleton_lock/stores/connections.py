@@ -22,13 +22,13 @@ from typing import Any, Final
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url
+from redis.connection import Connection
 from redis.retry import Retry
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.connection_url import connection_url
+from celery_singleton_lock.stores.connection_url import connection_options
 from celery_singleton_lock.stores.posted import PostedRelease
 from celery_singleton_lock.stores.replies import checked, receive, told
 from celery_singleton_lock.stores.resp import ProtocolError, Replies, pack
@@ -81,19 +81,23 @@ class Connections:
         try:
             # Not ConnectionPool.from_url: it adds options for a pool that we don't use, by which a
             # server may replace our timeouts (redis-py 7's maintenance notifications).
-            self._options: dict[str, Any] = {**parse_url(connection_url(url)), **(options or {})}
+            self._options = connection_options(url, options)
             # What an exchange reads. redis-py's own reading is of twice the cost.
             self._options["protocol"] = 2
             self._make = self._options.pop("connection_class", Connection)
-            for name in ("socket_timeout", "socket_connect_timeout", "decode_responses"):
-                self._options.pop(name, None)
             if issubclass(self._make, Connection):  # not where the server is a Unix socket
                 self._options.setdefault("socket_keepalive", True)
                 self._options.setdefault("socket_keepalive_options", _keepalive_options())
             # Sends nothing, but refuses options that it doesn't know: better here than in a body.
             self._made(timeout=1.0)
-        except (ValueError, TypeError) as exc:
+        except ValueError as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
+        except TypeError as exc:
+            # An option of TLS: "SomeConnection.__init__() got an unexpected keyword argument 'x'".
+            reason = str(exc).rpartition("__init__() ")[2]
+            raise SettingsError(
+                f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
+            ) from exc
         self._idle: dict[tuple[int, float], deque[_Idle]] = {}
         #: Seconds, of the age of idle connections.
         self.now = (clock or SystemClock()).now

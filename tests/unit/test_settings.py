@@ -404,12 +404,61 @@ def test_tls_options_make_a_connection_tls_as_celery_does(setting: str) -> None:
         ("rediss://h?ssl_cert_reqs=required", "rediss://h?ssl_cert_reqs=required"),
         ("valkey://:pw@h:1/2", "redis://:pw@h:1/2"),
         ("valkeys://h", "rediss://h"),
+        ("redis://h?max_connections=20&timeout=3&retry_on_timeout=1", None),
+        ("redis://h/0?client_name=locks&socket_keepalive=0&protocol=3&heartbeat=3", None),
+        ("redis://h?virtual_host=2", "redis://h?db=2"),
+        ("redis://h/?virtual_host=/2", "redis://h/?db=2"),
+        ("redis://h/1?virtual_host=2", "redis://h/1"),
+        ("redis://h/1?credential_provider=tests.apps.logins.Locks", None),
     ],
 )
 def test_celerys_and_kombus_urls_are_read(url: str, read: str | None) -> None:
     assert connection_url(url) == (read or url)
     assert isinstance(open_store(url), RedisStore)
     assert is_store_url(url)
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("timout=1", r"'timout' is no option of a connection \(known: client_name, "),
+        ("socket_keepalives=1", r"\(did you mean 'socket_keepalive'\?\)"),
+        ("ssl_ca_cert=/ca", r"redis-py \S+ got an unexpected keyword argument 'ssl_ca_cert'"),
+        ("db=first", "Invalid value for .db."),
+        ("credential_provider=nowhere:Here", "credential_provider='nowhere:Here': No module"),
+        ("credential_provider=celery:Celery", "is no redis.CredentialProvider"),
+        ("credential_provider=collections:Nothing", "has no attribute 'Nothing'"),
+    ],
+)
+def test_an_option_that_is_none_is_refused_in_the_users_words(query: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason) as caught:
+        open_store(f"rediss://h/0?{query}")
+    assert "__init__" not in str(caught.value)
+
+
+def test_a_path_that_is_no_database_is_refused_and_not_taken_for_0() -> None:
+    with pytest.raises(SettingsError, match="no number of a database") as caught:
+        open_store("redis://h/zer0")
+    assert "zer0" not in str(caught.value), "it may be a part of a password"
+
+
+def test_options_without_effect_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for _ in range(2):
+        open_store("redis://h?max_connections=21&socket_timeout=3&protocol=3&encoding=latin1")
+    [line] = [text for text in caplog.messages if "max_connections" in text]
+    assert "without effect on locks" in line
+
+
+def test_the_login_that_stands_beside_the_result_backends_url_is_taken() -> None:
+    login = {"redis_username": "locks", "redis_password": "pw"}
+    chosen = settings(result_backend="redis://h", **login)
+    assert dict(chosen.connection_options) == {"username": "locks", "password": "pw"}
+    assert not settings(result_backend="redis://:other@h", **login).connection_options
+    assert not settings(broker_url="redis://h", **login).connection_options
+    provider = {"redis_backend_credential_provider": "tests.apps.logins:Locks"}
+    chosen = settings(result_backend="redis://h", **login, **provider)
+    assert dict(chosen.connection_options) == {"credential_provider": "tests.apps.logins:Locks"}
 
 
 def test_a_unix_url_keeps_its_path_its_password_and_its_database() -> None:

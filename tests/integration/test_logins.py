@@ -1,0 +1,108 @@
+"""Logins by a credential provider, in the URL and in the setting, as Celery takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from celery_singleton_lock import StoreError, StoreUnavailable, hold
+from celery_singleton_lock.testing.server import PrivateServer
+from tests.harness.worker import CeleryWorker
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+UNIQUE = "tests.apps.unique"
+QUERY = "credential_provider=tests.apps.logins:Locks"
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateServer]:
+    with PrivateServer() as server:
+        yield server
+
+
+def let_in(server: PrivateServer, password: str) -> None:
+    """The user ``locks`` has this password, and no other."""
+    with redis.Redis.from_url(server.url()) as client:
+        client.acl_setuser(
+            "locks",
+            enabled=True,
+            reset_passwords=True,
+            passwords=[f"+{password}"],
+            keys=["*"],
+            channels=["*"],
+            categories=["+@all"],
+        )
+
+
+@pytest.fixture
+def password(
+    server: PrivateServer, tmp_path: Path, environment: dict[str, str], monkeypatch: Any
+) -> Path:
+    """The file of the password that the provider reads; nobody else may log in."""
+    file = tmp_path / "password"
+    file.write_text("first")
+    monkeypatch.setenv("LOCKS_PASSWORD", str(file))
+    environment["LOCKS_PASSWORD"] = str(file)
+    let_in(server, "first")
+    return file
+
+
+def close_the_rest(server: PrivateServer) -> None:
+    with redis.Redis.from_url(server.url()) as client:
+        client.acl_setuser("default", enabled=False)
+
+
+def test_a_worker_and_a_publisher_log_in_by_the_result_backends_provider(
+    server: PrivateServer,
+    password: Path,
+    worker: StartWorker,
+    load_app: LoadApp,
+    environment: dict[str, str],
+) -> None:
+    # No setting of ours: the URL is the result backend's, with options that only Celery has.
+    environment["RESULT_URL"] = f"{server.url()}?{QUERY}&max_connections=20"
+    unique = load_app(UNIQUE)
+    close_the_rest(server)
+    process = worker(UNIQUE, concurrency=1)
+    assert "(result_backend)" in process.log
+    result = unique.once.delay("ann")
+    assert result.get(timeout=20) == "ann"
+    assert process.log.count("max_connections of the store's URL: without effect") == 1
+
+
+def test_a_new_connection_asks_the_provider_again(
+    server: PrivateServer, password: Path, load_app: LoadApp, environment: dict[str, str]
+) -> None:
+    port = urlsplit(server.url()).port
+    url = f"redis://ignored:wrong@127.0.0.1:{port}/0?{QUERY}"
+    app = load_app(UNIQUE, LOCK_URL=url).app
+    with hold("ann", scope="work", app=app):
+        pass
+    let_in(server, "second")
+    password.write_text("second")
+    with redis.Redis.from_url(server.url()) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    with hold("ann", scope="work", app=app):
+        pass
+
+
+def test_a_provider_that_fails_is_a_store_that_does_not_answer(
+    server: PrivateServer, password: Path, load_app: LoadApp
+) -> None:
+    app = load_app(UNIQUE, LOCK_URL=f"{server.url()}?{QUERY}").app
+    password.write_text("wrong")
+    with pytest.raises(StoreError, match="refuses the login"), hold("a", scope="work", app=app):
+        pass
+    password.unlink()
+    with (
+        pytest.raises(StoreUnavailable, match=r"Locks gives no login: .*No such file"),
+        hold("a", scope="work", app=app),
+    ):
+        pass
