@@ -7,8 +7,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   transport it is the message that the first one has acknowledged. Nor does a body count whose
   message had been put back before it asked: its copy is the job now, and it left before the body
   began);
-* refused with LockConflict, and no body of it ever began (the FAILURE may be nowhere to be read, if
-  the result backend is away);
+* refused with LockConflict, and no body of it had begun by then, as with a skip (the FAILURE may be
+  nowhere to be read, if the result backend is away);
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
   ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
@@ -73,20 +73,20 @@ class _Job:
             key=lambda record: record.at,
         )
 
-    def was_skipped_first(self) -> bool:
-        """Whether it was skipped, and no body of it had begun by then."""
+    def ended_before_it_began(self, event: str) -> bool:
+        """Whether it was skipped or refused (``event``), and no body of it had begun by then."""
         return any(
-            all(body.begin > skip.at or self._replaced(body, skip) for body in self.bodies)
-            for skip in events(self.records, "skip")
+            all(body.begin > end.at or self._replaced(body, end) for body in self.bodies)
+            for end in events(self.records, event)
         )
 
-    def _replaced(self, body: Body, skip: Record) -> bool:
-        """Whether the copy that was skipped had left before ``body`` of an older one began."""
-        skipped = self._copy_of(skip.pid, skip.at)
-        if skipped <= self._copy_of(body.pid, body.begin):
+    def _replaced(self, body: Body, end: Record) -> bool:
+        """Whether the copy that ended so had left before ``body`` of an older one began."""
+        ended = self._copy_of(end.pid, end.at)
+        if ended <= self._copy_of(body.pid, body.begin):
             return False
         return any(
-            record.data["copy"] == skipped and record.at < body.asked
+            record.data["copy"] == ended and record.at < body.asked
             for record in events(self.records, "publishing")
         )
 
@@ -174,7 +174,7 @@ def _open(
     for name, job in _jobs(records, found).items():
         if any(body.succeeded for body in job.bodies):
             continue
-        if job.was_skipped_first():
+        if job.ended_before_it_began("skip"):
             if job.bodies:
                 excused["jobs skipped, of which another delivery of that message was killed"] += 1
             continue
@@ -186,7 +186,7 @@ def _open(
 
 
 def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str:
-    if events(job.records, "refused") and not job.bodies:
+    if job.ended_before_it_began("refused"):
         return "jobs refused before they began (LockConflict)"
     if job.failed_with("LeaseLost"):
         met = [body for body in job.bodies if _met_a_fault(body, faults, ttl)]

@@ -417,6 +417,12 @@ def test_a_job_that_had_begun_may_not_fail_of_a_conflict() -> None:
     assert conflict(begun=True).kinds() == [Kind.JOB_LOST]
 
 
+def test_a_job_that_was_refused_is_not_lost_when_a_second_delivery_of_it_dies() -> None:
+    story = Story().published("j", "waiting").taken("j", 1, pid=9)
+    left(story.add("refused", 4, task_id="j", pid=9), "j", 4.1, "FAILURE", "LockConflict", pid=9)
+    assert story.body("a", 5, None, job="j").add("death", 6, pid=1).kinds() == []
+
+
 def killed_in_the_midst(task: str) -> Story:
     story = Story().published("j", task).received("j", 0.5)
     return story.body("a", 1, None, job="j").add("death", 2, pid=1, worker="w")
