@@ -46,18 +46,16 @@ def reason_for_hang(stacks: str) -> str:
     # the pool waits for answers that do not come.
     if "_flush_outqueue" in main:
         return "shutdowns that hung in Celery's own pool"
-    # The signal has interrupted the reading of a result, and the handler waits for all children to
-    # end. The child that sent it waits until it is counted: for 30 s; or for ever, if the parent
+    # The handler waits for the children to end, and reads no more results. The signal struck while
+    # the parent read one, or before it could: in a restart of the consumer, which discards jobs. A
+    # child waits until its last result is counted: for 30 s; or for ever, if the interrupted code
     # has the counter's lock. Plain Celery does so, with no task that has a lock.
-    interrupted, _, handler = main.partition(", in _handle_request\n")
+    handler = main.partition(", in _handle_request\n")[2]
+    waits_for_child = all(
+        f", in {name}\n" in handler for name in ("on_cold_shutdown", "join", "wait")
+    )
     children = dumps[1:]  # the first is the parent's
-    if (
-        ", in _recv_message\n" in interrupted
-        and ", in on_cold_shutdown\n" in handler
-        and ", in join\n" in handler
-        and children
-        and all(_waits_to_be_counted(child) for child in children)
-    ):
+    if waits_for_child and children and all(_waits_to_be_counted(child) for child in children):
         return "shutdowns that waited for a child whose last result Celery had not counted"
     return ""
 

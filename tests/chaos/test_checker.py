@@ -563,7 +563,7 @@ HANG = f"{PULSE}MainThread\n  File celery/concurrency/asynpool.py, in _flush_out
 def uncounted(
     *,
     interrupted: str = "celery/concurrency/asynpool.py, in _recv_message",
-    waits: str = "billiard/pool.py, in join",
+    waits: str = "billiard/process.py, in join\n  File billiard/popen_fork.py, in wait",
     child: str = "billiard/pool.py in _ensure_messages_consumed",
     other: str = "pulse.py in run",
 ) -> str:
@@ -585,7 +585,13 @@ def uncounted(
 
 
 @pytest.mark.parametrize(
-    ("event", "text"), [("broken", CRASH), ("never-ends", HANG), ("never-ends", uncounted())]
+    ("event", "text"),
+    [
+        ("broken", CRASH),
+        ("never-ends", HANG),
+        ("never-ends", uncounted()),
+        ("never-ends", uncounted(interrupted="celery/worker/pidbox.py, in start")),
+    ],
 )
 def test_what_celery_is_known_to_do_by_itself_is_counted_and_no_violation(
     event: str, text: str
@@ -602,8 +608,8 @@ def test_a_hang_with_a_frame_of_ours_is_a_violation() -> None:
 @pytest.mark.parametrize(
     "stacks",
     [
-        uncounted(interrupted="kombu/utils/eventio.py, in poll"),
         uncounted(interrupted=f"{OURS}, in _recv_message"),
+        uncounted(waits="billiard/process.py, in join"),
         uncounted(waits="celery/apps/worker.py, in wait_for_soft_shutdown"),
         uncounted(child=f"{OURS} in acquire"),
         uncounted(child=f"{OURS} in close\n  File billiard/pool.py in _ensure_messages_consumed"),
