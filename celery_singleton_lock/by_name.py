@@ -13,7 +13,7 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from celery_singleton_lock.core.key import PER_TASK, digest
 from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
-from celery_singleton_lock.delivery import HEADER, call_header, call_within
+from celery_singleton_lock.delivery import HEADER, call_header
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.publish import Publication, publish
 from celery_singleton_lock.runtime import Runtime
@@ -70,8 +70,8 @@ def claim_and_send(
         raise TypeError(f'{where}: give singleton={{"unique": "until_done"}}, or "until_start"')
     task_id = str(options.pop("task_id", None) or uuid())
     options["headers"] = headers = dict(options.get("headers") or {})
-    call = call_within(app.current_worker_task, task_id)
-    header = headers[HEADER] = call_header(headers, task_id=task_id, options=given, call=call)
+    header = call_header(options, task_id=task_id, options=given, running=app.current_worker_task)
+    headers[HEADER] = header
     return publish(
         Publication(
             app=app,

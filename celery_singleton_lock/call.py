@@ -6,18 +6,14 @@ Every call of every singleton task comes through here, so what most calls don't 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
+from celery import signals
 from celery.utils import uuid
 
 from celery_singleton_lock.arguments import stable_rest
-from celery_singleton_lock.delivery import (
-    HEADER,
-    call_header,
-    call_within,
-    header_of,
-    is_put_back,
-)
+from celery_singleton_lock.delivery import HEADER, call_header
 from celery_singleton_lock.publish import Publication, carry_claim, continues, publish
 from celery_singleton_lock.runtime import Runtime
 
@@ -28,6 +24,9 @@ __all__ = ["publish_call"]
 
 #: Celery's ``apply_async`` of a task id and options.
 Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
+
+# Our header of the message that a base class is publishing.
+_header: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("singleton_header", default=None)
 
 
 def publish_call(
@@ -59,15 +58,10 @@ def publish_call(
     app = task.app  # asked for once: Celery looks it up each time
     running: Any = app.current_worker_task
     options["headers"] = headers = dict(options.get("headers") or {})
-    call = None
-    if running is not None:
-        if HEADER not in headers and options.get("retries") and continues(running, task_id):
-            # self.retry(headers=...) leaves out all that the message had, and so what its call set.
-            headers[HEADER] = header_of(running.request.headers, task_id)
-        call = call_within(running, task_id)
-    header = headers[HEADER] = call_header(headers, task_id=task_id, options=given, call=call)
-    if is_put_back(header, options):
-        return send(task_id, options)  # it has its claim already
+    header = call_header(options, task_id=task_id, options=given, running=running)
+    headers[HEADER] = header
+    if task.publishes_through_others:
+        send = _keeping(header, send)
     policy = task.singleton_policy(header.get("options"))
     # Asked after that: to look up Celery's configuration costs as much as all else in here.
     if policy.unique is None or app.conf.task_always_eager:
@@ -92,6 +86,28 @@ def publish_call(
         swallows_in_canvas=given is not None and "on_duplicate" in given,
     )
     return publish(publication, runtime, lambda: send(task_id, options))
+
+
+def _keeping(header: Mapping[str, Any], send: Send) -> Send:
+    """``send`` through base classes that may replace ``options["headers"]``."""
+    # Not before it is needed: each message that this process publishes pays for a receiver.
+    signals.before_task_publish.connect(_restore_header)
+
+    def send_with_header(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
+        reset = _header.set(header)
+        try:
+            return send(task_id, options)
+        finally:
+            _header.reset(reset)
+
+    return send_with_header
+
+
+def _restore_header(headers: Any = None, **_: Any) -> None:
+    header = _header.get()
+    # A base class may publish other messages too. (Task protocol 1 has no id among its headers.)
+    if header is not None and headers.get("id", header["id"]) == header["id"]:
+        headers[HEADER] = header
 
 
 def _key_of(

@@ -18,7 +18,7 @@ from celery_singleton_lock.core.lease import Holder, Phase
 from celery_singleton_lock.core.options import Unique
 from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import ClaimChange
-from celery_singleton_lock.delivery import Delivery
+from celery_singleton_lock.delivery import HEADER, Delivery
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.put_back import backoff, put_back, why_not
 from celery_singleton_lock.runtime import Runtime
@@ -37,7 +37,7 @@ _TRIES_OF_THE_UNSENDABLE: Final = 3
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Case:
-    """A message that has arrived at its body. Not changed once it is made.
+    """A message that has arrived at its body. Not changed once it is made, but for :meth:`rename`.
 
     Attributes:
         task: The task.
@@ -90,6 +90,11 @@ class Case:
             key=key,
             claim=claim,
         )
+
+    def rename(self) -> None:
+        """Give the message a name of its own, which its retries and copies keep."""
+        self.delivery = self.delivery.named()
+        self.request.__dict__[HEADER] = self.delivery.header()
 
     @property
     def acks_late(self) -> bool:

@@ -26,9 +26,8 @@ __all__ = [
     "call_header",
     "call_in_queue",
     "call_of",
-    "call_within",
     "header_of",
-    "is_put_back",
+    "is_unnamed",
 ]
 
 #: Message header with everything of ours: an object.
@@ -43,6 +42,8 @@ SERIALIZER_KEY: Final = "singleton_serializer"
 #: Key of the request in which it puts the name of the queue that the message came from, where the
 #: message doesn't say it.
 QUEUE_KEY: Final = "singleton_queue"
+# Where a running request counts what it publishes, by task id.
+_PUBLISHED: Final = "singleton_published"
 
 # No message is put back more often than this in a lifetime; a larger number was not written by us.
 _COUNTS: Final = range(10**9)
@@ -67,6 +68,8 @@ class Delivery:
         losses: How often this task was put back after a lost lease.
         options: The policy's options that the call set.
         claim: What the header says of its claim; unread.
+        requeued: What the token's nesting is above the one that Celery counts: messages that a task
+            published under its own id are its next attempts.
     """
 
     token: Token
@@ -77,14 +80,19 @@ class Delivery:
     losses: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     claim: Any = None
+    requeued: int = 0
 
     @classmethod
     def of(cls, request: Any) -> Delivery:
         """Read the request of the running task (``celery.app.task.Context``)."""
-        nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
         nonce = getattr(request, NONCE_KEY, None)
         task_id = str(request.id)
-        header = header_of(request.headers, task_id)
+        header = header_of(request.__dict__, task_id)
+        nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
+        requeued = 0
+        if "requeued" in header:
+            requeued = _count(header["requeued"])
+            nesting = min(nesting + requeued, _COUNTS[-1])
         token = Token(
             task_id,
             nesting,
@@ -99,7 +107,9 @@ class Delivery:
         options, claim = _options(header.get("options")), header.get("claim")
         if header.get("attempt") != f"{nesting}.{retries}":
             # Written for an earlier attempt: only what the call said lives on.
-            return cls(token=token, started=started, options=options, claim=claim)
+            return cls(
+                token=token, started=started, options=options, claim=claim, requeued=requeued
+            )
         return cls(
             token=token,
             started=started or header.get("started") is True,
@@ -109,7 +119,16 @@ class Delivery:
             losses=_count(header.get("losses")),
             options=options,
             claim=claim,
+            requeued=requeued,
         )
+
+    def named(self) -> Delivery:
+        """This one under a name of its own, which no other message has.
+
+        It counts as started, for a task of its id has been, or still is, at work.
+        """
+        token = replace(self.token, call=self.token.nonce)
+        return replace(self, token=token, started=True)
 
     def copied(self) -> Delivery:
         """What the next copy of this message says of itself: that it is newer.
@@ -132,18 +151,44 @@ class Delivery:
             "losses": self.losses,
             "options": _plain(self.options),
             "claim": self.claim,
+            "requeued": self.requeued,
         }
 
+    def call_header(self) -> dict[str, Any]:
+        """What travels with the next attempt of the same call."""
+        header = self.header()
+        kept = {name: header[name] for name in ("options", "claim", "requeued") if header[name]}
+        return {"id": header["id"], "call": header["call"], **kept}
 
-def header_of(headers: Any, task_id: str) -> Mapping[str, Any]:
-    """Our header among ``headers`` of a message, if it was written for ``task_id``; else empty.
 
-    Users pass on the headers of a running task (tracing does), and with them what we wrote of it.
+def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
+    """Our header among those of a message, if it was written for ``task_id``; else empty.
+
+    Agents, receivers and base classes write ``headers["headers"]``, and Celery's request then has
+    nothing else as its headers. So the header is looked for beside those and in them.
+
+    Args:
+        message: Its headers, or all that is known of it by name.
+        task_id: The message's. Users pass on the headers of one message with another.
     """
-    header = headers.get(HEADER) if isinstance(headers, _MAPPINGS) else None
-    if not isinstance(header, _MAPPINGS) or header.get("id", task_id) != task_id:
-        return {}
-    return header
+    header = message.get(HEADER)
+    if isinstance(header, _MAPPINGS) and header.get("id", task_id) == task_id:
+        return header
+    nested = message.get("headers")
+    header = nested.get(HEADER) if nested and isinstance(nested, _MAPPINGS) else None
+    if isinstance(header, _MAPPINGS) and header.get("id", task_id) == task_id:
+        return header
+    return {}
+
+
+def is_unnamed(request: Any) -> bool:
+    """Whether ``request`` is of the first delivery of a message without our header.
+
+    What the store knows of its task id is about another message then: each copy that we make has a
+    header, and what the broker delivers again says so.
+    """
+    redelivered = (request.delivery_info or {}).get("redelivered")
+    return not (redelivered or request.is_eager or header_of(request.__dict__, str(request.id)))
 
 
 def mint_nonce() -> str:
@@ -152,51 +197,66 @@ def mint_nonce() -> str:
 
 
 def call_header(
-    headers: Any, *, task_id: str, options: Mapping[str, Any] | None, call: str | None = None
+    message: Mapping[str, Any],
+    *,
+    task_id: str,
+    options: Mapping[str, Any] | None,
+    running: Any = None,
 ) -> dict[str, Any]:
     """The header of a message about to be published.
 
     Args:
-        headers: What the message has already: a retry goes on with its call's header.
+        message: Celery's options of it.
         task_id: The message's.
         options: The policy's options that the call sets (validated before).
-        call: The name of the call that this message continues, empty if that has none; None: it is
-            a new call, which gets a new name.
+        running: The task that publishes it, Celery's ``current_worker_task``; None: there is none.
     """
-    if call is None:
-        call = os.urandom(4).hex()
-    if not headers or HEADER not in headers:
-        new: dict[str, Any] = {"id": task_id, "call": call}
-        return new if options is None else {**new, "options": _plain(options)}
-    old = header_of(headers, task_id)
-    # The copy of a message without a name has none either, or it would be another call than that.
-    new = {**old, "id": task_id, "call": "" if old.get("call") == "" else call_of(old) or call}
-    return new if options is None else {**new, "options": _plain(options)}
+    headers = message.get("headers")
+    earlier = header_of(headers, task_id) if headers else {}
+    if running is not None:
+        header = _within(running, message, task_id, earlier)
+    elif message.get("retries") and "call" in earlier:
+        # The worker parent retries what it lost a child with (`Task.retry_on_worker_lost`).
+        header = {**earlier, "call": call_of(earlier)}
+    else:
+        header = {"id": task_id, "call": os.urandom(4).hex()}
+        if earlier and earlier.get("options"):
+            header["options"] = earlier["options"]
+    return header if options is None else {**header, "options": _plain(options)}
 
 
-def call_within(running: Any, task_id: str) -> str | None:
-    """The name of a call that the ``running`` task publishes; None outside: a new call.
-
-    Args:
-        running: Celery's ``current_worker_task``, or None.
-        task_id: The message's.
-    """
-    if running is None:
-        return None
-    token = Delivery.of(running.request).token
-    # self.replace() goes on with the work of the task that it replaces. All else is named after the
-    # attempt: should that run again (its worker was killed before its message was acknowledged), a
-    # chain link that it publishes again, under the same id, is the same call.
-    return token.call if token.task_id == task_id else _name_of_call(token.attempt)
-
-
-def is_put_back(header: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    """Whether a message with ``header`` and Celery's ``options`` is a copy of its attempt."""
-    attempt = header.get("attempt")
-    if attempt is None:
-        return False
-    ordinal = (options.get("replaced_task_nesting") or 0, options.get("retries") or 0)
-    return bool(attempt == "{}.{}".format(*ordinal))
+def _within(
+    running: Any, message: Mapping[str, Any], task_id: str, earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The header of a message that the ``running`` task publishes."""
+    request = running.request
+    delivery = Delivery.of(request)
+    token = delivery.token
+    published = request.__dict__.setdefault(_PUBLISHED, {})
+    before = published[task_id] = published.get(task_id, -1) + 1
+    header: dict[str, Any] = {"id": task_id}
+    if before or task_id != token.task_id:
+        # Named after the attempt: if the attempt runs again (its worker was killed before it
+        # acknowledged the message), a chain link that it publishes again, under the same id, is
+        # the same call. Several messages under one id are several calls.
+        header["call"] = _name_of_call(f"{token.attempt}|{before}" if before else token.attempt)
+    else:
+        # A message under the task's own id continues its work as its next attempt: it waits until
+        # this attempt has ended, and this attempt's marker does not apply to it. Celery counts
+        # retries and replacements. All others, as self.apply_async(task_id=self.request.id), are
+        # counted in the header.
+        nesting = _count(message.get("replaced_task_nesting"))
+        retries = _count(message.get("retries"))
+        requeued = delivery.requeued
+        if (nesting + requeued, retries) <= (token.nesting, token.retries):
+            requeued = token.nesting + 1 - nesting
+        if retries > token.retries:
+            # self.retry(headers=...) and base classes drop the headers of the message.
+            header = delivery.call_header()
+        header |= {"call": token.call, "requeued": requeued}
+    if earlier.get("options"):
+        header["options"] = earlier["options"]
+    return header
 
 
 def _name_of_call(attempt: str) -> str:

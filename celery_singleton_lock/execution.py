@@ -34,7 +34,7 @@ from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder, Lease
 from celery_singleton_lock.core.options import ConflictAction, OnStoreError
 from celery_singleton_lock.core.store import Acquire, Refused, Relation
-from celery_singleton_lock.delivery import mint_nonce
+from celery_singleton_lock.delivery import is_unnamed, mint_nonce
 from celery_singleton_lock.errors import LockConflict, StoreError
 from celery_singleton_lock.line import Waiter
 from celery_singleton_lock.put_back import backoff
@@ -152,6 +152,10 @@ class Execution:
                     reply = waiter.ask(call, waits=waits)
                 if isinstance(reply, Lease):
                     return reply
+                if self._is_of_another_message(reply):
+                    case.rename()
+                    call = replace(call, token=case.delivery.token)
+                    continue
                 decision = self._decide(reply, wall, waited)
                 if waiter is None or decision.outcome is not Outcome.WAIT:
                     return self._carry_out(decision, reply)
@@ -173,6 +177,18 @@ class Execution:
                 # to the next try: a token that was released is never acquired with again.
                 call = replace(call, token=replace(call.token, nonce=mint_nonce()))
             waited = clock.now() - arrived_at
+
+    def _is_of_another_message(self, refused: Refused) -> bool:
+        """Whether the store knows the task id from another message than this one.
+
+        Two messages that were sent by name may have one id, and one of ours whose header was taken
+        out has it too: none of them is the copy of another.
+        """
+        knows_id = (
+            refused.relation not in (Relation.OTHER, Relation.EARLIER)
+            or refused.holder.task_id == self._case.delivery.token.task_id
+        )
+        return knows_id and is_unnamed(self._case.request)
 
     def _decide(self, refused: Refused, wall: float, waited: float) -> Decision:
         case = self._case

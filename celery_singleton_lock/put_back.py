@@ -17,6 +17,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
+from celery.app.task import Task as BaseTask
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
 
@@ -24,13 +25,7 @@ from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.keeper import MAX_TIMEOUT
 from celery_singleton_lock.core.store import MarkerState
-from celery_singleton_lock.delivery import (
-    HEADER,
-    NONCE_KEY,
-    QUEUE_KEY,
-    SERIALIZER_KEY,
-    Delivery,
-)
+from celery_singleton_lock.delivery import HEADER, QUEUE_KEY, SERIALIZER_KEY, Delivery
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.origin import reached_with_delay, without_delay
 from celery_singleton_lock.runtime import Runtime
@@ -135,10 +130,7 @@ def _delays_natively(app: Any) -> bool:
 
 
 def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:
-    headers = dict(request.as_execution_options().get("headers") or {})
-    for name in (NONCE_KEY, QUEUE_KEY, SERIALIZER_KEY):
-        headers.pop(name, None)
-    headers[HEADER] = header
+    headers = {**(request.as_execution_options().get("headers") or {}), HEADER: header}
     signature = task.signature_from_request(
         request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
     )
@@ -147,7 +139,11 @@ def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -
     # come out with its own id as its parent. A request called directly has no children.
     request.called_directly = True
     try:
-        signature.apply_async(add_to_parent=False)
+        # Celery's own, for this is no new call: the apply_async of a base class may replace the
+        # headers, or encrypt the arguments once more.
+        BaseTask.apply_async(
+            task, signature.args, signature.kwargs, add_to_parent=False, **signature.options
+        )
     finally:
         request.called_directly = False
 

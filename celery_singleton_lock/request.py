@@ -57,11 +57,9 @@ _PARENT_TIMEOUT: Final = 1.0
 _DYING_SECONDS: Final = 1.0
 # Celery makes attributes of the body's request of all headers of a message, whoever sent it.
 _OURS: Final = "singleton_"
-# Headers that each message has, most of which Celery's request names, and what a task may read of a
-# beat of ours; none passes for what is said of a body.
-_USUAL: Final = frozenset(vars(Context)) | {
-    *("lang", "task", "argsrepr", "kwargsrepr"),
-    *(HEADER, TICK_HEADER),
+# Headers that are Celery's; all others are the message's own.
+_CELERYS: Final = frozenset(vars(Context)) | {
+    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
 }
 _NOT_TO_HIDE: Final = frozenset(
     ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
@@ -99,12 +97,24 @@ class SingletonRequestMixin:
 
         That it has begun already, so that it ran without a lease; that no message carries it. And
         those that hide a method: a message that can't be copied can't be put back.
+
+        What the body sees as ``request.headers`` has nothing of ours, or it would be copied to
+        other messages. Celery takes the message's header ``headers`` for all of them, if there is
+        one (agents write it): the others are added.
         """
-        headers = self._request_dict
-        # Each message comes through here: what is usual is set aside in one step, not name by name.
-        ours = [name for name in headers.keys() - _USUAL if name.startswith(_OURS)]
-        for name in (*ours, *_NOT_TO_HIDE.intersection(headers)):
-            del headers[name]
+        message = self._request_dict
+        header, nested = header_of(message, str(self.id)), message.get("headers")
+        own = {name: message[name] for name in message.keys() - _CELERYS}
+        if isinstance(nested, Mapping):
+            own.update(nested)
+        for name in [name for name in own if name.startswith(_OURS) and name != TICK_HEADER]:
+            del own[name]
+            message.pop(name, None)
+        for name in _NOT_TO_HIDE.intersection(message):
+            del message[name]
+        message["headers"] = own
+        if header:
+            message[HEADER] = header
 
     def _note_origin(self) -> None:
         """Write down which queue a message came from that was not sent to a queue by its name.
@@ -127,9 +137,6 @@ class SingletonRequestMixin:
         header.pop("claim", None)
         header |= {"id": str(self.id), "call": call_in_queue(call_of(header), origin.queue)}
         self._request_dict[HEADER] = header
-        nested = self._request_dict.get("headers")
-        if isinstance(nested, dict):
-            self._request_dict["headers"] = {**nested, HEADER: header}
 
     def revoked(self) -> bool:
         """Celery's; a message that is discarded here frees its claim."""
@@ -258,9 +265,7 @@ class SingletonRequestMixin:
         return claim.queued() if comes_back else claim.freed()
 
     def _header(self) -> Mapping[str, Any]:
-        # Celery sends our header among its own; only the body's request (`Context`) has them apart.
-        nested = self._request_dict.get("headers")
-        return header_of(self._request_dict if nested is None else nested, str(self.id))
+        return header_of(self._request_dict, str(self.id))
 
 
 @cache

@@ -274,6 +274,37 @@ class SingletonTask(_Base[P, R]):
             is_linked=bool(link or link_error),
         )
 
+    def signature_from_request(
+        self,
+        request: Any = None,
+        args: Any = None,
+        kwargs: Any = None,
+        queue: str | None = None,
+        **extra_options: Any,
+    ) -> Any:
+        """Celery's, and what the call has set, which is not among the request's headers.
+
+        Of the next attempt (a retry) the signature has the name of the call too; any other is a new
+        call, whoever publishes it.
+        """
+        from celery_singleton_lock.delivery import HEADER, Delivery
+
+        request = self.request if request is None else request
+        signature = super().signature_from_request(request, args, kwargs, queue, **extra_options)
+        header = Delivery.of(request).call_header()
+        if extra_options.get("retries", 0) <= request.retries:
+            header = {"id": header["id"], "options": header.get("options")}
+        headers = signature.options.get("headers") or {}
+        signature.options["headers"] = {HEADER: header, **headers}
+        return signature
+
+    @cached_property
+    def publishes_through_others(self) -> bool:
+        """Whether a base class behind ours has an ``apply_async`` of its own."""
+        mro = type(self).__mro__
+        after = mro[mro.index(SingletonTask) + 1 :]
+        return next(cls for cls in after if "apply_async" in cls.__dict__) is not BaseTask
+
     @cached_property
     def _body(self) -> Callable[..., Any]:
         """What runs under the lease: the ``__call__`` of a base behind ours, else ``run``.

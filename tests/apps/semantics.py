@@ -33,7 +33,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
-from celery_singleton_lock.delivery import Delivery
+from celery_singleton_lock.delivery import HEADER, Delivery
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.tenure import Tenure
 from tests.apps.gate import Gate
@@ -172,7 +172,8 @@ def patient(
 ) -> int:
     """Put back on a conflict; returns the user's retry count."""
     described = json.loads(dumps(describe(self.request)))
-    with body(self, name, request=described, more=repr(more)):
+    ours = vars(self.request).get(HEADER)
+    with body(self, name, request=described, ours=ours, more=repr(more)):
         pass_gate(gate)
         if retry_once and self.request.retries == 0:
             raise self.retry(countdown=0, max_retries=1)

@@ -247,7 +247,7 @@ def parent(
 ) -> tuple[str, dict[str, Any]]:
     """Publishes a child with the same name; returns its id and this task's header."""
     with body(self, name):
-        header = dict((self.request.headers or {}).get("singleton_lock") or {})
+        header = dict(vars(self.request)["singleton_lock"])
         if how == "headers":
             child = once.apply_async((name,), headers=self.request.headers)
         elif how == "itself":

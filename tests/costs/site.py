@@ -167,7 +167,8 @@ def _message(task: str, task_id: str, number: int) -> Mapping[str, Any]:
         "replaced_task_nesting": 0,
         "hostname": _WORKER,
         "delivery_info": {"exchange": "", "routing_key": "celery", "redelivered": False},
-        "headers": {HEADER: {"id": task_id, "call": f"{number:08x}"}},
+        HEADER: {"id": task_id, "call": f"{number:08x}"},
+        "headers": {},
         NONCE_KEY: f"{number:016x}",
     }
 

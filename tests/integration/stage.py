@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ class Stage:
         directory: For the journal, and the logs of the workers.
         stack: What ends with the stage.
         name: The module of the app.
-        env: Added to the environment of the app and of its workers.
+        env: What its environment has beside.
 
     Attributes:
         app: The test's own copy of it.
@@ -41,13 +41,18 @@ class Stage:
     """
 
     def __init__(
-        self, url: str, directory: Path, stack: ExitStack, name: str = APP, **env: str
+        self,
+        url: str,
+        directory: Path,
+        stack: ExitStack,
+        name: str = APP,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.environment = {
             "BROKER_URL": url,
             "RESULT_URL": url,
             VARIABLE: str(directory / "journal.jsonl"),
-            **env,
+            **(env or {}),
         }
         self.journal = Journal(directory / "journal.jsonl")
         self.redis: Any = stack.enter_context(redis.Redis.from_url(url, decode_responses=True))
@@ -98,10 +103,12 @@ class Stage:
 
 
 @contextmanager
-def open_stage(url: str, directory: Path, name: str = APP) -> Iterator[Stage]:
+def open_stage(
+    url: str, directory: Path, name: str = APP, env: Mapping[str, str] | None = None
+) -> Iterator[Stage]:
     """A stage on an empty database."""
     with ExitStack() as stack:
-        yield Stage(url, directory, stack, name)
+        yield Stage(url, directory, stack, name, env)
 
 
 def wait_until(condition: Callable[[], Answer], what: str, timeout: float = PATIENCE) -> Answer:

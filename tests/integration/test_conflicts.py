@@ -217,13 +217,10 @@ def request_of(stage: Stage, result: Any) -> dict[str, Any]:
     """Celery's request, as the body of that task saw it."""
     [start] = [r for r in stage.journal.records() if r.event == "start" and r.task_id == result.id]
     request = dict(start.data["request"])
-    headers = dict(request["headers"] or {})
-    request["put back"] = headers.pop("singleton_lock", {}).get("sequence", 0) > 0
-    # The nonce and the tag are the delivery's, and a put-back message has a time to wait for.
-    headers.pop("singleton_nonce", None)
-    headers.pop("singleton_serializer", None)
-    request["headers"] = headers
-    # As the broker's client sees it; what matters of it stands beside it.
+    ours = start.data["ours"] or {}
+    request["put back"] = ours.get("sequence", 0) > 0
+    # As the broker's client sees it; what matters of it stands beside it. And a put-back message
+    # has a time to wait for.
     for name in ("eta", "properties"):
         request.pop(name, None)
     return request
@@ -425,11 +422,10 @@ def test_a_calls_own_options_survive_a_retry(stage: Stage, worker: CeleryWorker,
     )
     assert result.get(timeout=20) == 1
     assert [start.data["ttl"] for start in stage.starts(name)] == [17, 17]
+    ours = [start.data["ours"]["options"] for start in stage.starts(name)]
+    assert ours == [{"on_conflict": "raise", "ttl": 17}] * 2
     headers = [start.data["request"]["headers"] for start in stage.starts(name)]
-    assert [h["singleton_lock"]["options"] for h in headers] == [
-        {"on_conflict": "raise", "ttl": 17}
-    ] * 2
-    assert [h["trace"] for h in headers] == ["abc", "abc"]
+    assert headers == [{"trace": "abc"}] * 2
 
 
 def test_many_calls_that_meet_different_holders_each_go_their_own_way(

@@ -143,7 +143,7 @@ class Bench:
     """
 
     def __init__(self, url: str, site: Site, directory: Path, stack: ExitStack) -> None:
-        self.stage = Stage(url, directory, stack, APP, LOCK_URL=site.url)
+        self.stage = Stage(url, directory, stack, APP, {"LOCK_URL": site.url})
         self.app = self.stage.app
         runtime = Runtime.of(self.app.app)
         self.store: Any = runtime.store

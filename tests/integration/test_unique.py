@@ -27,7 +27,6 @@ from celery_singleton_lock import (
     publish,
     singleton_task,
 )
-from celery_singleton_lock.delivery import HEADER
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.server import PrivateServer
 from tests.harness.deliveries import RedisBroker
@@ -64,6 +63,18 @@ def queued(stage: Stage, queue: str = IDLE) -> list[dict[str, Any]]:
     """The headers of the messages in a queue that nobody consumes, the oldest first."""
     messages = [json.loads(text) for text in stage.redis.lrange(queue, 0, -1)]
     return [message["headers"] for message in reversed(messages)]
+
+
+def publish_again(stage: Stage, task_id: str) -> None:
+    """Send a copy of an idle message to the worker."""
+    for text in stage.redis.lrange(IDLE, 0, -1):
+        message = json.loads(text)
+        if message["headers"]["id"] == task_id:
+            message["properties"]["delivery_info"]["routing_key"] = "celery"
+            message["properties"]["delivery_tag"] = str(uuid4())
+            stage.redis.lpush("celery", json.dumps(message))
+            return
+    raise AssertionError(f"{task_id} is not queued")
 
 
 def ids_of(stage: Stage, name: str) -> list[str]:
@@ -543,11 +554,9 @@ def test_a_link_published_twice_leaves_no_claim(
     # Its parent ran twice: its worker was killed before the acknowledgement. The second copy of the
     # link comes when the first has run, and is dropped.
     first = stage.app.once_late.apply_async((name,), queue=IDLE)
-    [headers] = [headers for headers in queued(stage) if headers["id"] == first.id]
     for _ in range(2):
         lines = len(worker.lines)
-        again = {HEADER: {"id": first.id, "call": headers[HEADER]["call"]}}
-        stage.app.once_late.apply_async((name,), task_id=first.id, headers=again)
+        publish_again(stage, first.id)
         worker.wait_for_log(
             rf"\[{first.id}\] (succeeded|.*dropped)|dropped: \S+\[{first.id}\]", since=lines
         )
@@ -561,10 +570,8 @@ def test_a_late_copy_of_an_attempt_leaves_the_claim_to_the_retry(
 ) -> None:
     flaky = stage.app.flaky_late
     first = flaky.apply_async((name,), {"countdown": 5}, queue=IDLE)
-    [headers] = [headers for headers in queued(stage) if headers["id"] == first.id]
-    same = {HEADER: {"id": first.id, "call": headers[HEADER]["call"]}}
     for _ in range(2):
-        flaky.apply_async((name,), {"countdown": 5}, task_id=first.id, headers=same)
+        publish_again(stage, first.id)
         wait_until(lambda: phase(stage, flaky, name) == "retrying", "it waits for its retry")
     worker.wait_for_log(rf"dropped: \S+\[{first.id}\]")
     assert phase(stage, flaky, name) == "retrying"

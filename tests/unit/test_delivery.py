@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from celery_singleton_lock import OnConflict
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.policy import CALL_OPTIONS
-from celery_singleton_lock.delivery import HEADER, NONCE_KEY, Delivery, call_header, mint_nonce
+from celery_singleton_lock.delivery import (
+    HEADER,
+    NONCE_KEY,
+    Delivery,
+    call_header,
+    is_unnamed,
+    mint_nonce,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -103,20 +110,22 @@ def test_a_calls_options_travel_as_plain_values() -> None:
     from datetime import timedelta
 
     options = {"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)}
-    header = call_header(None, task_id="t-1", options=options)
+    header = call_header({}, task_id="t-1", options=options)
     read = Delivery.of(request(json.loads(json.dumps(header))))
     assert read.options == {"ttl": 60.0, "on_conflict": OnConflict.wait(2)}
     assert not read.started
 
 
-def test_a_new_call_gets_a_name_and_its_copies_keep_it() -> None:
+def test_a_new_call_gets_a_name_and_its_retries_and_copies_keep_it() -> None:
     one, other = (
-        call_header(headers, task_id="t-1", options=None) for headers in (None, {HEADER: "foreign"})
+        call_header({"headers": headers}, task_id="t-1", options=None)
+        for headers in (None, {HEADER: "foreign"})
     )
     assert one["call"] != other["call"]
-    again = call_header({HEADER: one}, task_id="t-1", options={"ttl": 5})
-    assert again["call"] == one["call"]
-    assert call_header({}, task_id="t", options=None, call="given")["call"] == "given"
+    passed_on: dict[str, Any] = {"headers": {HEADER: one}}
+    assert call_header(passed_on, task_id="t-1", options=None)["call"] != one["call"]
+    retry = call_header({**passed_on, "retries": 1}, task_id="t-1", options={"ttl": 5})
+    assert retry["call"] == one["call"]
     read = Delivery.of(request(one))
     assert read.token.call == one["call"]
     assert read.header()["call"] == one["call"]
@@ -128,9 +137,82 @@ def test_a_header_that_was_passed_on_to_another_message_is_not_read() -> None:
     assert Delivery.of(request(header)).started
     passed_on = Delivery.of(request({**header, "id": "of another"}))
     assert (passed_on.token.call, passed_on.started, passed_on.sequence) == ("", False, 0)
-    new = call_header({HEADER: header}, task_id="new", options=None)
+    new = call_header({"headers": {HEADER: header}}, task_id="new", options=None)
     assert new["call"] != "c"
     assert set(new) == {"id", "call"}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda header: {HEADER: header},
+        lambda header: {HEADER: header, "headers": {"trace": "x"}},
+        lambda header: {"headers": {HEADER: header}},
+        lambda header: {HEADER: {**header, "id": "of another"}, "headers": {HEADER: header}},
+        lambda header: {HEADER: header, "headers": {HEADER: {**header, "call": "older"}}},
+        lambda header: {HEADER: header, "headers": "none"},
+    ],
+    ids=["top", "beside nested", "nested", "another's at the top", "both", "no headers"],
+)
+def test_our_header_is_read_wherever_it_is(where: Any) -> None:
+    header = Delivery(token=Token("t-1", 0, 0, "n", "c"), sequence=3, options={"ttl": 5}).header()
+    read = Delivery.of(request(**where(header)))
+    assert (read.token.call, read.sequence, read.options) == ("c", 3, {"ttl": 5})
+
+
+@pytest.mark.parametrize(
+    ("fields", "unnamed"),
+    [
+        ({}, True),
+        ({"headers": {"trace": "x"}}, True),
+        ({"delivery_info": {"redelivered": True}}, False),
+        ({"is_eager": True}, False),
+        ({HEADER: {"id": "t-1", "call": "c"}}, False),
+        ({HEADER: {"id": "of another"}}, True),
+    ],
+    ids=str,
+)
+def test_only_a_first_delivery_without_our_header_is_unnamed(fields: Any, unnamed: bool) -> None:
+    assert is_unnamed(request(**fields)) is unnamed
+
+
+class Running:
+    """A task that publishes."""
+
+    def __init__(self, delivery: Delivery, **fields: Any) -> None:
+        token = delivery.token
+        counted = {"retries": token.retries, "replaced_task_nesting": token.nesting}
+        self.request = request(**{**counted, HEADER: delivery.header(), **fields})
+
+    def publishes(self, **message: Any) -> Delivery:
+        """How the message under the task's own id arrives."""
+        header = call_header(message, task_id="t-1", options=None, running=self)
+        return Delivery.of(request(**message, **{HEADER: json.loads(json.dumps(header))}))
+
+
+def ordinal(delivery: Delivery) -> tuple[str, int, int]:
+    return delivery.token.call, delivery.token.nesting, delivery.token.retries
+
+
+def test_what_a_task_publishes_under_its_own_id_is_its_next_attempt() -> None:
+    first = Delivery(token=Token("t-1", 2, 3, "n", "c"), sequence=4, options={"ttl": 5})
+    retried = Running(first).publishes(replaced_task_nesting=2, retries=4)
+    assert (ordinal(retried), retried.options) == (("c", 2, 4), {"ttl": 5})
+    assert ordinal(Running(first).publishes(replaced_task_nesting=3)) == ("c", 3, 0)
+    again = Running(first).publishes(replaced_task_nesting=2, retries=3)
+    assert ordinal(again) == ("c", 3, 3)
+    assert (again.started, again.sequence, again.options) == (True, 0, {})
+    third = Running(again, replaced_task_nesting=2).publishes()
+    assert ordinal(third) == ("c", 4, 0)
+    retried = Running(third, replaced_task_nesting=0).publishes(retries=1)
+    assert ordinal(retried) == ("c", 4, 1)
+
+
+def test_what_a_task_publishes_several_times_under_one_id_are_as_many_calls() -> None:
+    running = Running(Delivery(token=Token("t-1", 0, 0, "n", "c")))
+    names = [running.publishes().token.call for _ in range(3)]
+    assert names[0] == "c"
+    assert len({*names}) == 3
 
 
 @pytest.mark.parametrize("call", ["", "a b", "a|b", "a+b", "x" * 33, 1, None, ["x"]], ids=repr)

@@ -861,17 +861,6 @@ def test_two_calls_with_one_explicit_id_are_two_calls(bench: Bench) -> None:
     assert bench.ids() == ["nightly"]
 
 
-def test_a_put_back_copy_asks_nobody(bench: Bench) -> None:
-    sync = bench.task(unique="until_done")
-    first = sync.delay()
-    [message] = bench.messages()
-    header = {**message.headers[HEADER], "attempt": "0.0", "sequence": 1}
-    asked = len(bench.store.timeouts)
-    again = sync.apply_async(task_id=first.id, headers={HEADER: header})
-    assert (again.id, len(bench.store.timeouts)) == (first.id, asked)
-    assert bench.messages()[0].headers[HEADER] == header
-
-
 def test_an_eager_call_asks_no_server_and_claims_nothing() -> None:
     bench = Bench(task_always_eager=True, broker_url="redis://127.0.0.1:1/0")
     Runtime.install(bench.app, None)

@@ -30,10 +30,10 @@ class Site:
     def collect(self, headers: dict[str, Any], **_: Any) -> None:
         self.published.append(headers)
 
-    def deliver(self, headers: dict[str, Any]) -> None:
+    def deliver(self, headers: dict[str, Any], again: bool = False) -> None:
         """A message for ``work``, as the worker parent hands it over."""
         self.deliveries += 1
-        where = {"exchange": "", "routing_key": "celery"}
+        where = {"exchange": "", "routing_key": "celery", "redelivered": again}
         message = {**headers, "delivery_info": where, NONCE_KEY: f"n{self.deliveries}"}
         build_tracer("work", self.app.tasks["work"], app=self.app)("t", ["k"], {}, message)
 
@@ -44,7 +44,7 @@ class Site:
             if task.request.retries == 0 and "fails" in task.request.headers:
                 raise task.retry(countdown=30, **self.of_retry)
             if "twin" in (task.request.headers or {}) and len(self.started) == 1:
-                other = threading.Thread(target=self.deliver, args=(BY_NAME,))
+                other = threading.Thread(target=self.deliver, args=(BY_NAME, True))
                 other.start()
                 other.join()
 

@@ -1,0 +1,139 @@
+"""Tasks that publish themselves again under their own id, beside the same in plain Celery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from celery_singleton_lock import hold
+from tests.harness.deliveries import RedisBroker
+from tests.harness.journal import overlaps
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import Stage, open_stage, put_back, wait_until
+
+APP = "tests.apps.headers"
+SLOW = pytest.mark.slow
+WAYS = ["apply_async", "with headers", "signature", "send_task", "send_task with headers", "chain"]
+
+
+@pytest.fixture(scope="module")
+def stage(
+    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("requeue")
+    with open_stage(url, Path(directory), APP) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=4)
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid4().hex[:12]
+
+
+def runs(stage: Stage, name: str) -> list[str]:
+    return [run.task_id for run in stage.journal.runs(name)]
+
+
+def overlap(stage: Stage, name: str) -> bool:
+    return bool(overlaps(r for r in stage.journal.records() if r.key == name))
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("task", ["plain_again", "again_late", "again_early"])
+@pytest.mark.parametrize("first", ["apply_async", pytest.param("send_task", marks=SLOW)])
+def test_a_task_that_requeues_itself_twice_runs_three_times(
+    stage: Stage, worker: CeleryWorker, name: str, first: str, task: str, how: str
+) -> None:
+    if first == "apply_async":
+        result = getattr(stage.app, task).apply_async((name, 2, how))
+    else:
+        result = stage.app.app.send_task(task, (name, 2, how))
+    assert result.get(timeout=20) == 0
+    assert runs(stage, name) == [result.id] * 3
+    assert task == "plain_again" or not overlap(stage, name)
+
+
+@pytest.mark.parametrize("task", ["plain_returning", "returning_late"])
+def test_a_task_that_requeues_itself_and_returns_runs_three_times(
+    stage: Stage, worker: CeleryWorker, name: str, task: str
+) -> None:
+    getattr(stage.app, task).delay(name, 2, "apply_async")
+    wait_until(lambda: len(runs(stage, name)) == 3, "the third has run", 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", WAYS)
+def test_what_was_put_back_can_requeue_itself_too(
+    stage: Stage, worker: CeleryWorker, name: str, how: str
+) -> None:
+    """Its copies must not pass for the copy that it is itself."""
+    with hold(name, scope=stage.app.NAMES, app=stage.app.app):
+        result = stage.app.again_late.apply_async(
+            (name, 2, how), singleton={"on_conflict": stage.app.SOON}
+        )
+        worker.wait_for_log(put_back(result, 2))
+    assert result.get(timeout=20) == 0
+    assert runs(stage, name) == [result.id] * 3
+
+
+@pytest.mark.parametrize("task", ["plain_numbered", "numbered"])
+def test_all_that_a_task_publishes_under_one_id_runs(
+    stage: Stage, worker: CeleryWorker, name: str, task: str
+) -> None:
+    result = getattr(stage.app, task).delay(name, 0, 3)
+    wait_until(lambda: len(runs(stage, name)) == 4, "all four have run", 20)
+    assert set(runs(stage, name)) == {result.id}
+
+
+@pytest.mark.parametrize("task", ["plain_again", "again_late"])
+def test_messages_sent_by_name_under_one_id_all_run(
+    stage: Stage, worker: CeleryWorker, name: str, task: str
+) -> None:
+    """The id is all that tells of them, and none is a copy of another."""
+    task_id = str(uuid4())
+    for number in range(3):
+        stage.app.app.send_task(task, (name, 0, ""), task_id=task_id)
+        wait_until(lambda n=number: len(runs(stage, name)) == n + 1, "it has run", 20)
+
+
+def test_messages_sent_by_name_under_one_id_at_once_all_run(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task_id = str(uuid4())
+    for gate in (name, None, None):
+        stage.app.app.send_task("again_late", (name, 0, "", gate), task_id=task_id)
+    worker.wait_for_log(rf"put-back: \S*\[{task_id}\]")
+    stage.open(name)
+    wait_until(lambda: len(runs(stage, name)) == 3, "all three have run")
+    assert not overlap(stage, name)
+
+
+def test_a_late_copy_of_a_message_that_requeued_itself_is_dropped(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    result = stage.app.again_late.delay(name, 1, "apply_async", name)
+    stage.journal.wait_for_starts(1, key=name)
+    RedisBroker(stage.redis).deliver_again(result.id)
+    worker.wait_for_log(rf"put-back: \S*\[{result.id}\] .*reason=twin")
+    stage.open(name)
+    assert result.get(timeout=20) == 0
+    worker.wait_for_log(rf"dropped: \S*\[{result.id}\]")
+    assert runs(stage, name) == [result.id] * 2
+
+
+def test_a_claim_stays_with_a_task_that_requeues_itself(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    result = stage.app.once_late.delay(name, 2, "apply_async")
+    assert result.get(timeout=20) == 0
+    assert runs(stage, name) == [result.id] * 3
+    wait_until(lambda: not stage.redis.keys(f"csl:*{name}*"), "nothing of it is left")
