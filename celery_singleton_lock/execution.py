@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from celery import signals
-from celery.exceptions import Ignore
+from celery import signals, states
+from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_singleton_lock.arrival import AGAIN, Decision, Outcome, decide
 from celery_singleton_lock.case import Case
@@ -253,8 +253,15 @@ class Execution:
 
     def _revoke(self, reason: str) -> None:
         task, request = self._case.task, self._case.request
-        task.backend.mark_as_revoked(
-            request.id, reason, request=request, store_result=stores_result(task, request)
+        # Not mark_as_revoked(), which leaves the links of a chain that come next PENDING for ever:
+        # a group of chains, which waits for the last ones, would never end.
+        task.backend.mark_as_failure(
+            request.id,
+            TaskRevokedError(reason),
+            request=request,
+            store_result=stores_result(task, request),
+            call_errbacks=False,
+            state=states.REVOKED,
         )
         signals.task_revoked.send(
             sender=task, request=request, terminated=False, signum=None, expired=False

@@ -1,8 +1,8 @@
-"""The worker event ``task-skipped``, for Flower and other monitors."""
+"""The worker events ``task-skipped`` and ``task-revoked``, for Flower and other monitors."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import ref
 
 from celery import Celery
@@ -13,7 +13,10 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """The sink that sends ``task-skipped`` (fields: uuid, name, key, holder) while events are on.
+    """The sink that sends an event for a call that a conflict has ended, while events are on.
+
+    ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has those of
+    Celery's own, which its worker sends for revocations that it knows of itself.
 
     A pool child can't see whether its worker was started with ``-E``, so the worker's bootstep sets
     ``worker`` before the fork; for the whole process, since a runtime may be older than that.
@@ -35,16 +38,18 @@ class Monitor:
     def __call__(self, event: Event) -> None:
         if not Monitor.hears(event.name):
             return
-        if event.data.get("outcome") != "skip":
+        outcome = event.data.get("outcome")
+        fields: dict[str, Any]
+        if outcome == "skip":
+            kind = "task-skipped"
+            fields = {"name": event.task, "key": event.key, "holder": str(event.holder)}
+        elif outcome == "revoke":
+            kind = "task-revoked"
+            fields = {"terminated": False, "signum": None, "expired": False}
+        else:
             return
         app = self._app()
         if app is None:
             return
         with app.events.default_dispatcher(Monitor.worker) as dispatcher:
-            dispatcher.send(
-                "task-skipped",
-                uuid=event.task_id,
-                name=event.task,
-                key=event.key,
-                holder=str(event.holder),
-            )
+            dispatcher.send(kind, uuid=event.task_id, **fields)

@@ -235,6 +235,26 @@ def test_a_chord_with_a_member_revoked_by_conflict_fails_instead_of_hanging(
     assert ran(stage, f"{name}-body") == []
 
 
+@pytest.mark.parametrize("as_chord", [False, True], ids=["group", "chord"])
+def test_what_waits_for_a_chain_with_a_link_revoked_by_conflict_fails_instead_of_hanging(
+    as_chord: bool, stage: Stage, name: str
+) -> None:
+    stage.occupy(name)
+    chains = group(
+        stage.app.revoking.si(name) | stage.app.work.si(f"{name}-middle") | stage.app.work.si(last)
+        for last in (f"{name}-1", f"{name}-2")
+    )
+    after = stage.app.collect.s(f"{name}-body")
+    result = (chains | after if as_chord else chains).apply_async()
+    with pytest.raises(Exception, match=r"TaskRevokedError|is held by"):
+        result.get(timeout=20)
+    stage.open(name)
+    # Whatever was sent before this has come before it.
+    assert stage.app.work.delay(f"{name}-sentinel").get(timeout=20)
+    for suffix in ("middle", "1", "2", "body"):
+        assert ran(stage, f"{name}-{suffix}") == []
+
+
 def test_a_chords_body_on_the_key_of_its_members_runs_20_of_20(stage: Stage, name: str) -> None:
     for n in range(20):
         one = f"{name}-{n}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import (
     LeaseLost,
@@ -349,7 +350,7 @@ class Listener:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_a_skip_is_a_worker_event_where_events_are_on(
+def test_a_skip_and_a_revocation_are_worker_events_where_events_are_on(
     pool: str, environment: dict[str, str], worker: StartWorker, load_app: LoadApp
 ) -> None:
     environment["EARLY"] = "1"
@@ -364,6 +365,10 @@ def test_a_skip_is_a_worker_event_where_events_are_on(
             assert is_skipped(unheard.get(timeout=20))
             heard = pools.brief.apply_async(("k",), queue="loud")
             assert is_skipped(heard.get(timeout=20))
+            call = {"queue": "loud", "singleton": {"on_conflict": "revoke"}}
+            revoked = pools.brief.apply_async(("k",), **call)
+            with pytest.raises(TaskRevokedError):
+                revoked.get(timeout=20)
         event = listener.wait_for("task-skipped", uuid=heard.id)
         assert event["name"] == f"{POOLS}.brief"
         assert event["key"] == lease.key
@@ -373,4 +378,9 @@ def test_a_skip_is_a_worker_event_where_events_are_on(
         # The task ends as always, for monitors that don't know of skips.
         listener.wait_for("task-succeeded", uuid=heard.id)
         assert listener.of("task-skipped", uuid=unheard.id) == []
+        event = listener.wait_for("task-revoked", uuid=revoked.id)
+        assert event["hostname"] == loud.hostname
+        # As those that Celery's own worker sends.
+        assert (event["terminated"], event["signum"], event["expired"]) == (False, None, False)
+        assert listener.of("task-succeeded", uuid=revoked.id) == []
         assert quiet.alive
