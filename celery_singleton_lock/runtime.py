@@ -23,14 +23,21 @@ from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.instrumentation.logging import is_logged, log_event
 from celery_singleton_lock.instrumentation.monitor import Monitor
 from celery_singleton_lock.instrumentation.signals import has_receivers, send_signal
-from celery_singleton_lock.settings import Settings, read_settings
+from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
 from celery_singleton_lock.shared_record import SharedRecord
 from celery_singleton_lock.stores import open_store, shards_of
 
-__all__ = ["Runtime", "singleton_tasks"]
+__all__ = ["IN_MEMORY", "Runtime", "singleton_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
+#: Why a store in memory is refused.
+IN_MEMORY = (
+    "locks in memory:// exclude nothing between processes, and tasks of this app run in several: "
+    'set singleton_lock_url = "redis://host:6379/0" or another server. memory:// is for '
+    "task_always_eager, and for a broker memory:// with a pool in this process (solo, threads); "
+    "tests also have the pytest fixture singleton_store"
+)
 # Where an app keeps its runtimes, so that they end with it: {(process id, eager): Runtime}.
 _ATTRIBUTE = "_singleton_runtimes"
 
@@ -140,8 +147,13 @@ class Runtime:
         if not settings.url:
             raise SettingsError(
                 "there is nowhere to keep locks: neither the result backend nor the broker is "
-                'Redis. Set singleton_lock_url = "redis://host:6379/0".'
+                'Redis. Set singleton_lock_url = "redis://host:6379/0". In tests without a server '
+                "use the pytest fixture singleton_store, or task_always_eager."
             )
+        conf = self.app.conf
+        one_process = conf.task_always_eager or has_broker_in_memory(conf)
+        if settings.url.startswith("memory:") and not one_process:
+            raise SettingsError(IN_MEMORY)
         logger.info("singleton locks live in %s (%s)", settings.safe_url, settings.url_source)
         return self.open_store()
 

@@ -21,7 +21,7 @@ from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
 from celery_singleton_lock.stores.hosts import check_url, masked, split_url
 
-__all__ = ["Settings", "read_settings"]
+__all__ = ["Settings", "has_broker_in_memory", "read_settings"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -212,7 +212,14 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
             urls = [";".join(url for url in urls if is_sentinel_url(url))]
         if urls:
             return _readable(urls[0], setting), setting
-    return "", "nowhere"
+    # As in tests: nobody but this process gets a message, so nobody else needs to see a lock.
+    return ("memory://", "broker_url") if has_broker_in_memory(conf) else ("", "nowhere")
+
+
+def has_broker_in_memory(conf: Any) -> bool:
+    """Whether the broker is kombu's ``memory://``, whose messages stay in their process."""
+    broker = conf.broker_url
+    return isinstance(broker, str) and broker.startswith("memory:")
 
 
 def _readable(url: str, setting: str) -> str:

@@ -22,7 +22,7 @@ from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.instrumentation.monitor import Monitor
 from celery_singleton_lock.publish import RPC_CURE, sends_results_to_first_caller
 from celery_singleton_lock.pulse import Pulse
-from celery_singleton_lock.runtime import Runtime, singleton_tasks
+from celery_singleton_lock.runtime import IN_MEMORY, Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.shared_record import SharedRecord
 
@@ -46,10 +46,13 @@ class SingletonStep(bootsteps.StartStopStep):
         app = worker.app
         Runtime.worker_name = worker.hostname
         Monitor.worker = worker.hostname if worker.task_events else ""
-        if worker.pool_cls.__module__ == "celery.concurrency.prefork":
+        forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        if forks:
             Runtime.shared_record = SharedRecord()
         try:
             runtime = Runtime.of(app)
+            if forks and runtime.store.capabilities.name == "memory":
+                raise SettingsError(IN_MEMORY)
             check_tasks(app, runtime.store)
             _warn_of_timeouts(app, runtime.settings)
             if problem := check_results(app):

@@ -8,7 +8,7 @@ import fnmatch
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Lease, Record
@@ -22,6 +22,10 @@ __all__ = ["MemoryStore"]
 
 Reply = TypeVar("Reply")
 
+# So many entries are kept before the expired ones are looked for; and then twice those that are
+# left, so that a write looks at two entries in the mean.
+_SWEEP_AT: Final = 256
+
 
 class MemoryStore(RuledStore):
     """The rules, under one lock. ``timeout`` is ignored."""
@@ -32,6 +36,7 @@ class MemoryStore(RuledStore):
         self._fence = fence_base
         # A value, and when it expires on the clock.
         self._entries: dict[str, tuple[Entry, float]] = {}
+        self._sweep_at = _SWEEP_AT
         self._guard = threading.RLock()
 
     @property
@@ -74,6 +79,11 @@ class MemoryStore(RuledStore):
                 self._entries.pop(key, None)
                 continue
             self._entries[key] = (numbered(entry, number), now + entry.ttl)
+        if len(self._entries) > self._sweep_at:
+            expired = [key for key, (_, until) in self._entries.items() if now >= until]
+            for key in expired:
+                del self._entries[key]
+            self._sweep_at = max(_SWEEP_AT, 2 * len(self._entries))
         return number
 
     def _next_fence(self) -> int:

@@ -163,8 +163,11 @@ def test_another_number_of_shards_is_told_before_anything_is_tried(
     assert not found(app, "rights"), "it is no matter of rights"
 
 
-def test_an_app_without_a_store_is_told_to_name_one() -> None:
-    app = Celery("homeless", broker="memory://", set_as_current=False)
+@pytest.mark.parametrize("url", [None, "memory://"])
+def test_an_app_without_a_store_is_told_to_name_one(url: str | None) -> None:
+    app = Celery("homeless", broker="amqp://127.0.0.1:1", set_as_current=False)
+    if url:
+        app.conf.singleton_lock_url = url
     (finding,) = findings(app)
     assert finding.severity is Severity.ERROR
     assert "singleton_lock_url" in finding.text

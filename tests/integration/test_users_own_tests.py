@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
+from celery.contrib.testing.app import DEFAULT_TEST_CONFIG, TestApp
+from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 
 from celery_singleton_lock import (
@@ -55,6 +57,20 @@ def task_of(app: Celery, **options: Any) -> SingletonTask[[str], str]:
         return current_lease().key
 
     return cast("SingletonTask[[str], str]", work)
+
+
+# Celery's own fixtures, without ours.
+
+
+def test_celerys_worker_in_this_process_needs_no_store() -> None:
+    """`celery_worker` of celery.contrib.pytest is this: a thread, and a broker in memory."""
+    with TestApp(set_as_current=False, config=DEFAULT_TEST_CONFIG) as app:
+        work = task_of(app, key="{name}")
+        with start_worker(app, perform_ping_check=False):
+            assert work.delay("ann").get(timeout=20) == work.lock_key("ann")
+            with hold_lock(work, "ann"):
+                assert is_skipped(work.delay("ann").get(timeout=20))
+            assert not is_skipped(work.delay("ann").get(timeout=20))
 
 
 # Eager, without the fixture.

@@ -160,10 +160,40 @@ def test_an_embedded_worker_raises_instead_of_exiting() -> None:
 def test_nowhere_to_keep_locks_stops_the_worker(
     environment: dict[str, str], worker: StartWorker, write_app: WriteApp
 ) -> None:
-    environment |= {"BROKER_URL": "memory://", "RESULT_URL": ""}
+    environment |= {"BROKER_URL": "amqp://127.0.0.1:1", "RESULT_URL": ""}
     line = refusal(worker(write_app(), wait=False))
     assert "neither the result backend nor the broker is Redis" in line
     assert "singleton_lock_url = " in line
+    assert "fixture singleton_store" in line
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_locks_in_memory_stop_a_worker_beside_which_others_can_run(
+    pool: str, worker: StartWorker, write_app: WriteApp
+) -> None:
+    line = refusal(worker(write_app(), pool=pool, env={"LOCK_URL": "memory://"}, wait=False))
+    assert "locks in memory:// exclude nothing between processes" in line
+    assert "singleton_store" in line
+
+
+def test_locks_in_memory_stop_a_worker_with_children(
+    environment: dict[str, str], worker: StartWorker, write_app: WriteApp
+) -> None:
+    environment |= {"BROKER_URL": "memory://", "RESULT_URL": ""}
+    assert "locks in memory://" in refusal(worker(write_app(), pool="prefork", wait=False))
+
+
+def test_locks_in_memory_are_refused_to_who_holds_and_who_publishes() -> None:
+    app = Celery(set_as_current=False, broker="redis://127.0.0.1:1")
+    app.conf.singleton_lock_url = "memory://"
+    singleton_task(app=app, name="t", shared=False, unique="until_done")(nothing)
+    with pytest.raises(SettingsError, match="locks in memory://"), hold("k", scope="s", app=app):
+        pass
+    with pytest.raises(SettingsError, match="locks in memory://"):
+        app.tasks["t"].delay()
+    app.conf.task_always_eager = True
+    with hold("k", scope="s", app=app):
+        assert app.tasks["t"].delay().state == "SUCCESS"
 
 
 def test_unequal_limits_in_a_scope_stop_the_worker(
