@@ -12,6 +12,7 @@ from celery.utils import uuid
 from kombu.utils.json import dumps as kombu_dumps
 
 from celery_singleton_lock.core.key import PER_TASK, digest
+from celery_singleton_lock.core.options import suggestion
 from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
 from celery_singleton_lock.delivery import HEADER, call_header
 from celery_singleton_lock.errors import LockKeyError
@@ -52,10 +53,12 @@ def claim_and_send(
     Raises:
         DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
         LockKeyError: There is no ``key``, and the arguments make none; or it is no text.
-        TypeError, ValueError: One of these is wrong, or the task holds no locks.
+        TypeError, ValueError: One of these is wrong, or the task holds no locks. A keyword that is
+            close to one of ours is refused.
     """
     where = f"claim_and_send({name!r})"
     _check(where, name, args, kwargs, key)
+    _refuse_typos(where, options)
     task: Any = app.tasks.get(name)
     if task is not None and key is None and scope is None:
         if not hasattr(task, "singleton_policy"):
@@ -101,6 +104,13 @@ def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
         raise TypeError(f"{where}: kwargs is a {type(kwargs).__name__}; give a dict")
     if key is not None and not (isinstance(key, str) and key):
         raise LockKeyError(f"{where}: key={key!r}: give a non-empty str")
+
+
+def _refuse_typos(where: str, options: Mapping[str, Any]) -> None:
+    """Celery takes any keyword for a property of the message; a typo of ours would be one."""
+    for name in options:
+        if "did you mean" in (hint := suggestion(name, ("key", "scope", "singleton"))):
+            raise TypeError(f"{where}: unknown option {name!r}{hint}")
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -210,6 +210,12 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
         if urls and is_sentinel_url(urls[0]):
             # Not several stores to choose from, but several who know where the one is.
             urls = [";".join(url for url in urls if is_sentinel_url(url))]
+        if len(urls) > 1:
+            _warn_once(
+                f"{setting} names several Redis servers; locks live in the first one only, and "
+                "wait while it is away, for they can't move as a broker's connection does. Set "
+                "singleton_lock_url, to Sentinel or a Cluster if the store must survive a server"
+            )
         if urls:
             return _readable(urls[0], setting), setting
     # As in tests: nobody but this process gets a message, so nobody else needs to see a lock.
@@ -225,12 +231,8 @@ def has_broker_in_memory(conf: Any) -> bool:
 def _readable(url: str, setting: str) -> str:
     try:
         check_url(url)
-    except ValueError:
-        # Neither the URL nor this error is shown: see check_url.
-        raise SettingsError(
-            f"{setting} can't be read as a URL: percent-encode what is special in its password "
-            "('/' is %2F, '?' is %3F, '#' is %23), and an '@' behind its hosts (%40)"
-        ) from None
+    except ValueError as exc:
+        raise SettingsError(f"{setting} can't be read as a URL: {exc}") from None
     return url
 
 

@@ -15,9 +15,12 @@ from celery import Celery, bootsteps
 
 from celery_singleton_lock.call import publish_call
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.policy import Policy
-from celery_singleton_lock.core.store import Store
-from celery_singleton_lock.errors import SettingsError, StoreError
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.pace import MAX_TIMEOUT
+from celery_singleton_lock.core.policy import Policy, check_claim_options
+from celery_singleton_lock.core.store import Acquire, Release, Store
+from celery_singleton_lock.delivery import mint_nonce
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.execution import Execution
 from celery_singleton_lock.instrumentation.monitor import Monitor
 from celery_singleton_lock.publish import RPC_CURE, sends_results_to_first_caller
@@ -30,6 +33,8 @@ __all__ = ["SingletonStep", "check_eviction", "check_results", "check_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
+# Seconds: of the lease by which a starting worker tries the store.
+_TRIAL_TTL: Final = 10.0
 # What a task's hooks import when they need it. Here, so that no child of the pool has to do it,
 # each while the time limit of its first task runs.
 _NEEDED_BY_BODIES: Final = (Execution, publish_call)
@@ -57,7 +62,8 @@ class SingletonStep(bootsteps.StartStopStep):
             _warn_of_timeouts(app, runtime.settings)
             if problem := check_results(app):
                 logger.warning("singleton: %s. %s", problem, RPC_CURE)
-            _check_eviction(runtime.store, runtime.settings)
+            _warn_of_short_holds(app)
+            _check_store(runtime)
             _check_shards(runtime.store, runtime.keyspace)
         except SettingsError as exc:
             if click.get_current_context(silent=True) is None:
@@ -95,6 +101,8 @@ def check_tasks(app: Celery, store: Store) -> None:
     for task in singleton_tasks(app):
         try:
             policy = task.singleton_policy()
+            where = f"@singleton_task on {task.name}"
+            check_claim_options(policy, task.singleton or {}, where=where)
         except (TypeError, ValueError) as exc:
             # Valid where it was written; contradicts what the app's settings say.
             raise SettingsError(f"{exc} (with the defaults that singleton_lock_* sets)") from None
@@ -160,15 +168,61 @@ def check_results(app: Celery) -> str:
     )
 
 
-def _check_eviction(store: Store, settings: Settings) -> None:
+def _warn_of_short_holds(app: Celery) -> None:
+    for task in singleton_tasks(app):
+        policy = task.singleton_policy()
+        if policy.max_hold is not None and policy.max_hold < policy.ttl:
+            logger.warning(
+                "singleton: %s has max_hold=%g s, shorter than its ttl of %g s: each body that "
+                "takes longer than max_hold loses its lease. Set max_hold above ttl, or ttl below "
+                "max_hold.",
+                task.name,
+                policy.max_hold,
+                policy.ttl,
+            )
+
+
+def _check_store(runtime: Runtime) -> None:
+    """Refuse a store that may evict leases; say so if there are no locks now.
+
+    A store that is away, or refuses, stops no worker: its other tasks can run, and it may be mended
+    meanwhile.
+    """
+    store, settings = runtime.store, runtime.settings
     try:
         check_eviction(store, settings)
-    except StoreError as exc:
+        _try_out(runtime)
+    except StoreUnavailable as exc:
         logger.warning(
             "singleton: no locks now, for %s can't be used (%s); tasks are put back until it can",
             settings.safe_url,
             exc,
         )
+    except StoreError as exc:
+        logger.error(
+            "singleton: no locks, because %s refuses them (%s); tasks are put back until this is "
+            "mended. Check its login, rights, database number and memory: "
+            "`celery singleton doctor` looks at all of them",
+            settings.safe_url,
+            exc,
+        )
+
+
+def _try_out(runtime: Runtime) -> None:
+    """Take and give back a lease of the worker's own: a store may answer, and refuse to write.
+
+    Raises:
+        StoreError, StoreUnavailable: It does.
+    """
+    store, nonce = runtime.store, mint_nonce()
+    if not hasattr(store, "info"):
+        # A client of etcd's or ZooKeeper's may start threads, and this process forks after this.
+        return
+    key, token = runtime.keyspace.lock("singleton-start", nonce), Token(nonce, 0, 0, nonce)
+    holder = Holder(task_id=nonce, worker=runtime.worker, since=runtime.clock.wall())
+    call = Acquire(slots=(key,), token=token, holder=holder, ttl=_TRIAL_TTL)
+    store.acquire(call, timeout=MAX_TIMEOUT)
+    store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
 
 
 def check_eviction(store: Store, settings: Settings) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "CallOptions",
     "Policy",
     "check_call",
+    "check_claim_options",
     "merge",
 ]
 
@@ -131,8 +132,27 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
                 f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
                 "scope and limit decide who excludes whom, and stand at the task"
             )
-    merge(policy(), options, where=where)
+    check_claim_options(merge(policy(), options, where=where), options, where=where)
     return dict(options)
+
+
+def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str) -> None:
+    """Refuse options of a claim where no layer asks for one.
+
+    Args:
+        policy: Complete: a lower layer may say ``unique``.
+        given: The options of the layer that is checked.
+        where: Names that layer.
+
+    Raises:
+        ValueError: One of them would have no effect.
+    """
+    for name in ("on_duplicate", "unique_for"):
+        if policy.unique is None and name in given:
+            raise ValueError(
+                f"{where}: {name}={given[name]!r} has no effect without unique: add "
+                'unique="until_done" or unique="until_start", or drop it'
+            )
 
 
 def _check_ttl(name: str, value: Any) -> float:

@@ -16,7 +16,7 @@ from celery_singleton_lock.core.options import suggestion
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.stores import redlock_url
-from celery_singleton_lock.stores.hosts import split_url
+from celery_singleton_lock.stores.hosts import single_urls, split_url
 
 __all__ = [
     "is_sentinel_url",
@@ -109,6 +109,13 @@ def open_store(
     if scheme in _SINGLE:
         from celery_singleton_lock.stores.redis import RedisStore
 
+        if len(single_urls(url)) > 1:
+            raise SettingsError(
+                f"the store's URL names several servers, and {scheme}:// is one: a lock must not "
+                "move to another server by a client's failover, as a broker does. Name one; or for "
+                "servers that replace each other sentinel://, redis+cluster:// or "
+                "redlock://host1,host2,host3"
+            )
         return RedisStore(url, fence_base=fence_base, options=options, wait_replicas=wait_replicas)
     if scheme in _SENTINEL:
         from celery_singleton_lock.stores.redis import RedisStore

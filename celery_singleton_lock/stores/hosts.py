@@ -17,6 +17,10 @@ __all__ = ["Hosts", "check_url", "masked", "single_urls", "split_url"]
 # Read by redlock_url.py: each host may have a login of its own.
 _LOGIN_PER_HOST = ("redlock://", "redlocks://")
 _HOST_WITH_LOGIN = re.compile(r"(?:(.*)@)?((?:\[[^\]@]*\]|[^:@\[\]]+)(?::[0-9]*)?)")
+_PERCENT_ENCODE = (
+    "percent-encode what is special in its password ('/' is %2F, '?' is %3F, '#' is %23, '[' is "
+    "%5B), and an '@' behind its hosts (%40)"
+)
 # Only where a URL follows: a ';' may stand in a password.
 _SEPARATOR = re.compile(r";(?=[a-z+]+://)")
 
@@ -83,15 +87,24 @@ def check_url(url: str) -> None:
     """Do nothing if the parts of ``url`` are where they seem to be.
 
     Raises:
-        ValueError: A port is no number, or an "@" stands behind the hosts. The usual cause is a
-            "/", "?" or "#" in a password: then what is taken for a port, a path or an option, and
-            told as such, is the password.
+        ValueError: An "@" stands behind the hosts, or a port is no number. The usual cause of the
+            first is a "/", "?" or "#" in a password: then what is taken for a port, a path or an
+            option is the password. No part of the URL is in the message.
     """
     for single in single_urls(url):
-        split = urlsplit(single)
-        _ = split.port
+        try:
+            split = urlsplit(single)
+        except ValueError:
+            raise ValueError(_PERCENT_ENCODE) from None  # a bracket
         if _is_shifted(split):
-            raise ValueError("an '@' stands behind the hosts")
+            raise ValueError(_PERCENT_ENCODE)
+        try:
+            _ = split.port
+        except ValueError:
+            raise ValueError(
+                "the port behind a host's ':' is no number from 0 to 65535 (if that is a password, "
+                "write user:password@host)"
+            ) from None
 
 
 def masked(url: str) -> str:

@@ -93,7 +93,13 @@ def test_an_app_that_has_the_task_uses_the_task(
 
 def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Stage) -> None:
     with pytest.raises(TypeError, match="until_done"):
+        send(publisher, "x", {"ttl": 5})
+    with pytest.raises(ValueError, match="unique_for=5 has no effect without unique"):
         send(publisher, "x", {"unique_for": 5})
+    for typo, known in (("keyy", "key"), ("scopes", "scope"), ("singelton", "singleton")):
+        options: Any = {typo: "x"}
+        with pytest.raises(TypeError, match=f"unknown option '{typo}' .did you mean '{known}'"):
+            claim_and_send(publisher, WORK, ["x"], singleton=UNTIL_DONE, **options)
     with pytest.raises(TypeError, match="did you mean 'unique'"):
         send(publisher, "x", {"uniqe": "until_done"})
     with pytest.raises(LockKeyError, match="key="):

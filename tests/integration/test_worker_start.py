@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -337,6 +337,62 @@ def test_results_that_reach_the_first_caller_alone_are_a_warning(
         assert "ignore_result=True" in warning
 
 
+def test_a_max_hold_below_the_ttl_is_a_warning(worker: StartWorker, write_app: WriteApp) -> None:
+    code = """
+    @singleton_task(app=app, name="sync", max_hold=20, ttl=60)
+    def sync(): ...
+    """
+    process = worker(write_app(code))
+    [line] = [line for line in process.lines if "max_hold" in line]
+    assert "WARNING" in line
+    assert "sync has max_hold=20 s, shorter than its ttl of 60 s" in line
+
+
+def refuse_all(client: Any) -> str:
+    client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    return ""
+
+
+def fill_up(client: Any) -> str:
+    client.config_set("maxmemory", "1")
+    return ""
+
+
+def take_rights(client: Any) -> str:
+    client.execute_command("ACL", "SETUSER", "default", "-set", "-eval", "-evalsha")
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (refuse_all, "WARNING.*no locks now.*is a replica now.*put back"),
+        (fill_up, "ERROR.*no locks, because.*used memory > .maxmemory.*doctor"),
+        (take_rights, "ERROR.*no locks, because.*permission.*doctor"),
+        (lambda client: "/999999", "ERROR.*no locks, because.*DB index is out of range.*doctor"),
+        (lambda client: "wrong", "ERROR.*no locks, because.*refuses the login.*doctor"),
+    ],
+    ids=["replica", "memory", "rights", "database", "login"],
+)
+def test_a_store_that_refuses_writes_is_told_when_the_worker_starts_and_stops_none(
+    spoil: Callable[[Any], str], said: str, worker: StartWorker, write_app: WriteApp
+) -> None:
+    with server() as refusing:
+        with redis.Redis.from_url(refusing.url()) as client:
+            path = spoil(client) or "/0"
+        url = f"redis://127.0.0.1:{refusing.port}{path}"
+        if path == "wrong":
+            url = f"redis://nobody:wrong@127.0.0.1:{refusing.port}/0"
+        process = worker(write_app(), env={"LOCK_URL": url})
+        assert len(re.findall(said, process.log)) == 1
+
+
+def test_a_starting_worker_leaves_no_lease(worker: StartWorker, write_app: WriteApp) -> None:
+    with server() as store, redis.Redis.from_url(store.url(), decode_responses=True) as client:
+        worker(write_app(), env={"LOCK_URL": store.url()})
+        assert not client.keys("*singleton-start*")
+
+
 def test_a_login_that_may_not_ask_for_info_works(
     worker: StartWorker, write_app: WriteApp, load_app: LoadApp
 ) -> None:
@@ -382,7 +438,7 @@ def test_a_wrong_password_is_said_and_not_shown(
         client.config_set("requirepass", "right")
     url = f"redis://:wr0ng@127.0.0.1:{private_redis.port}/0"
     process = worker(write_app(), env={"LOCK_URL": url})
-    process.wait_for_log(r"WARNING.*refuses the login")
+    process.wait_for_log(r"ERROR.*refuses the login")
     assert "wr0ng" not in process.log
 
 
@@ -534,6 +590,40 @@ def test_a_wrong_option_of_a_call_fails_at_the_call() -> None:
             sync.apply_async((1,), singleton=options)
     with pytest.raises(ValueError, match=r"at least 0\.3 seconds"):
         sync.apply_async((1,), singleton={"ttl": 0.1})
+
+
+def test_options_of_a_claim_that_nothing_makes_are_refused_at_the_call() -> None:
+    app = Celery(set_as_current=False, broker="memory://")
+    for name in ("plain", "claiming"):
+        unique = {"unique": "until_done"} if name == "claiming" else {}
+        singleton_task(app=app, name=name, shared=False, **unique)(nothing)
+    for options in ({"on_duplicate": "raise"}, {"unique_for": 60}):
+        with pytest.raises(ValueError, match=r"has no effect without unique: add unique="):
+            app.tasks["plain"].apply_async(singleton=options)
+        where: dict[str, Any] = {"singleton": {**options, "unique": None}}
+        with pytest.raises(ValueError, match="has no effect without unique"):
+            app.tasks["claiming"].apply_async(**where)
+
+
+@pytest.mark.parametrize("option", ["on_duplicate='raise'", "unique_for=60"])
+def test_options_of_a_claim_that_nothing_makes_stop_the_worker(
+    option: str, worker: StartWorker, write_app: WriteApp
+) -> None:
+    code = f"""
+    @singleton_task(app=app, name="sync", {option})
+    def sync(): ...
+    """
+    line = refusal(worker(write_app(code), wait=False))
+    assert f"@singleton_task on sync: {option} has no effect without unique" in line
+
+
+def test_the_app_may_make_the_claims_of_which_a_task_has_options() -> None:
+    app = Celery(set_as_current=False, broker="redis://localhost")
+    app.conf.singleton_lock_unique = "until_done"
+    singleton_task(app=app, name="sync", shared=False, on_duplicate="raise")(nothing)
+    app.finalize()
+    store: Any = SimpleNamespace(capabilities=Capabilities(fence=True, name="any"))
+    check_tasks(app, store)
 
 
 # Forms of a task. Each runs, and is skipped while its key is held.

@@ -436,6 +436,40 @@ def test_an_option_that_is_none_is_refused_in_the_users_words(query: str, reason
     assert "__init__" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url", ["redis://a:1/0;redis://b:2/0", "redis://:pw@a,b/0", "rediss://a;rediss://b"]
+)
+def test_several_servers_are_refused_where_there_can_be_one(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"names several servers.*Name one; .*sentinel://"):
+        open_store(settings(singleton_lock_url=url).url)
+    assert isinstance(open_store("redis://:p%2Cw@a/0"), RedisStore)
+    assert isinstance(open_store("unix:///run/a,b.sock"), RedisStore)
+
+
+def test_a_broker_that_fails_over_is_a_warning_for_locks_do_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings_module._warn_once.cache_clear()
+    assert settings(broker_url="redis://a;redis://b").url == "redis://a"
+    [line] = caplog.messages
+    assert "broker_url names several Redis servers" in line
+    assert "Set singleton_lock_url" in line
+
+
+@pytest.mark.parametrize("port", ["6379x", "99999", "ninety"])
+@pytest.mark.parametrize("login", ["", ":pw@", "user:p%2Fw@"])
+def test_a_wrong_port_is_told_as_one(port: str, login: str) -> None:
+    with pytest.raises(SettingsError, match="no number from 0 to 65535") as caught:
+        settings(singleton_lock_url=f"redis://{login}localhost:{port}/0")
+    assert port not in str(caught.value), "it may be a password"
+
+
+@pytest.mark.parametrize("url", ["redis://:p/w@h:1/0", "redis://:p#w@h/0", "redis://:p?w@h:6379/0"])
+def test_a_password_that_is_not_encoded_is_told_as_one(url: str) -> None:
+    with pytest.raises(SettingsError, match="percent-encode"):
+        settings(singleton_lock_url=url)
+
+
 def test_a_path_that_is_no_database_is_refused_and_not_taken_for_0() -> None:
     with pytest.raises(SettingsError, match="no number of a database") as caught:
         open_store("redis://h/zer0")
