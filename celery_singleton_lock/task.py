@@ -103,7 +103,7 @@ class SingletonTask(_Base[P, R]):
         if cls.run is not BaseTask.run:
             validate(cls.singleton or {}, signature_of(cls), str(cls.name or cls.__name__))
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         request = self.request  # asked for once: Celery looks it up in a stack each time
         if self._wants_lease(request):
             return self._call_under_lease(request, None, args, kwargs)
@@ -158,16 +158,16 @@ class SingletonTask(_Base[P, R]):
             execution.settle(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
-    def lock_key(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+    def lock_key(self, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """The key such a call would use; None where a callable key says "no lock".
+
+        Of a call with the task's own serializer: what pickle carries as it is, JSON changes.
 
         Raises:
             TypeError: The arguments don't fit the task's signature.
             LockKeyError: They make no key.
         """
-        dump = getattr(self, "_dump_pydantic_arguments", None)
-        positional, named = dump(args, kwargs) if dump else (args, kwargs)
-        rest = self.singleton_rest(positional, named, as_sent=True)
+        rest = self.singleton_rest(args, kwargs, as_sent=True)
         if rest is None:
             return None
         return self._runtime().keyspace.lock(self.singleton_scope, rest)
@@ -180,14 +180,19 @@ class SingletonTask(_Base[P, R]):
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments.
-            as_sent: Whether to see the arguments as a worker would: a message makes lists of
-                tuples, and plain strings of a str-Enum's members.
+            as_sent: Whether to see the arguments as a worker would, once the task's own serializer
+                has had them: JSON makes lists of tuples, and plain strings of a str-Enum's members.
 
         Raises:
             TypeError, LockKeyError: As of :meth:`lock_key`.
         """
         if as_sent:
-            args, kwargs = see_as_sent(args, kwargs)
+            serializer = self.serializer
+            # Celery dumps pydantic models where it publishes, but for pickle.
+            dump = getattr(self, "_dump_pydantic_arguments", None)
+            if dump and serializer != "pickle":
+                args, kwargs = dump(args, kwargs)
+            args, kwargs = see_as_sent(args, kwargs, serializer)
         return self.singleton_key_maker(args, kwargs)
 
     def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
@@ -329,7 +334,7 @@ def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
     """A subclass's ``__call__`` (the idiom of Flask's context), entered when there is a lease."""
 
     @wraps(own)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         request = self.request
         if self._wants_lease(request):
             return self._call_under_lease(request, own, args, kwargs)

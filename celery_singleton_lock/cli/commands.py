@@ -14,7 +14,7 @@ from celery.bin.base import CeleryCommand, CLIContext
 
 from celery_singleton_lock.cli.doctor import doctor
 from celery_singleton_lock.cli.table import describe, json_array, row_of, table
-from celery_singleton_lock.core.key import PerTask
+from celery_singleton_lock.core.key import PerTask, stored_names
 from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
@@ -35,7 +35,8 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
     with _errors_for_people():
         glob = runtime.keyspace.match_all()
         records = _listed(runtime.store, glob)
-        matching = (record for record in records if _matches(record.key, pattern))
+        matches = _matcher(pattern)
+        matching = (record for record in records if matches(record.key))
         if as_json:
             for piece in json_array(matching):
                 click.echo(piece, nl=False)
@@ -52,6 +53,8 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
 @click.pass_context
 def show(ctx: click.Context, key: str, as_json: bool) -> None:
     """Show who holds KEY: as `ls` prints it, or only what stands behind its scope.
+
+    What `ls` prints with percent signs may be given as the text that it stands for.
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
@@ -147,21 +150,23 @@ def _runtime(ctx: click.Context) -> Runtime:
 def _find(runtime: Runtime, key: str) -> Record | None:
     """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too.
 
-    ``task.lock_key()`` of a task with ``limit`` above 1 leaves out the slot: so may ``key``. A
-    claim, whose name ends as its lease's, is never named by less than all behind ``csl:{...}:``.
+    A name may be written as it is stored, or as the text that `hold()` takes. ``task.lock_key()``
+    of a task with ``limit`` above 1 leaves out the slot: so may ``key``. A claim, whose name ends
+    as its lease's, is never named by less than all behind ``csl:{...}:``.
     """
     if key.startswith("csl:{"):
         record = runtime.store.inspect(key)
         if record is not None:
             return record
     records = list(runtime.store.scan(runtime.keyspace.match_all()))
+    names = stored_names(key)
     for shorten in _SPELLINGS:
-        found = [record for record in records if key == shorten(record.key)]
+        found = [record for record in records if shorten(record.key) in names]
         if shorten is not _without_prefix:
             found = [record for record in found if record.kind is not Kind.CLAIM]
         if len(found) > 1:
-            names = "\n".join(f"  {record.key}" for record in found)
-            raise click.UsageError(f"{key!r} names several keys; give one of them:\n{names}")
+            lines = "\n".join(f"  {record.key}" for record in found)
+            raise click.UsageError(f"{key!r} names several keys; give one of them:\n{lines}")
         if found:
             return found[0]
     return None
@@ -236,14 +241,16 @@ def _pattern_of(form: str) -> re.Pattern[str]:
     return re.compile(f"(?s:{'.*'.join(map(re.escape, pieces))}(#\\d+)?)")
 
 
-def _matches(key: str, pattern: str) -> bool:
-    if not pattern:
-        return True
-    if any(c in pattern for c in "*?["):
-        return fnmatch.fnmatchcase(key, pattern) or fnmatch.fnmatchcase(
-            _without_prefix(key), pattern
-        )
-    return pattern in key
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a key matches ``pattern``, written as it is stored or as text."""
+    names = stored_names(pattern)
+    if not any(c in pattern for c in "*?["):
+        return lambda key: any(name in key for name in names)
+    return lambda key: any(
+        fnmatch.fnmatchcase(spelling, name)
+        for name in names
+        for spelling in (key, _without_prefix(key))
+    )
 
 
 class _errors_for_people:

@@ -8,6 +8,7 @@ applied, and what a message would make of them is what counts.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
 import string
@@ -23,7 +24,16 @@ from celery_singleton_lock.errors import LockKeyError
 if TYPE_CHECKING:
     import hashlib
 
-__all__ = ["PER_TASK", "SCALARS", "KeyMaker", "KeySpec", "Keyspace", "PerTask", "digest"]
+__all__ = [
+    "PER_TASK",
+    "SCALARS",
+    "KeyMaker",
+    "KeySpec",
+    "Keyspace",
+    "PerTask",
+    "digest",
+    "stored_names",
+]
 
 
 # json.dumps(sort_keys=True) makes a new encoder each time.
@@ -202,6 +212,32 @@ def quote_scope(scope: str) -> str:
     return quote(scope, safe="._-@/+*,=~")
 
 
+def stored_names(text: str) -> set[str]:
+    """What a person may mean by ``text``, as it is stored behind the shard.
+
+    It may be stored as it is; or it is what a task's key is before it is quoted, with a scope
+    before any of its colons or without, and with the number of a slot behind it or without.
+    """
+    names = {text}
+    text = text.encode(errors="replace").decode()  # of a command line, it may hold any bytes
+    base, hash_sign, slot = text.rpartition("#")
+    for key, end in ((text, ""), (base, hash_sign + slot)) if slot.isdecimal() else ((text, ""),):
+        names.add(_printable(key) + end)
+        for colon in re.finditer(":", key):
+            scope, rest = key[: colon.start()], key[colon.end() :]
+            names |= {
+                f"{one}:{other}{end}"
+                # A claim's, too, which begins with "claim|" and its task.
+                for one in (
+                    scope,
+                    quote_scope(scope),
+                    "|".join(map(quote_scope, scope.split("|", 2))),
+                )
+                for other in (rest, _printable(rest))
+            }
+    return names
+
+
 def _shard_of(key: str) -> str:
     return key[: key.index("}") + 1]
 
@@ -289,7 +325,10 @@ class KeyMaker:
         ValueError: The template has no placeholder, or names an argument that does not exist.
     """
 
-    __slots__ = ("_dumps", "_plain", "_rest", "_signature", "spec")
+    __slots__ = (
+        *("_collector", "_dumps", "_plain", "_rest", "_shadowed", "_signature"),
+        "spec",
+    )
 
     def __init__(
         self, spec: KeySpec, signature: inspect.Signature, dumps: Callable[[Any], str]
@@ -297,6 +336,11 @@ class KeyMaker:
         self.spec = spec
         self._signature = signature
         self._plain = _PlainSignature.of(signature)
+        parameters = signature.parameters.values()
+        # The name of the ``**`` parameter.
+        self._collector = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        # What it may collect though it has the name of a parameter.
+        self._shadowed = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         self._dumps = dumps
         self._rest = self._compile(spec)
 
@@ -311,6 +355,8 @@ class KeyMaker:
 
     def _compile(self, spec: KeySpec) -> Callable[[Sequence[Any], Mapping[str, Any]], str | None]:
         if spec is None:
+            if self._collector is not None:
+                return self._digest_of_all
             return lambda args, kwargs: self._digest_of(self.bind(args, kwargs))
         if isinstance(spec, PerTask):
             return lambda args, kwargs: "*"
@@ -341,19 +387,49 @@ class KeyMaker:
         return rest
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name, defaults applied; TypeError if they don't fit the signature."""
+        """The arguments by name, defaults applied; TypeError if they don't fit the signature.
+
+        What ``**`` collects is in the result twice: under the name of that parameter, and each item
+        under its own name. A parameter comes before an item of the same name: in ``f(1, a=2)`` of
+        ``def f(a, /, **options)``, ``a`` is 1.
+        """
         if self._plain is not None and (found := self._plain.bind(args, kwargs)) is not None:
             return found
-        bound = self._signature.bind(*args, **kwargs)
+        declared, collected = self._bind(args, kwargs)
+        if self._collector is not None:
+            declared[self._collector] = collected
+        return {**collected, **declared}
+
+    def _bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arguments of the declared parameters, and what ``**`` collects."""
+        if self._collector is None:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return dict(bound.arguments), {}
+        # Up to Python 3.12, inspect refuses these where the parameter has a default.
+        shadowed = {name: kwargs[name] for name in self._shadowed & kwargs.keys()}
+        others = {name: value for name, value in kwargs.items() if name not in shadowed}
+        bound = self._signature.bind(*args, **others)
         bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        for parameter in self._signature.parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                # f(**options) called with x=1: x is an argument as good as a declared one.
-                arguments.update(arguments.pop(parameter.name))
-        return arguments
+        declared = dict(bound.arguments)
+        return declared, declared.pop(self._collector) | shadowed
+
+    def _digest_of_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        declared, collected = self._bind(args, kwargs)
+        if declared.keys().isdisjoint(collected) and not any("\n" in name for name in collected):
+            return self._digest_of(declared | collected)
+        # Names that could be taken for a parameter's, or for several lines: they are quoted, and
+        # the first line, without "=", is none that the text of other calls can have.
+        quoted = {_in_order(name): value for name, value in collected.items()}
+        return digest(f"**\n{self._text_of(declared | quoted)}")
 
     def _digest_of(self, arguments: dict[str, Any]) -> str:
+        return digest(self._text_of(arguments))
+
+    def _text_of(self, arguments: dict[str, Any]) -> str:
+        """One line for each argument."""
         parts = []
         for name in sorted(arguments):
             value = arguments[name]
@@ -369,7 +445,7 @@ class KeyMaker:
                     f"key: {exc}. Leave it out with key=(names of the others) or compute the key "
                     "with a callable."
                 ) from exc
-        return digest("\n".join(parts))
+        return "\n".join(parts)
 
 
 def _call(
@@ -415,16 +491,16 @@ class _Template(string.Formatter):
             if not name or name.isdigit():
                 raise ValueError(f"key={template!r}: name the argument in {{{field}}}")
             _check_name(name, signature, f"key={template!r}")
-        for literal, following, _, _ in pieces[1:]:
-            if following is not None and not literal:
+        literals = _literals(pieces)
+        for literal, following in zip(literals[1:], fields[1:], strict=False):
+            if not literal:
                 raise ValueError(
                     f"key={template!r}: put a separator before {{{following}}}; without one, "
                     "different arguments would render to the same key"
                 )
         self._plain = _plain_pieces(pieces)
         # With two placeholders, ("a:b", "c") and ("a", "b:c") must not meet in "a:b:c".
-        literals = "".join(literal for literal, _, _, _ in pieces)
-        self._escaped = set(literals) | {"%"} if len(fields) > 1 else set()
+        self._escapes = _escapes(literals) if len(fields) > 1 else {}
 
     def render(self, arguments: dict[str, Any]) -> str:
         try:
@@ -448,11 +524,40 @@ class _Template(string.Formatter):
             value = _step_into(value, step)
         return value, first
 
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return super().convert_field(_ordered(value), conversion)
+
     def format_field(self, value: Any, format_spec: str) -> str:
-        text = str(format(value, format_spec))
-        if not self._escaped:
-            return text
-        return "".join(f"%{ord(c):02X}" if c in self._escaped else c for c in text)
+        if value.__class__ in _ORDERED:
+            value = _ordered(value)
+        if self._escapes:
+            return format(value, format_spec).translate(self._escapes)
+        return format(value, format_spec)
+
+
+def _literals(pieces: Sequence[Any]) -> list[str]:
+    """A template's own text before, between and after its placeholders."""
+    literals = [""]
+    for literal, field, _, _ in pieces:  # an escaped brace ends a piece, too
+        literals[-1] += literal
+        if field is not None:
+            literals.append("")
+    return literals
+
+
+def _escapes(literals: Sequence[str]) -> dict[int, str]:
+    """What stands in a value for each character of the template's own text.
+
+    A reader of the key finds the end of a value where a separator begins. So no separator may begin
+    as an escape does, and no escape may begin as another one: "!" is 21 and an arrow is 2192.
+    """
+    begins = {separator[0] for separator in literals[1:-1]}
+    lead = next(c for c in map(chr, itertools.count(ord("%"))) if c not in begins)
+    escaped = {lead, *"".join(literals)}
+    codes = {f"{ord(c):02X}" for c in escaped}
+    is_ambiguous = any(one != other and other.startswith(one) for one in codes for other in codes)
+    digits = 6 if is_ambiguous else 2
+    return {ord(c): f"{lead}{ord(c):0{digits}X}" for c in escaped}
 
 
 def _plain_pieces(pieces: Sequence[Any]) -> tuple[tuple[str, str | None], ...] | None:
@@ -467,6 +572,41 @@ def _plain_pieces(pieces: Sequence[Any]) -> tuple[tuple[str, str | None], ...] |
     ):
         return None
     return tuple((literal, field) for literal, field, _, _ in pieces)
+
+
+# Of plain data, what may hold a dict or a set.
+_ORDERED: Final[frozenset[type]] = frozenset({dict, set, frozenset, list, tuple})
+
+
+def _ordered(value: Any) -> Any:
+    """``value`` with the items of its dicts and sets in one order, so that equal ones look alike.
+
+    The order of a dict is that in which its caller wrote it; the order of a set of texts differs
+    between processes.
+    """
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind(map(_ordered, value))
+    if kind is dict:
+        items = [(_ordered(key), _ordered(item)) for key, item in value.items()]
+        items.sort(key=lambda pair: _rank(pair[0]))
+        return _Verbatim(f"{{{', '.join(f'{key!r}: {item!r}' for key, item in items)}}}")
+    if (kind is set or kind is frozenset) and value:
+        text = f"{{{', '.join(map(repr, sorted(map(_ordered, value), key=_rank)))}}}"
+        return _Verbatim(text if kind is set else f"frozenset({text})")
+    return value
+
+
+def _rank(value: Any) -> tuple[int, int, str]:
+    """Numbers first, in their order, then all else: unlike values can't be compared."""
+    return (0, value, "") if type(value) is int else (1, 0, repr(value))
+
+
+class _Verbatim(str):
+    """A text that looks the same inside of a list."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def _step_into(value: Any, step: str) -> Any:

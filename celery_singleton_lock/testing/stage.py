@@ -57,7 +57,7 @@ class SingletonStore:
 
 
 @contextmanager
-def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
+def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     """Hold the key that ``task.delay(*args, **kwargs)`` would need, as another worker would.
 
     Raises:

@@ -37,7 +37,7 @@ from celery_singleton_lock.delivery import HEADER, Delivery
 from celery_singleton_lock.stores.redis import RedisStore
 from celery_singleton_lock.tenure import Tenure
 from tests.apps.gate import Gate
-from tests.apps.serializer import SETS
+from tests.apps.serializer import LITERALS, SETS
 from tests.harness.journal import Journal
 
 NAMES = "names"
@@ -45,7 +45,7 @@ NAMES = "names"
 app = Celery("semantics", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.update(
     broker_connection_retry_on_startup=True,
-    accept_content=["json", SETS],
+    accept_content=["json", SETS, LITERALS],
     task_always_eager=os.environ.get("EAGER") == "1",
 )
 
@@ -125,6 +125,23 @@ def by_arguments(
 @singleton_task(app=app, bind=True, key="{account}")
 def by_template(self: Any, name: str, account: Any, gate: str | None = None) -> str:
     with body(self, name):
+        pass_gate(gate)
+    return name
+
+
+@singleton_task(app=app, bind=True, key="{account}", serializer=LITERALS)
+def by_literals(self: Any, name: str, account: Any, gate: str | None = None) -> str:
+    """Its message carries tuples, sets and keys of any type."""
+    with body(self, name):
+        pass_gate(gate)
+    return name
+
+
+# Celery's check of a call knows no positional-only parameters.
+@singleton_task(app=app, typing=False)
+def by_collected(account: int, /, name: str, gate: str | None = None, **options: Any) -> str:
+    """The key is all arguments, of which some may have one name."""
+    with body(by_collected, name):
         pass_gate(gate)
     return name
 

@@ -119,6 +119,30 @@ def test_values_that_differ_in_type_or_shape_are_two_keys(
     assert [result.get(timeout=20) for result in results] == [name] * 2
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (((1,), {"account": 2}), ((5,), {"account": 2})),
+        (((1,), {"y=1\nz": 2}), ((1,), {"y": 1, "z": 2})),
+        (((1,), {"self": 2}), ((1,), {"self": 3})),
+    ],
+    ids=["positional-only", "newline", "self"],
+)
+def test_arguments_that_share_a_name_are_two_keys(
+    stage: Stage, name: str, one: Any, other: Any
+) -> None:
+    task, given = stage.app.by_collected, {"name": name, "gate": name}
+    results = [task.apply_async(args, given | collected) for args, collected in (one, other)]
+    starts = stage.journal.wait_for_starts(2, key=name)
+    assert {start.data["held"] for start in starts} == {
+        task.lock_key(*args, **given, **collected) for args, collected in (one, other)
+    }
+    again = [task.apply_async(args, given | collected) for args, collected in (one, other)]
+    assert all(is_skipped(result.get(timeout=20)) for result in again)
+    stage.open(name)
+    assert [result.get(timeout=20) for result in results] == [name] * 2
+
+
 VALUES: dict[str, Any] = {
     "uuid": UUID("b2a5a7a2-6f8e-4c4b-9d5a-1f0f6a1c2d3e"),
     "datetime": datetime(2024, 2, 29, 23, 59, 59, 123456),
@@ -159,6 +183,28 @@ def test_a_template_renders_alike_on_both_sides(stage: Stage, name: str, kind: s
     assert start.data["held"] == task.lock_key(name, value, gate=name)
     stage.open(name)
     assert result.get(timeout=20) == name
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"b": 2, "a": {"d": 1, "c": 2}}, {"a": {"c": 2, "d": 1}, "b": 2}),
+        ((1, (2, [3])), (1, (2, [3]))),
+        ({8, 0}, {0, 8}),
+        ({2: "b", 1: "a"}, {1: "a", 2: "b"}),
+    ],
+    ids=["dict", "tuple", "set", "dict with int keys"],
+)
+def test_equal_values_in_a_template_are_one_key_and_the_publisher_knows_it(
+    stage: Stage, name: str, one: Any, other: Any
+) -> None:
+    task = stage.app.by_literals
+    first = task.delay(name, one, gate=name)
+    [start] = stage.journal.wait_for_starts(1, key=name)
+    assert start.data["held"] == task.lock_key(name, one) == task.lock_key(name, other)
+    assert is_skipped(task.delay(name, other).get(timeout=20))
+    stage.open(name)
+    assert first.get(timeout=20) == name
 
 
 @pytest.mark.parametrize("task_name", ["by_arguments", "by_template"])

@@ -172,6 +172,48 @@ def test_show_knows_the_three_spellings_of_a_key(cli: Cli, load_app: LoadApp) ->
     assert (free.status, free.json()) == (1, None)
 
 
+TEXTS = {
+    "blank": "account:Ann Lee",
+    "escaped separator": "a%3Ab:c",
+    "long": "account:" + "Ann Lee " * 40,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_key_is_listed_shown_and_released_by_its_text(
+    cli: Cli, load_app: LoadApp, kind: str
+) -> None:
+    app, text = load_app(POOLS).app, TEXTS[kind]
+    scope = "bills: paid/ü"
+    with hold(text, scope=scope, ttl=60, app=app) as lease:
+        for spelling in (text, f"{scope}:{text}"):
+            assert cli("show", "--json", spelling).json()["key"] == lease.key
+        assert [row["key"] for row in cli("ls", "--json", text).json()] == [lease.key]
+        assert cli("release", "--force", text).out == f"released {lease.key}\n"
+    claimed = Keyspace.claim(BRIEF, lease.key)
+    admit = Admit(key=claimed, token=Token("id", 0, 0, "n", "c1"), holder=Holder(), ttl=60)
+    assert Runtime.of(app).store.admit(admit, timeout=5) is None
+    found = cli("show", "--json", f"claim|{BRIEF}|{scope}:{text}").json()
+    assert found["key"] == claimed
+
+
+def test_a_text_that_is_also_how_another_key_is_stored_is_refused_with_both(
+    cli: Cli, load_app: LoadApp
+) -> None:
+    app = load_app(POOLS).app
+    with (
+        hold("a b", scope=BRIEF, ttl=60, app=app) as blank,
+        hold("a%20b", scope=BRIEF, ttl=60, app=app) as quoted,
+    ):
+        answer = cli("release", "--force", "a%20b")
+        assert (answer.status, answer.out) == (2, "")
+        assert blank.key in answer.err
+        assert quoted.key in answer.err
+        assert cli("show", "--json", "a b").json()["key"] == blank.key
+        assert cli("release", "--force", quoted.key).out == f"released {quoted.key}\n"
+
+
 @pytest.mark.slow
 def test_a_short_name_of_two_keys_is_refused_with_both(cli: Cli, load_app: LoadApp) -> None:
     pools = load_app(POOLS)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import PER_TASK, LockKeyError
-from celery_singleton_lock.core.key import KeyMaker, Keyspace, digest
+from celery_singleton_lock.core.key import KeyMaker, Keyspace, digest, stored_names
 
 KEYSPACE = Keyspace("p")
 
@@ -475,3 +475,20 @@ def test_one_script_touches_names_of_one_shard_alone(other: str) -> None:
     key = KEYSPACE.lock("s", "x")
     assert Keyspace.same_shard(key, Keyspace.claim("t", key))
     assert not Keyspace.same_shard(key, other)
+
+
+@given(scope=NAMES, rest=st.text(st.characters(exclude_categories=["Cs"])), limit=st.integers(1, 3))
+def test_a_key_is_found_by_its_text_and_as_it_is_stored(scope: str, rest: str, limit: int) -> None:
+    lock = KEYSPACE.lock(scope, rest)
+    for number, slot in enumerate(Keyspace.slots(lock, limit)):
+        stored = slot.partition("}:")[2]
+        end = f"#{number}" if number else ""
+        assert stored in stored_names(stored)
+        assert stored in stored_names(f"{scope}:{rest}{end}")
+        assert stored.partition(":")[2] in stored_names(rest + end)
+    claim = Keyspace.claim("app.task", lock).partition("}:")[2]
+    assert claim in stored_names(f"claim|app.task|{scope}:{rest}")
+
+
+def test_a_name_that_is_no_text_is_looked_for_without_an_error() -> None:
+    assert "\udcff:a b" in stored_names("\udcff:a b")
