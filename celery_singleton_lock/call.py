@@ -38,7 +38,6 @@ def publish_call(
     *,
     task_id: str | None,
     given: Mapping[str, Any] | None,
-    is_linked: bool,
 ) -> AsyncResult[Any]:
     """Send the call with our header, and a claim if it needs one; or answer it with another.
 
@@ -49,7 +48,6 @@ def publish_call(
         options: Celery's, which get the header.
         task_id: The message's; None: a new one.
         given: The policy's options that the call sets (validated before).
-        is_linked: Whether something is to follow it.
 
     Raises:
         DuplicateTask, LockKeyError: As of ``SingletonTask.apply_async``.
@@ -82,7 +80,6 @@ def publish_call(
         header=header,
         options=options,
         expires=options.get("expires", task.expires),
-        is_linked=is_linked,
         swallows_in_canvas=given is not None and "on_duplicate" in given,
     )
     return publish(publication, runtime, lambda: send(task_id, options))

@@ -84,7 +84,6 @@ class Publication:
         header: Ours in the message; what becomes of the claim is written into it.
         options: Celery's, of which ``countdown``, ``eta`` and those of its canvas matter.
         expires: Celery's, of the call or the task.
-        is_linked: Whether the call says by itself that something is to follow it.
         swallows_in_canvas: Whether the call says that a duplicate is not published even so.
     """
 
@@ -96,17 +95,12 @@ class Publication:
     header: dict[str, Any]
     options: Mapping[str, Any]
     expires: Any = None
-    is_linked: bool = False
     swallows_in_canvas: bool = False
 
     @property
     def in_canvas(self) -> bool:
         """Whether something may wait for this very message."""
-        return (
-            self.is_linked
-            or is_canvas(self.options)
-            or is_chords_body(self.app.current_worker_task, self.task_id)
-        )
+        return is_canvas(self.options) or is_chords_body(self.app.current_worker_task, self.task_id)
 
 
 def is_canvas(options: Mapping[str, Any]) -> bool:

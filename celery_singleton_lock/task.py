@@ -263,21 +263,21 @@ class SingletonTask(_Base[P, R]):
             where = f"apply_async(singleton=...) of {self.name}"
             given = check_call(self.singleton_policy, singleton, where=where)
 
-        def send(task_id: str, options: dict[str, Any]) -> AsyncResult[R]:
-            return super(SingletonTask, self).apply_async(
-                args, kwargs, task_id, producer, link, link_error, shadow, **options
-            )
+        # A base's own apply_async may have no parameters but args, kwargs and **options: all else
+        # is passed on by keyword, and only what is given.
+        if producer is not None:
+            options["producer"] = producer
+        if link is not None:
+            options["link"] = link
+        if link_error is not None:
+            options["link_error"] = link_error
+        if shadow is not None:
+            options["shadow"] = shadow
 
-        return _publish_call()(
-            self,
-            args,
-            kwargs,
-            send,
-            options,
-            task_id=task_id,
-            given=given,
-            is_linked=bool(link or link_error),
-        )
+        def send(task_id: str, options: dict[str, Any]) -> AsyncResult[R]:
+            return super(SingletonTask, self).apply_async(args, kwargs, task_id=task_id, **options)
+
+        return _publish_call()(self, args, kwargs, send, options, task_id=task_id, given=given)
 
     def signature_from_request(
         self,

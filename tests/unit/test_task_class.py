@@ -185,6 +185,66 @@ def test_a_task_class_of_its_own_runs_under_the_lease(celery_app: Celery) -> Non
     assert own.delay("ann").get() == ["own", key, key]
 
 
+# A base's own apply_async.
+
+PASSED_ON: list[dict[str, Any]] = []
+
+
+class Narrow(Task):
+    """As many write it: Celery's own callers give all but two arguments by keyword."""
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        PASSED_ON.append(options)
+        return super().apply_async(args, kwargs, **options)
+
+
+class Named(Task):
+    """Calls the two otherwise."""
+
+    abstract = True
+
+    def apply_async(self, a: Any = None, kw: Any = None, **options: Any) -> Any:
+        PASSED_ON.append(options)
+        return super().apply_async(a, kw, **options)
+
+
+class Wide(Task):
+    """Knows nothing of the arguments."""
+
+    abstract = True
+
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        assert len(args) == 2
+        PASSED_ON.append(kwargs)
+        return super().apply_async(*args, **kwargs)
+
+
+@pytest.mark.parametrize("base", [Narrow, Named, Wide])
+def test_a_base_s_own_apply_async_gets_what_is_given_and_by_keyword(
+    celery_app: Celery, base: Any
+) -> None:
+    work = keyed(celery_app, base)
+    PASSED_ON.clear()
+    for send in (
+        lambda: work.delay("ann"),
+        lambda: work.s("ann").delay(),
+        lambda: work.apply_async(("ann",), countdown=3, link=work.si("bob"), shadow="other"),
+        lambda: work.apply_async(("ann",), {}, "id", None, None, None, "other"),
+        lambda: work.apply_async(kwargs={"name": "ann"}, expires=None),
+    ):
+        assert send().get() == work.lock_key("ann")
+    ours = {"task_id", "headers"}
+    by_caller = [{*options} - ours for options in PASSED_ON if options.get("task_id")]
+    assert by_caller[:2] == [set(), set()]
+    assert {"countdown", "link", "shadow"} in by_caller
+    assert {"shadow"} in by_caller
+    assert {"expires"} in by_caller
+    assert all({*options} >= ours for options in PASSED_ON)
+    assert "id" in [options["task_id"] for options in PASSED_ON]
+
+
 # A base's policy.
 
 
