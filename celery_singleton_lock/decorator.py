@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import getattr_static
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery, Task, _state
@@ -11,7 +12,6 @@ from celery.local import Proxy
 
 from celery_singleton_lock.arguments import signature_without_self, validate
 from celery_singleton_lock.core.key import KeySpec
-from celery_singleton_lock.core.options import suggestion
 from celery_singleton_lock.core.policy import OPTIONS
 from celery_singleton_lock.task import SingletonTask
 
@@ -52,10 +52,11 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
         *args: The function, where no options are given.
         app: The Celery app.
         **options: The policy's (``key``, ``scope``, ``limit``, ``ttl`` ...) and Celery's (``bind``,
-            ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...).
+            ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...). Others become attributes of
+            the task, as Celery's do.
 
     Raises:
-        TypeError: An option is neither ours nor Celery's, or of a wrong type.
+        TypeError: An option is of a wrong type, or close to the name of an option.
         ValueError: An option has a wrong value, or two contradict each other.
     """
     if len(args) > 1 or (args and not callable(args[0])):
@@ -73,7 +74,7 @@ def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
     where = f"@singleton_task on {fun.__qualname__}"
-    _refuse_unknown(options, base, where)
+    _refuse_mistakes(options, base, where)
     signature = signature_without_self(fun, bool(options.get("bind")))
     validate(_policy(base, given), signature, fun.__qualname__)
 
@@ -122,18 +123,54 @@ def _singleton_base(base: Any) -> type:
     return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
 
 
-def _refuse_unknown(options: Mapping[str, Any], base: Any, where: str) -> None:
-    """An unknown decorator keyword would silently become an attribute of the task."""
+def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
+    """Celery makes an attribute of each keyword that it doesn't know; a mistyped option is refused.
+
+    Raises:
+        TypeError: A keyword is close to the name of an option, or the name of what our task has.
+    """
     for name in options:
-        if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name) or hasattr(base, name):
+        if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name):
             continue
-        celery_options = [n for n in dir(BaseTask) if not n.startswith("_")]
-        known = {*OPTIONS, *_DECORATOR_OPTIONS, *celery_options}
-        hint = suggestion(name, known) if _is_close(name, known) else ""
-        raise TypeError(
-            f"{where}: {name!r} is neither an option of singleton_task nor of Celery{hint}"
-        )
+        if hasattr(SingletonTask, name):
+            raise TypeError(
+                f"{where}: {name!r} is what each singleton task has. Give the lock's options by "
+                "their own names, such as ttl=60, and another name to an attribute of yours"
+            )
+        if not hasattr(base, name) and (known := _meant(name)) is not None:
+            raise TypeError(
+                f"{where}: there is no option {name!r} (did you mean {known!r}?). For an attribute "
+                "of that name, declare it in a class of your own, given as base="
+            )
 
 
-def _is_close(name: str, known: set[str]) -> bool:
-    return "did you mean" in suggestion(name, known)
+# Of Celery's attributes, those that are methods of a task, not hooks, are no options.
+_HOOKS = ("after_", "before_", "on_", "shadow_")
+
+
+def _meant(name: str) -> str | None:
+    """The option of which ``name`` is a misspelling, or the setting for all tasks."""
+    celery_options = {
+        known
+        for known in dir(BaseTask)
+        if not known.startswith("_")
+        and (known.startswith(_HOOKS) or not callable(getattr_static(BaseTask, known)))
+    }
+    name = name.removeprefix("singleton_lock_")
+    most = 2 if len(name) > 7 else 1
+    known_names = sorted({*OPTIONS, *_DECORATOR_OPTIONS, *celery_options})
+    return next((known for known in known_names if _is_mistyped(name, known, most)), None)
+
+
+def _is_mistyped(name: str, known: str, most: int) -> bool:
+    """Whether one is the other with ``most`` letters left out, added, replaced or swapped."""
+    if not name or not known:
+        return len(name) + len(known) <= most
+    if name[0] == known[0]:
+        return _is_mistyped(name[1:], known[1:], most)
+    return most > 0 and (
+        _is_mistyped(name[1:], known, most - 1)
+        or _is_mistyped(name, known[1:], most - 1)
+        or _is_mistyped(name[1:], known[1:], most - 1)
+        or (name[:2] == known[1::-1] and _is_mistyped(name[2:], known[2:], most - 1))
+    )

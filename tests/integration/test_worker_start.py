@@ -501,7 +501,12 @@ def error_of(kind: type[Exception], **named: Any) -> str:
         ({"tll": 5}, TypeError, "did you mean 'ttl'?"),
         ({"on_confict": "skip"}, TypeError, "did you mean 'on_conflict'?"),
         ({"acks_lat": True}, TypeError, "did you mean 'acks_late'?"),
-        ({"zzzzzz": 1}, TypeError, "neither an option of singleton_task nor of Celery"),
+        ({"kye": "{account_id}"}, TypeError, "did you mean 'key'?"),
+        ({"unique_on": ["account_id"]}, TypeError, "did you mean 'unique_for'?"),
+        ({"limits": 2}, TypeError, "declare it in a class of your own, given as base="),
+        ({"singleton_lock_ttl": 5}, TypeError, "did you mean 'ttl'?"),
+        ({"singleton": {"ttl": 5}}, TypeError, "Give the lock's options by their own names"),
+        ({"lock_key": "x"}, TypeError, "another name to an attribute of yours"),
         ({"key": "account"}, ValueError, 'like "account:{account_id}", or key=PER_TASK'),
         ({"key": "account:{account}"}, ValueError, "(it has: account_id, force)"),
         ({"key": ("acount_id",)}, ValueError, "(it has: account_id, force)"),
@@ -538,6 +543,45 @@ def test_a_wrong_option_fails_at_the_decorator_and_names_the_cure(
     options: dict[str, Any], kind: type[Exception], cure: str
 ) -> None:
     assert cure in error_of(kind, **options)
+
+
+OF_OTHERS: dict[str, Any] = {
+    "my_attribute": 1,
+    "heimdall": {"unique": True},
+    "once": {"graceful": True},
+    "rate_limit_key": "x",
+    "url": "https://example.org",
+    "max_attempts": 5,
+    "queue_name": "x",
+    "tags": ["x"],
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_keyword_of_others_becomes_an_attribute_of_the_task(name: str) -> None:
+    app = Celery(set_as_current=False)
+    for base in (None, Task):
+        named = {name: OF_OTHERS[name], "base": base, "name": f"sync-{base}"}
+
+        @singleton_task(app=app, shared=False, ttl=5, **named)
+        def sync() -> None: ...
+
+        assert getattr(sync, name) == OF_OTHERS[name]
+        assert sync.singleton_policy().ttl == 5
+
+
+def test_an_attribute_that_is_spelled_like_an_option_may_be_declared_in_a_base() -> None:
+    class Limited(Task):
+        abstract = True
+        limits: Any = None
+
+    app = Celery(set_as_current=False)
+
+    @singleton_task(app=app, shared=False, base=Limited, limits={"a": 1})
+    def sync() -> None: ...
+
+    assert sync.limits == {"a": 1}  # type: ignore[attr-defined]
+    assert sync.singleton_policy().limit == 1
 
 
 def test_options_of_on_conflict_fail_where_they_are_written() -> None:
