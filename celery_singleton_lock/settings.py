@@ -212,13 +212,13 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
             urls = [";".join(url for url in urls if is_sentinel_url(url))]
         if len(urls) > 1:
             _warn_once(
-                f"{setting} names several Redis servers; locks live in the first one only, and "
-                "wait while it is away, for they can't move as a broker's connection does. Set "
-                "singleton_lock_url, to Sentinel or a Cluster if the store must survive a server"
+                f"{setting} names several Redis servers; locks are kept in the first one only, and "
+                "can't fail over with the broker's connection. Set singleton_lock_url; use "
+                "Sentinel or a Cluster if locks have to survive the loss of a server"
             )
         if urls:
             return _readable(urls[0], setting), setting
-    # As in tests: nobody but this process gets a message, so nobody else needs to see a lock.
+    # As in tests: no other process gets a message, so none has to see the locks.
     return ("memory://", "broker_url") if has_broker_in_memory(conf) else ("", "nowhere")
 
 

@@ -111,10 +111,9 @@ def open_store(
 
         if len(single_urls(url)) > 1:
             raise SettingsError(
-                f"the store's URL names several servers, and {scheme}:// is one: a lock must not "
-                "move to another server by a client's failover, as a broker does. Name one; or for "
-                "servers that replace each other sentinel://, redis+cluster:// or "
-                "redlock://host1,host2,host3"
+                f"the store's URL names several servers, and {scheme}:// takes one: locks can't "
+                "fail over to another server as a broker's connection does. Name one; or use "
+                "sentinel://, redis+cluster:// or redlock://host1,host2,host3"
             )
         return RedisStore(url, fence_base=fence_base, options=options, wait_replicas=wait_replicas)
     if scheme in _SENTINEL:

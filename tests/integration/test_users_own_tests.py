@@ -13,8 +13,6 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
-from celery.contrib.testing.app import DEFAULT_TEST_CONFIG, TestApp
-from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 
 from celery_singleton_lock import (
@@ -62,15 +60,51 @@ def task_of(app: Celery, **options: Any) -> SingletonTask[[str], str]:
 # Celery's own fixtures, without ours.
 
 
-def test_celerys_worker_in_this_process_needs_no_store() -> None:
-    """`celery_worker` of celery.contrib.pytest is this: a thread, and a broker in memory."""
-    with TestApp(set_as_current=False, config=DEFAULT_TEST_CONFIG) as app:
-        work = task_of(app, key="{name}")
-        with start_worker(app, perform_ping_check=False):
-            assert work.delay("ann").get(timeout=20) == work.lock_key("ann")
-            with hold_lock(work, "ann"):
-                assert is_skipped(work.delay("ann").get(timeout=20))
-            assert not is_skipped(work.delay("ann").get(timeout=20))
+CELERYS_WORKER = """
+import pytest
+from celery_singleton_lock import is_skipped, singleton_task
+from celery_singleton_lock.testing import hold_lock
+
+@pytest.fixture(scope="session")
+def celery_worker_parameters():
+    return {"perform_ping_check": False}
+
+def test_a_task_is_skipped(celery_app, celery_worker):
+    @singleton_task(app=celery_app, name="work", key="{name}")
+    def work(name):
+        return name
+
+    celery_worker.reload()
+    assert work.delay("ann").get(timeout=20) == "ann"
+    with hold_lock(work, "ann"):
+        assert is_skipped(work.delay("ann").get(timeout=20))
+
+def test_a_worker_starts_where_a_task_is_known_before(celery_session_app):
+    @singleton_task(app=celery_session_app, name="known")
+    def known():
+        return 1
+
+    with start_worker(celery_session_app, perform_ping_check=False):
+        assert known.delay().get(timeout=20) == 1
+"""
+
+
+@pytest.mark.slow
+def test_celerys_own_worker_fixture_needs_no_store(tmp_path: Path) -> None:
+    # A process of its own: that fixture sets logging up, and redirects the output.
+    file = tmp_path / "test_site.py"
+    file.write_text("from celery.contrib.testing.worker import start_worker\n" + CELERYS_WORKER)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "celery.contrib.pytest", str(file)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        # pytest-celery has a fixture of the same name, for containers.
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        timeout=120,
+        check=False,
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 # Eager, without the fixture.

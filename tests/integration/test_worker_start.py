@@ -183,7 +183,7 @@ def test_locks_in_memory_stop_a_worker_with_children(
     assert "locks in memory://" in refusal(worker(write_app(), pool="prefork", wait=False))
 
 
-def test_locks_in_memory_are_refused_to_who_holds_and_who_publishes() -> None:
+def test_locks_in_memory_are_refused_to_holders_and_publishers_too() -> None:
     app = Celery(set_as_current=False, broker="redis://127.0.0.1:1")
     app.conf.singleton_lock_url = "memory://"
     singleton_task(app=app, name="t", shared=False, unique="until_done")(nothing)

@@ -57,6 +57,13 @@ def test_the_first_redis_of_several_brokers_is_taken() -> None:
     assert settings(broker_url=["amqp://a", REDIS]).url == REDIS
 
 
+def test_a_broker_in_memory_has_its_locks_there_unless_a_store_is_named() -> None:
+    in_memory = {"broker_url": "memory://", "result_backend": "cache+memory://"}
+    assert settings(**in_memory).url == "memory://"
+    assert settings(**in_memory, singleton_lock_url=REDIS).url == REDIS
+    assert settings(broker_url="memory://", result_backend=REDIS).url == REDIS
+
+
 def test_no_redis_anywhere_is_no_url_and_no_error() -> None:
     chosen = settings(broker_url="amqp://a", result_backend="db+sqlite://")
     assert (chosen.url, chosen.url_source) == ("", "nowhere")
