@@ -15,6 +15,7 @@ DEMO_READY := $(VENV)/.demo-ready
 DEV_READY := $(VENV)/.dev-ready
 BENCH_READY := $(VENV)/.bench-ready
 OLDEST := .venv-oldest
+AGENTS := .venv-agents
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -37,6 +38,10 @@ test-all: $(DEV_READY)  ## the slow rest
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.ready  ## units and contracts with the oldest Celery and redis-py allowed
 	$(OLDEST)/bin/python -m pytest -m "not slow" -n $(JOBS) tests/unit tests/contract $(ARGS)
+
+.PHONY: test-agents
+test-agents: $(AGENTS)/.ready  ## real workers under Datadog's, Sentry's, OpenTelemetry's and New Relic's agents
+	$(AGENTS)/bin/python -m pytest -n $(JOBS) tests/agents $(ARGS)
 
 .PHONY: load
 load: $(DEV_READY)  ## many tasks, kills and leases; the real numbers with ARGS=--full
@@ -73,7 +78,7 @@ build: $(DEV_READY)  ## wheel and source archive in dist/
 
 .PHONY: clean
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) $(OLDEST) .venv-python3.14 build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(AGENTS) .venv-python3.14 build dist demo-output .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: installed again only when pyproject.toml is newer. Whatever dev needs, demo has too.
@@ -88,6 +93,16 @@ $(BENCH_READY): pyproject.toml | $(BIN)/python
 $(OLDEST)/.ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --editable '.[dev]' 'celery==5.5.*' 'redis==5.2.*'
+	@touch $@
+
+# The newest agents; in a directory of their own, the last ones that nest headers in every message.
+$(AGENTS)/.ready: pyproject.toml Makefile | $(BIN)/python
+	$(BIN)/python -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip install --quiet --editable . psutil pytest pytest-celery \
+	  pytest-timeout pytest-xdist \
+	  ddtrace sentry-sdk newrelic opentelemetry-distro opentelemetry-instrumentation-celery
+	$(AGENTS)/bin/python -m pip install --quiet --upgrade --target $(AGENTS)/older \
+	  'ddtrace==2.21.*' 'sentry-sdk==2.54.*'
 	@touch $@
 
 $(DEMO_READY): pyproject.toml | $(BIN)/python
