@@ -46,7 +46,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Final
+from weakref import WeakSet
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.birth import lives
@@ -98,7 +100,8 @@ class Pulse:
 
     def start(self) -> None:
         """Start the thread; after the pool has forked its first children."""
-        os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork)
+        _watch_forks()
+        _running.add(self)
         native.start_new_thread(self._run, "singleton-pulse")
 
     def finish(self, is_over: Callable[[], bool]) -> None:
@@ -204,6 +207,29 @@ class Pulse:
         if self._held_by_fork:
             self._held_by_fork = False
             self._in_client.release()
+
+
+# Python has no way to unregister a hook. So those are functions of this module, which let go of a
+# pulse, and of the memory that it looks at, when its thread has ended.
+_running: WeakSet[Pulse] = WeakSet()
+
+
+@cache
+def _watch_forks() -> None:
+    # A child has no pulse. Its copy of the lock is held, and its own forks would wait for that.
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_running.clear
+    )
+
+
+def _before_fork() -> None:
+    for pulse in list(_running):
+        pulse._before_fork()
+
+
+def _after_fork() -> None:
+    for pulse in list(_running):
+        pulse._after_fork()
 
 
 def _end(share: Share) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,6 +31,7 @@ from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.shared_record import HeldByLiving, SharedRecord
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
+from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.pool_child import Child
 
@@ -718,3 +721,34 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
         if thread.name == "singleton-pulse":
             thread.join(30)
     assert "failed" not in caplog.text
+
+
+def test_a_childs_own_forks_wait_for_no_pulse(
+    running: Callable[[Bench], Pulse], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child's copy of the parent's lock is held for ever, as the fork has left it."""
+    monkeypatch.setattr("celery_singleton_lock.pulse._FORK_PATIENCE", 600.0)
+    live, lease = live_bench(ttl=60.0)
+    running(live)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        if (grandchild := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(grandchild, 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lease.end()
+
+
+def test_a_pulse_that_has_ended_is_forgotten_with_the_memory_that_it_looked_at() -> None:
+    """Python unregisters no hook of forks, and each embedded worker has a pulse of its own."""
+    record = SharedRecord()
+    pulse = Pulse(record, FlakyStore(SystemClock()), SystemClock())
+    pulse.start()
+    pulse.finish(lambda: True)
+    found, memory = weakref.ref(pulse), weakref.ref(record._memory)
+    del pulse, record
+    wait_until(lambda: [gc.collect(), found()][1] is None, "the pulse is gone")
+    assert memory() is None
