@@ -37,7 +37,8 @@ States of a lease here::
 Threads and forks
     ``sweep`` runs on the pulse's own thread, ``start`` and ``finish`` on the main one, which is the
     event loop of Celery: nothing here blocks it but a fork, see :meth:`Pulse._before_fork`. The
-    store is the pulse's own, so no release of the parent waits for a renewal.
+    store is the pulse's own, so no release of the parent waits for a renewal. The parent releases
+    what a dead child held itself. Once the store is silent, it leaves that to this thread.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import Final
@@ -57,7 +59,7 @@ from celery_singleton_lock.core.lease import Holder, Lease, Token, trust_of
 from celery_singleton_lock.core.pace import interval_of, patience, retry_pause
 from celery_singleton_lock.core.store import Renewal, Store
 from celery_singleton_lock.deadline_slots import Share
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.shared_record import Held, HeldByLiving, SharedRecord
 
 __all__ = ["Pulse"]
@@ -74,6 +76,10 @@ _GRACE: Final = 0.1
 _FORK_PATIENCE: Final = 0.2
 # Seconds; of a failure that is a defect of ours.
 _PAUSE_AFTER_FAILURE: Final = 1.0
+# Seconds between two tries of a release that the store did not answer.
+_PAUSE_AFTER_SILENCE: Final = 1.0
+# Releases that wait for the store; each of those beyond is left to its ttl.
+_MAX_LEFT: Final = 1000
 
 
 class Pulse:
@@ -97,6 +103,9 @@ class Pulse:
         # Held while this thread is inside the store's client, and by a fork.
         self._in_client = threading.Lock()
         self._held_by_fork = False
+        #: What the store did not answer, and until when it is asked again.
+        self._left: deque[tuple[Callable[[Store], object], float]] = deque(maxlen=_MAX_LEFT)
+        self._left_again_at = 0.0
 
     def start(self) -> None:
         """Start the thread; after the pool has forked its first children."""
@@ -107,6 +116,30 @@ class Pulse:
     def finish(self, is_over: Callable[[], bool]) -> None:
         """End the thread once ``is_over()``; until then children may run."""
         self._is_over = is_over
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a release still waits for an answer of the store, which is silent then."""
+        return bool(self._left)
+
+    def leave(self, ask: Callable[[Store], object], ttl: float) -> None:
+        """Have the thread ask the store once it answers, within ``ttl`` seconds."""
+        self._left.append((ask, self._clock.now() + ttl))
+
+    def catch_up(self) -> None:
+        """Ask the store what was left, until it is silent again; the thread calls this."""
+        while self._left and self._clock.now() >= self._left_again_at:
+            ask, until = self._left[0]
+            try:
+                if self._clock.now() < until:
+                    with self._in_client:
+                        ask(self._store)
+            except StoreUnavailable:
+                self._left_again_at = self._clock.now() + _PAUSE_AFTER_SILENCE
+                return
+            except StoreError as exc:
+                logger.warning("singleton: the store refused a dead child's release: %s", exc)
+            self._left.popleft()
 
     def sweep(self) -> float:
         """Renew what children are late with; seconds until the next look.
@@ -189,6 +222,7 @@ class Pulse:
         while not self._is_over():
             try:
                 pause = self.sweep()
+                self.catch_up()
             except Exception:
                 # This thread is what keeps the leases of all starving children; it must not end.
                 logger.exception("the pulse failed; it goes on")

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, Final
 
 from celery import Celery
@@ -31,7 +31,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]  # the st
 
 from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.lease import Kind, Token
-from celery_singleton_lock.core.store import ClaimChange, Release, Released, Store
+from celery_singleton_lock.core.store import ClaimChange, Release, Store
 from celery_singleton_lock.delivery import (
     HEADER,
     NONCE_KEY,
@@ -211,21 +211,9 @@ class SingletonRequestMixin:
                 become_ttl=_DYING_SECONDS if become else 0.0,
                 claim=self._claim_after(become, comes_back, held.claim) if own_claim else None,
             )
-            try:
-                reply = _release(store, call)
-            except StoreError as exc:
-                logger.warning(
-                    "singleton: %s of dead pid %s stays until its ttl of %s s: %s",
-                    held.keys[0],
-                    self.worker_pid,
-                    held.ttl,
-                    exc,
-                )
-                continue
             fate = "is being killed" if become else "died"
-            logger.info(
-                "singleton: pid %s %s holding %s: %s", self.worker_pid, fate, held.keys[0], reply
-            )
+            what = f"pid {self.worker_pid} {fate} holding {held.keys[0]}"
+            _ask(store, what, held.ttl, partial(_release, call=call, what=what))
         if become is None:
             record.settle(self.worker_pid)
             if not has_claim:
@@ -238,10 +226,12 @@ class SingletonRequestMixin:
             return
         runtime = Runtime.of(self.app)
         token = Token(str(self.id), 0, 0, "-", call_of(self._header()))
-        try:
-            runtime.store.settle_claim(token, change, timeout=_PARENT_TIMEOUT)
-        except StoreError as exc:
-            logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
+        _ask(
+            runtime.store,
+            f"{self.task.name}[{self.id}] has ended with the claim {change.key}",
+            change.ttl or self.task.singleton_policy().unique_for,
+            lambda store: store.settle_claim(token, change, timeout=_PARENT_TIMEOUT),
+        )
 
     def _claim_after(
         self, become: Kind | None, comes_back: bool, key: str = ""
@@ -268,6 +258,46 @@ class SingletonRequestMixin:
         return header_of(self._request_dict, str(self.id))
 
 
+def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) -> None:
+    """Tell the store what has ended, or the pulse if the store is silent; never raises.
+
+    The parent waits for a silent store once, however many children have died, and not for each of
+    their leases.
+
+    Args:
+        store: Of this thread.
+        what: For the log.
+        ttl: Seconds after which the store ends it by itself.
+        ask: Asks the store that it is given.
+    """
+    pulse = Runtime.pulse
+    if pulse is not None and pulse.has_left:
+        pulse.leave(ask, ttl)
+        return
+    try:
+        ask(store)
+    except StoreError as exc:
+        if pulse is not None and isinstance(exc, StoreUnavailable):
+            logger.warning("singleton: %s: freed when the store answers again (%s)", what, exc)
+            pulse.leave(ask, ttl)
+        else:
+            logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, exc)
+
+
+def _release(store: Store, *, call: Release, what: str) -> None:
+    """Carry out ``call``; a second time if it met an idle connection that had been dropped.
+
+    The parent's is idle from one dead child to the next.
+    """
+    try:
+        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+    except StoreUnavailable as exc:
+        if not exc.was_idle:
+            raise
+        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+    logger.info("singleton: %s: %s", what, reply)
+
+
 @cache
 def _warn_of_unread_options(task: str) -> None:
     """Once per task: Celery has made a property of the message of ``singleton``."""
@@ -291,19 +321,6 @@ def mixed_request(base: Any) -> type:
     if cls is Request:
         return SingletonRequest
     return type(f"Singleton{cls.__name__}", (SingletonRequestMixin, cls), {})
-
-
-def _release(store: Store, call: Release) -> Released:
-    """Carry out ``call``; a second time if it met an idle connection that had been dropped.
-
-    The parent's is idle from one dead child to the next.
-    """
-    try:
-        return store.release(call, timeout=_PARENT_TIMEOUT)
-    except StoreUnavailable as exc:
-        if not exc.was_idle:
-            raise
-        return store.release(call, timeout=_PARENT_TIMEOUT)
 
 
 def _alive(pid: int) -> bool:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
@@ -26,6 +26,9 @@ from celery_singleton_lock.instrumentation.signals import has_receivers, send_si
 from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
 from celery_singleton_lock.shared_record import SharedRecord
 from celery_singleton_lock.stores import open_store, shards_of
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.pulse import Pulse
 
 __all__ = ["IN_MEMORY", "Runtime", "singleton_tasks"]
 
@@ -60,6 +63,8 @@ class Runtime:
 
     #: Memory shared with the pool children; set by the worker's bootstep before it forks.
     shared_record: SharedRecord | None = None
+    #: What renews the children's leases, in the worker parent; set there too, once they are forked.
+    pulse: Pulse | None = None
     #: Name of this worker; set there too.
     worker_name = ""
 

@@ -49,7 +49,7 @@ class SingletonStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         self._pulse: Pulse | None = None
         app = worker.app
-        Runtime.worker_name = worker.hostname
+        Runtime.worker_name, Runtime.pulse = worker.hostname, None
         Monitor.worker = worker.hostname if worker.task_events else ""
         forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
         if forks:
@@ -77,7 +77,7 @@ class SingletonStep(bootsteps.StartStopStep):
         runtime, record = Runtime.of(worker.app), Runtime.shared_record
         if record is None or not runtime.store.capabilities.renews_for_others:
             return
-        self._pulse = Pulse(record, runtime.open_store(), runtime.clock)
+        Runtime.pulse = self._pulse = Pulse(record, runtime.open_store(), runtime.clock)
         self._pulse.start()
 
     def stop(self, worker: Any) -> None:

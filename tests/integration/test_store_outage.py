@@ -16,9 +16,11 @@ from celery_singleton_lock.testing.server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal, events
 from tests.harness.keys import Keys
+from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
 
 LOSS = "tests.apps.loss"
+CRASH = "tests.apps.crash"
 
 StartWorker = Callable[..., CeleryWorker]
 LoadApp = Callable[..., ModuleType]
@@ -227,3 +229,25 @@ def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
     journal.note("go on")
     assert first.get(timeout=30)["lost"]
     assert journal.overlaps()
+
+
+def test_the_leases_of_children_that_die_while_the_store_is_silent_are_freed_when_it_answers(
+    private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
+) -> None:
+    """Their parent waits for the silent store once, and not for each of them."""
+    crash = load_app(CRASH)
+    process = worker(CRASH, concurrency=4)
+    names = [f"k{number}" for number in range(4)]
+    results = [crash.early.delay(name, "never") for name in names]  # its ttl is 60 s
+    starts = journal.wait_for_starts(4)
+    private_redis.pause()
+    for start in starts:
+        kill_process(start.pid)
+    # Celery has heard of all four, on the thread that would have waited for each.
+    wait_until(lambda: all(result.failed() for result in results), "four children are lost")
+    private_redis.resume()
+    with redis.Redis.from_url(private_redis.url()) as client:
+        keys = [crash.early.lock_key(name, "never") for name in names]
+        wait_until(lambda: not client.exists(*keys), "their keys are free", timeout=20)
+    wait_until(lambda: process.log.count(": released") == 4, "each release is told")
+    assert process.log.count("freed when the store answers") == 1

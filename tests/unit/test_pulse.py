@@ -26,7 +26,7 @@ from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Ph
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Release
 from celery_singleton_lock.deadline_slots import SLOTS
-from celery_singleton_lock.errors import LeaseLost
+from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
 from celery_singleton_lock.pulse import Pulse
 from celery_singleton_lock.shared_record import HeldByLiving, SharedRecord
 from celery_singleton_lock.testing.clock import ManualClock
@@ -752,3 +752,31 @@ def test_a_pulse_that_has_ended_is_forgotten_with_the_memory_that_it_looked_at()
     del pulse, record
     wait_until(lambda: [gc.collect(), found()][1] is None, "the pulse is gone")
     assert memory() is None
+
+
+def test_what_a_silent_store_has_not_heard_is_asked_again_until_its_ttl(bench: Bench) -> None:
+    asked: list[str] = []
+
+    def ask(name: str) -> Callable[[Any], None]:
+        def to_ask(store: Any) -> None:
+            asked.append(name)
+            if store.away:
+                raise StoreUnavailable("connection refused")
+
+        return to_ask
+
+    bench.store.away = True
+    bench.pulse.leave(ask("short"), 5.0)
+    bench.pulse.leave(ask("long"), 60.0)
+    bench.pulse.catch_up()
+    bench.pulse.catch_up()
+    assert asked == ["short"], "one silence is enough, and not asked again at once"
+    bench.clock.advance(6.0)
+    bench.pulse.catch_up()
+    assert asked == ["short", "long"], "the store has freed the first one by itself"
+    assert bench.pulse.has_left
+    bench.store.away = False
+    bench.clock.advance(1.0)
+    bench.pulse.catch_up()
+    assert asked == ["short", "long", "long"]
+    assert not bench.pulse.has_left
