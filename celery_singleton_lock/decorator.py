@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import getattr_static
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from celery import Celery, Task, _state
 from celery.app.task import Task as BaseTask
@@ -13,7 +13,7 @@ from celery.local import Proxy
 from celery_singleton_lock.arguments import signature_without_self, validate
 from celery_singleton_lock.core.key import KeySpec
 from celery_singleton_lock.core.policy import OPTIONS
-from celery_singleton_lock.task import SingletonTask
+from celery_singleton_lock.task import SingletonTask, singleton_base
 
 __all__ = ["singleton_task"]
 
@@ -81,7 +81,7 @@ def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     def options_for(app: Any) -> dict[str, Any]:
         real_base = base or app.Task
         policy = _policy(real_base, given)
-        return {**options, "base": _singleton_base(real_base), "singleton": policy}
+        return {**options, "base": singleton_base(real_base), "singleton": policy}
 
     if app is not None:
         return app.task(fun, **options_for(app))
@@ -113,14 +113,6 @@ def _create_shared(
         return app.tasks[name]
 
     return Proxy(task)
-
-
-def _singleton_base(base: Any) -> type:
-    """``base`` (an app's own Task, Django's, a user's) with ours mixed in before it."""
-    if issubclass(base, SingletonTask):
-        return cast(type, base)
-    attributes: dict[str, Any] = {"abstract": True, "__module__": base.__module__}
-    return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
 
 
 def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.execution import Execution
     from celery_singleton_lock.runtime import Runtime
 
-__all__ = ["SingletonTask", "current_lease"]
+__all__ = ["SingletonTask", "current_lease", "singleton_base"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -79,6 +79,13 @@ class SingletonTask(_Base[P, R]):
     _tracks_started = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "_decorated" in cls.__dict__ and cls.__bases__ == (SingletonTask,):
+            # Of a function with base=SingletonTask, for which Celery leaves out the app's own Task
+            # (Django's has delay_on_commit). @singleton_task brings it, and so does this form; but
+            # not a policy that such a Task has.
+            apps_own = cls.__dict__["app"].Task
+            if not issubclass(apps_own, SingletonTask):
+                cls.__bases__ = (singleton_base(apps_own),)
         super().__init_subclass__(**kwargs)
         others = [c for c in cls.__mro__ if c not in (SingletonTask, BaseTask)]
         request = next((c.__dict__["Request"] for c in others if "Request" in c.__dict__), None)
@@ -328,6 +335,14 @@ class SingletonTask(_Base[P, R]):
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...
         def apply(self, *args: Any, **kwargs: Any) -> EagerResult[R]: ...
+
+
+def singleton_base(base: Any) -> type:
+    """``base`` (an app's own Task, Django's, a user's) with ours mixed in before it."""
+    if issubclass(base, SingletonTask):
+        return cast(type, base)
+    attributes: dict[str, Any] = {"abstract": True, "__module__": base.__module__}
+    return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
 
 
 def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ def test_a_django_task_is_a_singleton_and_waits_for_the_commit(
     assert report["now"]["fence"] > 0
     assert "is held by hold-" in report["conflict"]
     assert [run.key for run in journal.runs()] == [
-        *("now", "at once", "committed", "committed too", "last")
+        *("now", "at once", "in other words", "committed", "committed too", "last")
     ]
     assert report["claimed"] == [False, False, True], "rolled back, before and after the commit"
     assert redis_client.llen("idle") == 1

@@ -281,6 +281,35 @@ def test_the_app_s_own_task_class_brings_its_policy() -> None:
         app.close()
 
 
+# The form without our decorator.
+
+
+def test_a_function_with_our_class_as_its_base_has_the_app_s_own_task_too() -> None:
+    with Celery("unit-own", task_cls=Behind, set_as_current=False) as app:
+        app.conf.task_always_eager = True
+
+        @app.task(base=SingletonTask, singleton={"key": "{name}"}, name="work", shared=False)
+        def work(name: str) -> str | None:
+            return held_key()
+
+        assert isinstance(work, Behind)
+        assert work.delay("ann").get() == ["behind", work.lock_key("ann"), work.lock_key("ann")]
+        with hold_lock(work, "ann"):
+            assert is_skipped(work.delay("ann").get())
+
+
+@pytest.mark.parametrize("base", [SingletonTask, Wrapped])
+def test_a_function_with_a_base_of_ours_has_the_policy_of_no_other(base: Any) -> None:
+    with Celery("unit-own", task_cls=Patient, set_as_current=False) as app:
+
+        @app.task(base=base, name="work", shared=False)
+        def work(name: str) -> None: ...
+
+        assert not isinstance(work, Patient)
+        assert work.singleton_policy().ttl == 60
+        assert work.singleton_scope == "work"
+
+
 # Keys.
 
 

@@ -21,16 +21,21 @@ def main() -> None:
 
     from celery_singleton_lock import LockConflict, SingletonTask, hold
     from celery_singleton_lock.runtime import Runtime
-    from tests.apps.django_site.tasks import greet, greet_once
+    from tests.apps.django_site.tasks import greet, greet_in_other_words, greet_once
 
     task: Any = greet
+    other_form: Any = greet_in_other_words
     report: dict[str, Any] = {
-        "is both": isinstance(task, SingletonTask) and isinstance(task, DjangoTask),
+        "is both": all(
+            isinstance(each, SingletonTask) and isinstance(each, DjangoTask)
+            for each in (task, other_form)
+        ),
         "ttl": task.singleton_policy().ttl,
         "key": task.lock_key("now"),
         "now": task.delay("now").get(timeout=20),
     }
     with transaction.atomic():
+        other_form.delay_on_commit("in other words")
         task.apply_async_on_commit(("committed",))
         task.delay_on_commit("committed too")
         task.delay("at once").get(timeout=20)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_singleton_lock import current_lease, singleton_task
+from celery import shared_task
+
+from celery_singleton_lock import SingletonTask, current_lease, singleton_task
 from tests.harness.journal import Journal
 
 
@@ -19,3 +21,10 @@ def greet(self: Any, key: str) -> dict[str, Any]:
 @singleton_task(key="{key}", unique="until_done")
 def greet_once(key: str) -> None:
     """Its calls claim."""
+
+
+@shared_task(base=SingletonTask, bind=True, singleton={"key": "{key}"})
+def greet_in_other_words(self: Any, key: str) -> str:
+    """The other form."""
+    with Journal.from_env().run(key, task_id=self.request.id):
+        return current_lease().key
