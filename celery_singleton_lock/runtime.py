@@ -121,8 +121,10 @@ class Runtime:
         """
         number = len(self.app.tasks)
         if self._limits[0] != number:
-            policies = ((task.name, task.singleton_policy()) for task in singleton_tasks(self.app))
-            limits = {policy.scope or name: int(policy.limit) for name, policy in policies}
+            # As the tasks say it: no setting sets scope or limit, and a task whose other options
+            # contradict the settings must not stop those who hold something else.
+            said = ((task.name, task.singleton or {}) for task in singleton_tasks(self.app))
+            limits = {opts.get("scope") or name: opts.get("limit", 1) for name, opts in said}
             self._limits = (number, limits)
         return self._limits[1].get(scope, 1)
 

@@ -9,6 +9,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -342,6 +343,30 @@ def test_a_hold_that_knows_no_limit_takes_a_slot_of_it(trio: Any, script: Celery
         hold_lock(trio, "k"),
     ):
         raise AssertionError("a fourth beside the hold and two others")
+
+
+# A task that no worker would start with.
+
+
+def test_a_task_that_contradicts_the_settings_stops_no_hold_and_its_limit_counts(
+    celery_app: Celery, singleton_store: SingletonStore, trio: Any
+) -> None:
+    celery_app.conf.singleton_lock_unique = "until_start"
+
+    @singleton_task(
+        app=celery_app, name="bad", key="{name}", limit=2, on_conflict="skip", shared=False
+    )
+    def bad(name: str) -> None: ...
+
+    with pytest.raises(ValueError, match="would be dropped"):
+        bad.singleton_policy()
+    for scope, limit in (("elsewhere", 1), ("s", 3), ("bad", 2)):
+        with ExitStack() as stack:
+            for _ in range(limit):  # each in a context of its own, or the second would re-enter
+                Context().run(stack.enter_context, hold("k", scope=scope, app=celery_app))
+            assert len(singleton_store.held()) == limit
+            with pytest.raises(LockConflict), hold("k", scope=scope, app=celery_app):
+                raise AssertionError(f"{limit} have it already")
 
 
 # What the worker parent reads, and when apps and leases end.
