@@ -71,6 +71,8 @@ def run_copies(
     """
     workers = [worker(APP, concurrency=2, queues=names) for names in queues]
     copies = sum(map(len, queues))
+    if "declare" in route:
+        wait_until_subscribed(client, len(workers))
     result = task.apply_async(("k", "go"), **route)
     journal.wait_for_starts(1)
     if task.name.endswith(".plain"):
@@ -83,6 +85,19 @@ def run_copies(
     Gate(client, "go").open()
     wait_until_settled(workers, result.id, copies, journal)
     return [run.data["worker"] for run in journal.runs()]
+
+
+def wait_until_subscribed(client: redis.Redis, count: int) -> None:
+    """A worker that is ready may not be subscribed to its Redis broker's exchange yet."""
+    database = str(client.connection_pool.connection_kwargs["db"])
+
+    def subscribed() -> bool:
+        clients: Any = client.client_list(_type="pubsub")
+        return (
+            len([one for one in clients if one["db"] == database and one["psub"] != "0"]) >= count
+        )
+
+    wait_until(subscribed, "the workers are subscribed")
 
 
 @pytest.mark.usefixtures("on_rabbit")
@@ -196,6 +211,7 @@ def test_a_broadcast_by_redis_that_would_have_to_go_back_fails_and_says_why(
 ) -> None:
     """Its queue is a subscription: what is published there by the queue's name reaches nothing."""
     workers = [worker(APP, concurrency=1, queues=["news"]) for _ in range(2)]
+    wait_until_subscribed(redis_client, 2)
     site.patient.apply_async(("k", "go"), queue="news", declare=[site.NEWS])
     journal.wait_for_starts(1)
     wait_until(lambda: any("LockConflict" in process.log for process in workers), "one has failed")

@@ -158,7 +158,7 @@ def test_a_loss_that_the_body_s_own_check_sees_first_is_told_and_is_its_error(
     result = checking.delay()
     error = result.result
     assert isinstance(error, LeaseLost)
-    assert error.reason == "gone"
+    assert error.reason == "expired"
     assert "was lost" in str(error)
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
     assert vars(line)["singleton_event"] == "lost"

@@ -90,6 +90,7 @@ class Bench:
             """Runs nowhere."""
 
         options.setdefault("name", f"bench.{uuid4().hex[:8]}")
+        options.setdefault("shared", False)  # else every app that is made later has it
         return singleton_task(app=self.app, **options)(function or sync)
 
     def messages(self) -> list[Any]:
