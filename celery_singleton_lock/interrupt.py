@@ -5,15 +5,15 @@ Promises
     meant for. ``except Exception`` in the body doesn't catch it.
 
 Does not promise
-    To end a C call that doesn't return, a body that catches BaseException, or a greenlet: there
-    ``current_lease().lost`` tells.
+    To end a C call that doesn't return, a greenlet that never yields, or a body that catches
+    BaseException: there ``current_lease().lost`` tells.
 
 How, by where the body runs::
 
     main thread (prefork, solo)  a signal of our own wakes sleep, recv and lock waits; its handler
                                  raises if the body is still inside. It is sent until it was heard
     other thread (threads pool)  an asynchronous exception; a blocking call ends first
-    greenlet (gevent, eventlet)  nothing but the flag
+    greenlet (gevent, eventlet)  its hub throws into it when it waits or yields
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import ctypes
 import signal
 import threading
 from collections.abc import Callable
+from functools import cache
 from types import FrameType
 from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
 
-__all__ = ["Body", "LeaseInterrupt"]
+__all__ = ["Body", "GreenBody", "LeaseInterrupt", "body_class"]
 
 _R = TypeVar("_R")
 
@@ -98,7 +99,7 @@ class Body:
             self.fired = True
             if self._inside:
                 native.start_new_thread(self._insist, "singleton-interrupt")
-        elif not native.is_patched():
+        else:
             with self._guard:
                 self.fired = True
                 if self._inside:
@@ -134,6 +135,52 @@ class Body:
             return False
         self._heard = True
         return True
+
+
+class GreenBody:
+    """As :class:`Body`, where threads are greenlets: all of them, the main one too.
+
+    A signal would strike the hub as likely as the body, and an asynchronous exception whichever
+    greenlet runs.
+    """
+
+    __slots__ = ("_heard", "_inside", "_throw", "fired")
+
+    def __init__(self) -> None:
+        self._inside = False
+        self._heard = False
+        self._throw = native.greenlet_thrower()
+        self.fired = False
+
+    def run(self, function: Callable[[], _R]) -> _R:
+        """As of :class:`Body`."""
+        try:
+            self._inside = True
+            if self.fired:
+                self._heard = True
+                raise LeaseInterrupt  # lost between its grant and its first instruction
+            return function()
+        finally:
+            self._inside = False
+
+    def interrupt(self) -> None:
+        """Keeper's thread: end the body when it next waits or yields, if it still runs then."""
+        self.fired = True
+        if self._inside:
+            self._throw(LeaseInterrupt, self._hear)
+
+    def _hear(self) -> bool:
+        """The hub: whether to throw; true once, so that the body's cleaning up is left alone."""
+        if self._heard or not self._inside:
+            return False
+        self._heard = True
+        return True
+
+
+@cache
+def body_class() -> type[Body] | type[GreenBody]:
+    """The sort of body that this process runs: it has patched its threads by now, or never does."""
+    return GreenBody if native.is_patched() else Body
 
 
 # Bodies on the main thread, outermost first: an eager call runs inside another's body.

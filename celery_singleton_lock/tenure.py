@@ -37,7 +37,7 @@ from celery_singleton_lock.core.store import (
     Released,
 )
 from celery_singleton_lock.errors import LeaseLost, StoreError
-from celery_singleton_lock.interrupt import Body, LeaseInterrupt
+from celery_singleton_lock.interrupt import LeaseInterrupt, body_class
 from celery_singleton_lock.settlement import (
     fail_with,
     give_back,
@@ -94,7 +94,7 @@ class Tenure:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._body = Body()
+        self._body = body_class()()
         self._state = _State.IDLE
         self._call: Acquire | None = None
         self._lease: Lease | None = None

@@ -7,32 +7,46 @@ the keeper and the store's connections use what this module hands out.
 
 from __future__ import annotations
 
-import _thread
 import importlib
 import select
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 __all__ = [
     "allocate_lock",
     "get_ident",
+    "greenlet_thrower",
     "is_patched",
     "is_readable",
     "socket_owner",
     "start_new_thread",
 ]
 
+#: Raises an exception in one greenlet if the condition holds when its hub gets to it.
+Throw = Callable[[type[BaseException], Callable[[], bool]], None]
+
+
+def _patched_by() -> str:
+    """``"gevent"`` or ``"eventlet"``, whichever has patched; empty: neither, though imported."""
+    gevent_monkey = sys.modules.get("gevent.monkey")
+    if gevent_monkey is not None and gevent_monkey.is_module_patched("_thread"):
+        return "gevent"
+    eventlet_patcher = sys.modules.get("eventlet.patcher")
+    if eventlet_patcher is not None and eventlet_patcher.is_monkey_patched("thread"):
+        return "eventlet"
+    return ""
+
 
 def _original(name: str, module: str = "_thread") -> Any:
     """The unpatched ``<module>.<name>``, whichever library patched it and whenever it did."""
-    gevent_monkey = sys.modules.get("gevent.monkey")
-    if gevent_monkey is not None:
-        return gevent_monkey.get_original(module, name)
-    eventlet_patcher = sys.modules.get("eventlet.patcher")
-    if eventlet_patcher is not None:
-        return getattr(eventlet_patcher.original(module), name)
+    library = _patched_by()
+    if library == "gevent":
+        return sys.modules["gevent.monkey"].get_original(module, name)
+    if library == "eventlet":
+        return getattr(sys.modules["eventlet.patcher"].original(module), name)
     return getattr(importlib.import_module(module), name)
 
 
@@ -43,7 +57,7 @@ def allocate_lock() -> Any:
 
 def is_patched() -> bool:
     """Whether Python's threads are greenlets here."""
-    return _original("start_new_thread") is not _thread.start_new_thread
+    return bool(_patched_by())
 
 
 def get_ident() -> int:
@@ -60,10 +74,71 @@ def socket_owner() -> int:
 
 def is_readable(sock: Any) -> bool:
     """Whether a read from ``sock`` would not block, because of data or of the end of the stream."""
-    poll = select.poll if "gevent.monkey" not in sys.modules else _original("poll", "select")
-    poller = poll()
+    poller = _original("poll", "select")()
     poller.register(sock.fileno(), select.POLLIN)
     return bool(poller.poll(0))
+
+
+def greenlet_thrower() -> Throw:
+    """What raises an exception in the current greenlet, from any thread; where is_patched().
+
+    A hub is not safe to call from another thread, but for one function that wakes it. It throws
+    when the greenlet waits, which is the only time that the hub itself runs.
+    """
+    if _patched_by() == "gevent":
+        import gevent
+
+        current = gevent.getcurrent()
+        call_soon: Any = gevent.get_hub().loop.run_callback_threadsafe
+    else:
+        import eventlet
+
+        current = eventlet.getcurrent()
+        call_soon = _eventlet_caller(eventlet.hubs.get_hub())
+
+    def throw(exception: type[BaseException], condition: Callable[[], bool]) -> None:
+        call_soon(lambda: condition() and current.throw(exception))
+
+    return throw
+
+
+class _EventletCaller:
+    """Calls functions on an eventlet hub, which a native thread can wake by a pipe alone.
+
+    Args:
+        hub: Of the current thread.
+    """
+
+    def __init__(self, hub: Any) -> None:
+        self.hub = hub
+        self._functions: deque[Callable[[], Any]] = deque()
+        # Eventlet's own read() and write() may switch to the hub, which is what runs here.
+        self._os: Any = sys.modules["eventlet.patcher"].original("os")
+        reader, self._writer = self._os.pipe()
+        hub.add(hub.READ, reader, self._call, lambda *_: None, lambda: None)
+
+    def __call__(self, function: Callable[[], Any]) -> None:
+        """Any thread."""
+        self._functions.append(function)
+        self._os.write(self._writer, b".")
+
+    def _call(self, fileno: int) -> None:
+        """The hub's greenlet."""
+        self._os.read(fileno, 4096)
+        while self._functions:
+            self._functions.popleft()()
+
+
+# Of each native thread that had a body in a greenlet; in a worker that is one.
+_eventlet_callers: dict[int, _EventletCaller] = {}
+
+
+def _eventlet_caller(hub: Any) -> _EventletCaller:
+    thread = get_ident()
+    caller = _eventlet_callers.get(thread)
+    if caller is None or caller.hub is not hub:
+        caller = _eventlet_callers[thread] = _EventletCaller(hub)
+    return caller
 
 
 def start_new_thread(function: Callable[[], None], name: str) -> None:

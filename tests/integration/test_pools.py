@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock import is_skipped
+from celery_singleton_lock import LeaseLost, is_skipped
 from celery_singleton_lock.core.key import Keyspace
 from tests.harness.journal import Journal, Record
 from tests.harness.worker import CeleryWorker
@@ -105,6 +105,28 @@ def test_without_renewal_the_same_duplicate_overlaps(
     late.get(timeout=20)
     first.get(timeout=20)
     assert len(journal.overlaps()) == 1
+
+
+@pytest.mark.parametrize(
+    "pool",
+    ["gevent", *(pytest.param(p, marks=pytest.mark.slow) for p in ("prefork", "solo")), eventlet],
+)
+def test_a_sleeping_body_is_interrupted_when_its_lease_is_lost(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    # Not in the threads pool: there a blocking call ends first.
+    pools = load_app(POOLS)
+    started(worker, pool)
+    first = pools.interruptible.delay("k")
+    journal.wait_for_starts(1, key="k")
+    redis_client.delete(pools.interruptible.lock_key("k"))
+    with pytest.raises(LeaseLost):
+        first.get(timeout=30)  # half of what the body sleeps
+    [run] = journal.runs("k")
+    assert run.error == "LeaseInterrupt"
+    # Its greenlet, or process, goes on with other work.
+    pools.gate("k").touch()
+    assert not is_skipped(pools.interruptible.delay("k").get(timeout=20))
 
 
 @pytest.mark.slow

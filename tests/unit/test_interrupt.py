@@ -356,21 +356,203 @@ def test_nothing_strikes_after_the_body_on_another_thread() -> None:
     assert left > 20
 
 
-def test_under_gevent_there_is_nothing_but_the_flag() -> None:
-    pytest.importorskip("gevent")
-    program = """
-        import gevent.monkey; gevent.monkey.patch_all()
-        import gevent
-        from celery_singleton_lock.interrupt import Body
+# Greenlets.
 
-        def work():
-            body = Body()
-            gevent.spawn_later(0.01, body.interrupt)
-            print(body.run(lambda: gevent.sleep(0.05) or "went on"))
+LIBRARIES = {
+    "gevent": """\
+from gevent import monkey; monkey.patch_all()
+from gevent import sleep, spawn
+join = lambda greenlet: greenlet.get()
+""",
+    "eventlet": """\
+import eventlet; eventlet.monkey_patch()
+from eventlet import sleep, spawn
+join = lambda greenlet: greenlet.wait()
+""",
+}
+GREEN = """\
+import socket, threading, time
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.interrupt import LeaseInterrupt, body_class
 
-        gevent.spawn(work).join()
-    """
+
+
+Body = body_class()
+
+def interrupt_natively(*bodies, at=lambda: True):
+    "As the keeper's thread does, once the condition holds."
+    def interrupt():
+        while not at():
+            SystemClock().sleep(0.001)
+        for body in bodies:
+            body.interrupt()
+    native.start_new_thread(interrupt, "keeper")
+
+def ended(body, function):
+    try:
+        return body.run(function)
+    except LeaseInterrupt:
+        return "ended"
+
+"""
+
+
+@pytest.fixture(params=LIBRARIES)
+def green(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """``green(code)``: what a program prints whose threads are greenlets."""
+    pytest.importorskip(request.param)
+
+    # The library patches before anything else is imported.
+    return lambda code: printed(LIBRARIES[request.param] + GREEN + code)
+
+
+def printed(program: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == "went on\n", done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("imports", ["gevent.monkey", "eventlet"])
+def test_a_library_that_is_imported_and_has_not_patched_leaves_bodies_on_threads(
+    imports: str,
+) -> None:
+    pytest.importorskip(imports.partition(".")[0])
+    program = f"import {imports}\n{GREEN}\nprint(native.is_patched(), Body.__name__)"
+    assert printed(program) == "False Body\n"
+
+
+def test_greenlets_of_one_library_are_known_beside_the_other(green: Callable[[str], str]) -> None:
+    pytest.importorskip("gevent")
+    pytest.importorskip("eventlet")
+    code = "import gevent.monkey, eventlet\nprint(native.is_patched(), body_class().__name__)"
+    assert green(code) == "True GreenBody\n"
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        f"sleep({LONG})",
+        f"time.sleep({LONG})",
+        f"threading.Event().wait({LONG})",
+        f"left.settimeout({LONG}) or left.recv(1)",
+        "[sleep(0) for _ in range(100_000)]",
+    ],
+)
+def test_a_body_in_a_greenlet_is_ended_where_it_waits(
+    green: Callable[[str], str], blocks: str
+) -> None:
+    code = f"""
+left, right = socket.socketpair()
+def work():
+    body, started = Body(), []
+    interrupt_natively(body, at=lambda: started)
+    return ended(body, lambda: started.append(1) or {blocks})
+print(join(spawn(work)))
+"""
+    assert green(code) == "ended\n"
+
+
+def test_a_body_in_the_main_greenlet_is_ended_too(green: Callable[[str], str]) -> None:
+    code = f"""
+body, started = Body(), []
+interrupt_natively(body, at=lambda: started)
+print(ended(body, lambda: started.append(1) or sleep({LONG})))
+print(ended(Body(), lambda: sleep(0.01) or "the next one goes on"))
+"""
+    assert green(code) == "ended\nthe next one goes on\n"
+
+
+def test_of_many_greenlets_those_that_lost_their_lease_are_ended(
+    green: Callable[[str], str],
+) -> None:
+    code = """
+bodies, over = {}, []
+def work(number):
+    def body():
+        while not over:
+            sleep(0.001)
+        return number
+    bodies[number] = Body()
+    return ended(bodies[number], body)
+greenlets = [spawn(work, number) for number in range(20)]
+while len(bodies) < 20:
+    sleep(0.001)
+interrupt_natively(*[bodies[number] for number in range(0, 20, 2)])
+ends = [join(greenlet) for greenlet in greenlets[::2]]
+over.append(1)
+print({*ends}, [join(greenlet) for greenlet in greenlets[1::2]])
+"""
+    assert green(code) == f"{{'ended'}} {[*range(1, 20, 2)]}\n"
+
+
+def test_nothing_strikes_a_greenlet_after_its_body(green: Callable[[str], str]) -> None:
+    code = """
+def late():
+    body = Body()
+    # Its hub hears of the interruption when the body has ended: the body never yields.
+    def until_interrupted():
+        interrupt_natively(body)
+        while not body.fired:
+            pass
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+        return "returned"
+    result = ended(body, until_interrupted)
+    for _ in range(20):
+        sleep(0.001)
+    body.interrupt()
+    sleep(0.001)
+    return result
+print(join(spawn(late)))
+"""
+    assert green(code) == "returned\n"
+
+
+def test_cleaning_up_in_a_greenlet_is_left_alone(green: Callable[[str], str]) -> None:
+    code = f"""
+def work():
+    body, started = Body(), []
+    def until_interrupted():
+        try:
+            started.append(1)
+            sleep({LONG})
+        finally:
+            body.interrupt()
+            sleep(0.05)
+            print("cleaned up")
+    interrupt_natively(body, at=lambda: started)
+    return ended(body, until_interrupted)
+print(join(spawn(work)))
+"""
+    assert green(code) == "cleaned up\nended\n"
+
+
+def test_in_a_greenlet_the_outer_body_is_ended_from_within_an_inner_one(
+    green: Callable[[str], str],
+) -> None:
+    code = f"""
+def work():
+    outer, inner, started = Body(), Body(), []
+    interrupt_natively(outer, at=lambda: started)
+    result = ended(outer, lambda: inner.run(lambda: started.append(1) or sleep({LONG})))
+    return result, outer.fired, inner.fired
+print(*join(spawn(work)))
+"""
+    assert green(code) == "ended True False\n"
+
+
+def test_a_greenlet_lost_before_its_first_instruction_does_not_run(
+    green: Callable[[str], str],
+) -> None:
+    code = """
+def work():
+    body = Body()
+    body.interrupt()
+    return ended(body, lambda: "it ran")
+print(join(spawn(work)))
+"""
+    assert green(code) == "ended\n"
