@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
@@ -478,6 +478,7 @@ def test_one_script_touches_names_of_one_shard_alone(other: str) -> None:
 
 
 @given(scope=NAMES, rest=st.text(st.characters(exclude_categories=["Cs"])), limit=st.integers(1, 3))
+@settings(deadline=None)
 def test_a_key_is_found_by_its_text_and_as_it_is_stored(scope: str, rest: str, limit: int) -> None:
     lock = KEYSPACE.lock(scope, rest)
     for number, slot in enumerate(Keyspace.slots(lock, limit)):
