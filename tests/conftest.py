@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import hypothesis
 import pytest
 import redis
 from celery import Celery
@@ -37,6 +38,11 @@ from tests.harness.rabbit import RabbitServer, find_rabbit
 from tests.harness.sentinels import Sentinels
 from tests.harness.worker import CeleryBeat, CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
+
+
+# No example is a failure because the machine was busy with something else.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 def missing(what: str) -> NoReturn:
