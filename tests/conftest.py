@@ -39,7 +39,6 @@ from tests.harness.sentinels import Sentinels
 from tests.harness.worker import CeleryBeat, CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
 
-
 # No example is a failure because the machine was busy with something else.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
