@@ -45,7 +45,8 @@ def find_origin(app: Celery, exchange: str, routing_key: str) -> Origin | None:
     """
     queues = app.amqp.queues
     reached = {queue.name: queue for queue in _reached(queues.values(), exchange, routing_key)}
-    consumed = list(queues.consume_from)
+    # By their own names: before Celery 5.7 the keys are what -Q says, so a Broadcast's alias.
+    consumed = [queue.name for queue in queues.consume_from.values()]
     if len(consumed) > 1:
         consumed = [name for name in consumed if name in reached]
     if not consumed:

@@ -50,6 +50,8 @@ def app(*consumed: str) -> Celery:
         # It is in both, and can't be told from its copy.
         ("work", "report.daily", ["reports", "all"], Origin("reports", False)),
         ("news", "whatever", ["news-1", "celery"], Origin("news-1", True)),
+        # As `-Q news` names a broadcast.
+        ("news", "whatever", ["news"], Origin("news-1", True)),
         # Native delayed delivery has its own exchange, and leads by the key to all but direct ones.
         (DELAYED, f"{DELAY}report.daily", ["celery", "reports"], Origin("reports", True)),
         (DELAYED, f"{DELAY}celery", ["celery", "reports"], None),
