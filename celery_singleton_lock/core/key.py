@@ -158,6 +158,20 @@ class Keyspace:
         return f"{shard}:line|{key.partition('#')[0].removeprefix(shard + ':')}"
 
     @staticmethod
+    def beside_acquire(key: str, attempt: str) -> list[str]:
+        """What an acquire of ``key`` touches beside it: fence counter, marker."""
+        # At once, as for the release below: two calls for each task would be half as much again.
+        shard = key[: key.index("}") + 1]
+        return [f"{shard}:fence", f"{shard}:done|{attempt}"]
+
+    @staticmethod
+    def beside_release(key: str, attempt: str) -> list[str]:
+        """What a release of ``key`` touches beside it: marker, line, the list of its calls."""
+        shard, _, name = key.partition("}:")
+        line = f"{shard}}}:line|{name.partition('#')[0]}"
+        return [f"{shard}}}:done|{attempt}", line, f"{line}!"]
+
+    @staticmethod
     def is_line(name: str) -> bool:
         """Whether ``name`` is a line, or what calls its first; neither is a text."""
         return "}:line|" in name

@@ -18,7 +18,8 @@ def acquire_call(call: Acquire, fence_base: int) -> Call:
     token, claim = call.token, call.claim
     key = call.slots[0]
     attempt = token.attempt
-    keys = [Keyspace.fence(key), Keyspace.marker(key, attempt), *call.slots]
+    keys = Keyspace.beside_acquire(key, attempt)
+    keys += call.slots
     arguments = [
         f"{attempt}|{token.nonce}",
         f"{milliseconds(call.ttl)}",
@@ -42,7 +43,10 @@ def release_call(call: Release) -> Call:
     """Of ``release.lua``."""
     token, claim = call.token, call.claim
     attempt = token.attempt
-    keys = [Keyspace.marker(call.keys[0], attempt), *call.keys]
+    # The line also where no client waits. Only the script sees whether one does, and some servers
+    # let it touch no key that is not declared.
+    keys = Keyspace.beside_release(call.keys[0], attempt)
+    keys += call.keys
     arguments = [attempt, token.nonce]
     if not (call.marker or call.become or claim):
         return keys, arguments

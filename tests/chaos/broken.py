@@ -18,7 +18,7 @@ from celery_singleton_lock.stores import redis as redis_store
 
 #: As the release script, but it doesn't look whose the key is.
 _DELETE = b"""
-for i = 2, #KEYS do redis.call('DEL', KEYS[i]) end
+for i = 4, #KEYS do redis.call('DEL', KEYS[i]) end
 return 'released'
 """
 

@@ -80,6 +80,8 @@ class OlderStore(RedisStore):
     def _pipeline(
         self, script: Script, calls: Sequence[Call], timeout: float, **options: Any
     ) -> list[Any]:
+        if script is module._RELEASE:  # which was not given the line and its list
+            calls = [([keys[0], *keys[3:]], arguments) for keys, arguments in calls]
         return super()._pipeline(OLDER.get(script, script), calls, timeout, **options)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:

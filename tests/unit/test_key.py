@@ -468,6 +468,15 @@ def test_a_claim_in_any_shard_of_its_keyspace_is_known() -> None:
     assert not keyspace.is_claim("csl:{p:256}:claim|t|s:x")
 
 
+@pytest.mark.parametrize("slot", ["", "#1", "#12"])
+def test_what_stands_beside_a_key_has_one_name_however_it_is_asked_for(slot: str) -> None:
+    key = KEYSPACE.lock("s", "x:{y}:z")
+    fence, marker = Keyspace.beside_acquire(key + slot, "a|0.0")
+    assert (fence, marker) == (Keyspace.fence(key), Keyspace.marker(key, "a|0.0"))
+    line = Keyspace.line(key)
+    assert Keyspace.beside_release(key + slot, "a|0.0") == [marker, line, f"{line}!"]
+
+
 @pytest.mark.parametrize(
     "other", ["", "}", "csl:{p:0", "csl:{p:1}:x", "csl:{p:00}:x", "csl:{q:0}:x", "x:csl:{p:0}:x"]
 )

@@ -26,12 +26,12 @@ local function of_lines()
   end
   -- Call whoever has waited longest, if anybody waits (the server knows who of them is connected), and
   -- keep the key for that one, or who comes in between would have it.
-  -- turn: what is told to who is called, and asks with it. Reply: whether anybody waits
-  local function call_next(key, turn)
-    local line = string.gsub(key, '^(.-}):([^#]*).*', '%1:line|%2')
+  -- turn: what is told to who is called, and asks with it. calls: the list by which. Reply: whether
+  -- anybody waits
+  local function call_next(key, turn, line, calls)
     if not somebody_waits(line) then return false end
-    if type(redis.pcall('RPUSH', line .. '!', turn)) ~= 'number' then return false end
-    redis.call('PEXPIRE', line .. '!', 500)
+    if type(redis.pcall('RPUSH', calls, turn)) ~= 'number' then return false end
+    redis.call('PEXPIRE', calls, 500)
     local kept = 'r %waiter|0.0|' .. turn .. ' 0 {"task_id":"whoever has waited longest (kept for 0.5 s)"}'
     redis.call('SET', key, kept, 'PX', 500)
     return true

@@ -1,5 +1,6 @@
 -- Give back what the token holds, or turn it into another kind; never touch another's key.
--- KEYS: marker of the token's attempt, key, key ... and the message's claim, if it shall change
+-- KEYS: marker of the token's attempt, the line for the key, the list by which its first is called,
+--       key, key ... and the message's claim, if it shall change
 -- ARGV: attempt, nonce; where they are not left out: new state of the marker ('' none), its ttl in ms,
 --       new kind ('' deletes), its ttl in ms, its token, the claim's new phase ('' freed), its ttl in ms
 -- Replies: 'released', 'not_ours', 'twin' (another delivery has it) or 'done' (another finished it)
@@ -7,7 +8,7 @@ local attempt, token = ARGV[1], ARGV[1] .. '|' .. ARGV[2]
 local mark, become = ARGV[3] or '', ARGV[5] or ''
 local claim = ARGV[8] and table.remove(KEYS)
 local reply, holder = 'not_ours', '{}'
-for i = 2, #KEYS do
+for i = 4, #KEYS do
   local value = redis.call('GET', KEYS[i]) or ''
   if string.sub(value, 2, #token + 3) == ' ' .. token .. ' ' then
     reply = 'released'
@@ -15,7 +16,7 @@ for i = 2, #KEYS do
     if claim then holder = string.match(rest, '^%S+ (.*)$') end
     if kind == 'l' or kind == 'd' then
       if become == '' then -- a blank at the end: somebody waits
-        if string.byte(value, -1) ~= 32 or not of_lines().call_next(KEYS[i], ARGV[2]) then
+        if string.byte(value, -1) ~= 32 or not of_lines().call_next(KEYS[i], ARGV[2], KEYS[2], KEYS[3]) then
           redis.call('DEL', KEYS[i])
         end
       else redis.call('SET', KEYS[i], become .. ' ' .. ARGV[7] .. ' ' .. rest, 'PX', ARGV[6]) end

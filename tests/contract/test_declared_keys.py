@@ -1,0 +1,151 @@
+"""Every key that a script touches is one of its KEYS: some servers refuse others (Dragonfly does).
+
+Redis itself lets a script touch any key of its slot. MONITOR shows each script with its keys, and
+each command that it runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Phase
+from celery_singleton_lock.core.store import MarkerState, Permit, Released
+from celery_singleton_lock.stores import admission, cluster, renewal
+from celery_singleton_lock.stores import redis as module
+from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.script import Script
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.contract.calls import (
+    LONG,
+    admit,
+    become,
+    freed,
+    give,
+    mark,
+    new_claim,
+    publish,
+    renew,
+    running,
+    settle,
+    take,
+)
+
+# A log line's words, and whether a script ran the command.
+_LINE: Final = re.compile(rb"^\S+ \[\d+ (\S+)\] (.*)$", re.DOTALL)
+_WORD: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_WITHOUT_KEYS: Final = (b"TIME",)
+WAITS: Final = 60.0
+
+Undeclared = list[tuple[str, bytes]]
+
+
+@contextmanager
+def watching(url: str, undeclared: Undeclared, scripts: set[str]) -> Iterator[None]:
+    """Note the digest of each script that is run, and each key that it touched undeclared."""
+    with redis.Redis.from_url(url) as client:
+        connection = client.connection_pool.get_connection()
+        try:
+            connection.send_command("MONITOR")
+            connection.read_response()
+            yield
+            client.echo("that was all")
+            script, declared = "", set[bytes]()
+            while True:
+                found = _LINE.match(connection.read_response())
+                assert found is not None
+                source, words = found[1], _WORD.findall(found[2])
+                name = words[0].upper()
+                if words[-1] == b"that was all":
+                    return
+                if source != b"lua" and name in (b"EVALSHA", b"EVAL"):
+                    script = words[1].decode()
+                    declared = {*words[3 : 3 + int(words[2])]}
+                    scripts.add(script)
+                elif source == b"lua" and name not in _WITHOUT_KEYS:
+                    keys = words[1:] if name in (b"MGET", b"DEL") else words[1:2]
+                    undeclared += [(script, key) for key in keys if key not in declared]
+        finally:
+            client.connection_pool.release(connection)
+            connection.disconnect()
+
+
+def wait_in_line(store: RedisStore) -> None:
+    """A key is handed over, and so is a slot of three."""
+    key = new_key()
+    for slots in ((key,), (f"{key}x", f"{key}x#1", f"{key}x#2")):
+        holders = [take(store, slots) for _ in slots]
+        waiter = new_token()
+        ask(store, slots, waiter, line=WAITS)
+        assert give(store, slots, holders[0]) is Released.RELEASED
+        take(store, slots, waiter, line=WAITS, turn=holders[0].nonce)
+        ask(store, slots, new_token(), line=0.0)
+
+
+def hold_and_give_back(store: RedisStore) -> None:
+    key, token = new_key(), new_token()
+    take(store, key, token)
+    ask(store, key, new_token())
+    renew(store, [lease_of(key, token)])
+    become(store, key, token, Kind.RESERVED)
+    give(store, key, token.next_attempt(), marker=MarkerState.DONE, marker_ttl=LONG)
+    mark(store, key, token, MarkerState.WAITING, 1)
+
+
+def claim(store: RedisStore) -> None:
+    key, claim = new_claim()
+    token = publish(store, claim)
+    admit(store, claim, new_token())
+    take(store, key, token, claim=running(claim))
+    renew(store, [lease_of(key, token, claim_key=claim)])
+    settle(store, token, claim, Phase.QUEUED)
+    mark(store, key, token, MarkerState.WAITING, 1, claim=freed(claim))
+    give(store, key, token, claim=freed(claim))
+    store._run(cluster._PROLONG, [claim], [token.task, 1000], TIMEOUT)
+
+
+def lead_and_free(store: RedisStore) -> None:
+    leader = new_key()
+    token = take(store, leader)
+    entry = Keyspace.last_run(leader, "entry")
+    call = Permit(leader=leader, token=token, entry=entry, expected=None, new="1", ttl=LONG)
+    store.permit(call, timeout=TIMEOUT)
+    store.free(leader, None)
+
+
+WORK: Final[list[Callable[[RedisStore], None]]] = [
+    wait_in_line,
+    hold_and_give_back,
+    claim,
+    lead_and_free,
+]
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_a_script_touches_declared_keys_alone(
+    work: Callable[[RedisStore], None], redis_store: RedisStore, server: Any
+) -> None:
+    undeclared: Undeclared = []
+    with watching(server.url(), undeclared, set()):
+        work(redis_store)
+    assert undeclared == []
+
+
+def test_these_are_all_scripts(redis_store: RedisStore, server: Any) -> None:
+    scripts: set[str] = set()
+    with watching(server.url(), [], scripts):
+        for work in WORK * 2:  # a script that the server doesn't know yet is sent whole
+            work(redis_store)
+    known = {
+        script.sha
+        for source in (admission, cluster, module, renewal)
+        for script in vars(source).values()
+        if isinstance(script, Script)
+    }
+    assert known - scripts <= {module._SHARDS.sha}, "run once, when the store is new"
