@@ -50,7 +50,7 @@ Undeclared = list[tuple[str, bytes]]
 def watching(url: str, undeclared: Undeclared, scripts: set[str]) -> Iterator[None]:
     """Note the digest of each script that is run, and each key that it touched undeclared."""
     with redis.Redis.from_url(url) as client:
-        connection = client.connection_pool.get_connection()
+        connection = client.connection_pool.make_connection()
         try:
             connection.send_command("MONITOR")
             connection.read_response()
@@ -72,7 +72,6 @@ def watching(url: str, undeclared: Undeclared, scripts: set[str]) -> Iterator[No
                     keys = words[1:] if name in (b"MGET", b"DEL") else words[1:2]
                     undeclared += [(script, key) for key in keys if key not in declared]
         finally:
-            client.connection_pool.release(connection)
             connection.disconnect()
 
 
