@@ -92,6 +92,7 @@ def hold_and_give_back(store: RedisStore) -> None:
     take(store, key, token)
     ask(store, key, new_token())
     renew(store, [lease_of(key, token)])
+    store.trace(key, timeout=TIMEOUT)
     become(store, key, token, Kind.RESERVED)
     give(store, key, token.next_attempt(), marker=MarkerState.DONE, marker_ttl=LONG)
     mark(store, key, token, MarkerState.WAITING, 1)
