@@ -47,6 +47,11 @@ def occupy(task: Any, name: str, gate: str | None) -> None:
 
 
 @app.task(bind=True)
+def hello(self: Any) -> None:
+    Journal.from_env().note("received", key=self.request.hostname)
+
+
+@app.task(bind=True)
 def plain(self: Any, name: str, gate: str | None = None) -> None:
     occupy(self, name, gate)
 

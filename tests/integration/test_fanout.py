@@ -16,7 +16,7 @@ import redis
 from celery_singleton_lock.core.key import Keyspace
 from tests.apps.gate import Gate
 from tests.harness.deliveries import received, told, wait_until
-from tests.harness.journal import Journal
+from tests.harness.journal import Journal, events
 from tests.harness.rabbit import RabbitServer
 from tests.harness.worker import CeleryWorker
 
@@ -60,6 +60,7 @@ def run_copies(
     worker: StartWorker,
     journal: Journal,
     client: redis.Redis,
+    site: ModuleType | None = None,
 ) -> list[str]:
     """Send one message, of which each worker gets one copy; who has run it, in order.
 
@@ -68,11 +69,12 @@ def run_copies(
         route: Of Celery, to where.
         queues: Of each worker.
         worker, journal, client: The fixtures.
+        site: The app, where its workers have to be subscribed first.
     """
     workers = [worker(APP, concurrency=2, queues=names) for names in queues]
+    if site is not None:
+        wait_until_subscribed(site, journal, len(workers))
     copies = sum(map(len, queues))
-    if "declare" in route:
-        wait_until_subscribed(client, len(workers))
     result = task.apply_async(("k", "go"), **route)
     journal.wait_for_starts(1)
     if task.name.endswith(".plain"):
@@ -87,17 +89,14 @@ def run_copies(
     return [run.data["worker"] for run in journal.runs()]
 
 
-def wait_until_subscribed(client: redis.Redis, count: int) -> None:
+def wait_until_subscribed(site: ModuleType, journal: Journal, count: int) -> None:
     """A worker that is ready may not be subscribed to its Redis broker's exchange yet."""
-    database = str(client.connection_pool.connection_kwargs["db"])
 
-    def subscribed() -> bool:
-        clients: Any = client.client_list(_type="pubsub")
-        return (
-            len([one for one in clients if one["db"] == database and one["psub"] != "0"]) >= count
-        )
+    def all_receive() -> bool:
+        site.hello.apply_async(queue="news", declare=[site.NEWS])
+        return len({note.key for note in events(journal.records(), "note")}) >= count
 
-    wait_until(subscribed, "the workers are subscribed")
+    wait_until(all_receive, "each worker has received a broadcast")
 
 
 @pytest.mark.usefixtures("on_rabbit")
@@ -198,7 +197,8 @@ def test_a_broadcast_by_redis_runs_in_each_worker_when_calls_wait_there(
 ) -> None:
     route = {"queue": "news", "declare": [site.NEWS]}
     task = getattr(site, name)
-    workers = run_copies(task, route, [["news"], ["news"]], worker, journal, redis_client)
+    queues = [["news"], ["news"]]
+    workers = run_copies(task, route, queues, worker, journal, redis_client, site)
     assert len(set(workers)) == 2
     assert (journal.overlaps() == []) == (name != "plain")
 
@@ -211,7 +211,7 @@ def test_a_broadcast_by_redis_that_would_have_to_go_back_fails_and_says_why(
 ) -> None:
     """Its queue is a subscription: what is published there by the queue's name reaches nothing."""
     workers = [worker(APP, concurrency=1, queues=["news"]) for _ in range(2)]
-    wait_until_subscribed(redis_client, 2)
+    wait_until_subscribed(site, journal, 2)
     site.patient.apply_async(("k", "go"), queue="news", declare=[site.NEWS])
     journal.wait_for_starts(1)
     wait_until(lambda: any("LockConflict" in process.log for process in workers), "one has failed")
