@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 __all__ = [
@@ -57,7 +58,8 @@ def allocate_lock() -> Any:
 
 def is_patched() -> bool:
     """Whether Python's threads are greenlets here."""
-    return bool(_patched_by())
+    # Debuggers replace the function, too.
+    return type(_thread.start_new_thread) is not BuiltinFunctionType and bool(_patched_by())
 
 
 def get_ident() -> int:
@@ -67,7 +69,7 @@ def get_ident() -> int:
 
 def socket_owner() -> int:
     """Whose a socket made here is: a thread's, with its hub, where threads are patched; else 0."""
-    if "gevent.monkey" not in sys.modules and "eventlet.patcher" not in sys.modules:
+    if type(_thread.start_new_thread) is BuiltinFunctionType:
         return 0  # asked at each command of a store
     return get_ident() if is_patched() else 0
 
