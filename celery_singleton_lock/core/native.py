@@ -7,6 +7,7 @@ the keeper and the store's connections use what this module hands out.
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import select
 import sys
