@@ -156,16 +156,17 @@ class Locker:
             return None  # a fork of the holder leaves the block: the lease is its parent's
         # First of all: if the store never hears of the release, nobody may go on renewing.
         self._keeper.discard(lease)
-        now = self.clock.now()
         # A soft time limit, or SIGTERM, may have interrupted an earlier call of this.
-        unheard, lease.released_at = lease.released_at, lease.released_at or now
+        interrupted = lease.released_at is not None
+        if not interrupted:
+            lease.released_at = self.clock.now()
         try:
             reply, resent = self._release(call, timeout_for(lease.ttl))
         except StoreError as exc:
             self._report_failed(lease, str(exc), frees_in=lease.ttl)
             return None
         self._strike(lease.token)
-        self._report_end(lease, call, reply, now if resent and unheard is None else unheard)
+        self._report_end(lease, call, reply, resent or interrupted)
         return reply
 
     def give_back(self, lease: Lease, call: Release) -> None:
@@ -194,7 +195,7 @@ class Locker:
         if not self._keeper.let_go(lease, store.collect):
             return False
         lease.released_at = now
-        heard = partial(self._heard, lease, call, now)
+        heard = partial(self._heard, lease, call)
         if store.post(call, timeout=timeout_for(lease.ttl), heard=heard):
             self._keeper.sent(lease, store.collect)
             return True
@@ -203,14 +204,14 @@ class Locker:
         return False
 
     def _heard(
-        self, lease: Lease, call: Release, sent: float, outcome: Released | StoreError, resent: bool
+        self, lease: Lease, call: Release, outcome: Released | StoreError, resent: bool
     ) -> None:
         self._keeper.confirmed(lease)
         if isinstance(outcome, StoreError):
             self._report_failed(lease, str(outcome), frees_in=lease.ttl)
             return
         self._strike(lease.token)
-        self._report_end(lease, call, outcome, sent if resent else None)
+        self._report_end(lease, call, outcome, resent)
 
     def forget(self, call: Acquire) -> None:
         """Release by token what ``call`` may have been granted; silent if the store is away.
@@ -255,38 +256,40 @@ class Locker:
             # The first try may have been carried out and its reply lost: then "not ours" is ours.
             return self.store.release(call, timeout=timeout), True
 
-    def _report_end(
-        self, lease: Lease, call: Release, reply: Released, unheard: float | None
-    ) -> None:
+    def _report_end(self, lease: Lease, call: Release, reply: Released, resent: bool) -> None:
         """Report whether ``lease`` was released or had been lost; once, and not after its loss.
 
         Args:
             lease: That has ended.
             call: Its release.
             reply: The store's to the last try.
-            unheard: When a try without a reply was sent, on the clock; None: there was none.
+            resent: Whether an earlier try, of which no reply came, may have been carried out.
         """
         if lease.reported:
             return
         if reply is Released.RELEASED:
-            lost: bool | None = False
-        else:
-            trace = self._trace(lease)
-            lost = unheard is None or was_lost(lease, call, trace, self.clock.now() - unheard)
-        if lost is None:
-            self._report_failed(lease, _UNKNOWN, frees_in=0.0)
+            lease.reported = True
+            if self._events.hears(EventName.RELEASED):
+                held = self.clock.now() - lease.acquired_at
+                self._tell(EventName.RELEASED, lease, held=round(held, 3))
             return
+        trace = self._trace(lease)
+        if resent:
+            elapsed = self.clock.now() - (lease.released_at or 0.0)
+            lost = was_lost(lease, call, trace, elapsed)
+            if lost is None:
+                self._report_failed(lease, _UNKNOWN, frees_in=0.0)
+                return
+            if not lost:
+                self._report_end(lease, call, Released.RELEASED, resent)
+                return
+        # The body may not have been alone: between two renewals the store was emptied, or an
+        # operator freed the key; or this process was stopped, and its body went on before the
+        # keeper did.
         lease.reported = True
-        if lost:
-            # The body may not have been alone: between two renewals the store was emptied, or an
-            # operator freed the key; or this process was stopped, and its body went on before the
-            # keeper did.
-            reason, detail = reason_of_loss(lease, trace.record is not None)
-            lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
-            self._tell(EventName.LOST, lease, reason=str(reason), detail=detail)
-        elif self._events.hears(EventName.RELEASED):
-            held = self.clock.now() - lease.acquired_at
-            self._tell(EventName.RELEASED, lease, held=round(held, 3))
+        reason, detail = reason_of_loss(lease, trace.record is not None)
+        lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
+        self._tell(EventName.LOST, lease, reason=str(reason), detail=detail)
 
     def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
         if not lease.reported:
