@@ -107,7 +107,7 @@ def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
 
 
 def _refuse_typos(where: str, options: Mapping[str, Any]) -> None:
-    """Celery takes any keyword for a property of the message; a typo of ours would be one."""
+    """Celery makes any unknown keyword a message property, so a mistyped option would be lost."""
     for name in options:
         if "did you mean" in (hint := suggestion(name, ("key", "scope", "singleton"))):
             raise TypeError(f"{where}: unknown option {name!r}{hint}")

@@ -87,7 +87,7 @@ def publish_call(
 
 def _keeping(header: Mapping[str, Any], send: Send) -> Send:
     """``send`` through base classes that may replace ``options["headers"]``."""
-    # Not before it is needed: each message that this process publishes pays for a receiver.
+    # Connected only when needed: every message that this process publishes pays for a receiver.
     signals.before_task_publish.connect(_restore_header)
 
     def send_with_header(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:

@@ -37,7 +37,7 @@ _TRIES_OF_THE_UNSENDABLE: Final = 3
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Case:
-    """A message that has arrived at its body. Not changed once it is made, but for :meth:`rename`.
+    """A message that has arrived at its body. Immutable, except for :meth:`rename`.
 
     Attributes:
         task: The task.

@@ -116,18 +116,19 @@ def _create_shared(
 
 
 def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
-    """Celery makes an attribute of each keyword that it doesn't know; a mistyped option is refused.
+    """Refuse mistyped options: Celery makes every unknown keyword an attribute of the task.
 
     Raises:
-        TypeError: A keyword is close to the name of an option, or the name of what our task has.
+        TypeError: A keyword is close to the name of an option, or names an attribute that every
+            singleton task has.
     """
     for name in options:
         if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name):
             continue
         if hasattr(SingletonTask, name):
             raise TypeError(
-                f"{where}: {name!r} is what each singleton task has. Give the lock's options by "
-                "their own names, such as ttl=60, and another name to an attribute of yours"
+                f"{where}: every singleton task has an attribute {name!r}. Give the lock's options "
+                "by their own names, such as ttl=60, and another name to an attribute of yours"
             )
         if not hasattr(base, name) and (known := _meant(name)) is not None:
             raise TypeError(
@@ -136,7 +137,7 @@ def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
             )
 
 
-# Of Celery's attributes, those that are methods of a task, not hooks, are no options.
+# Methods of Celery's Task are no options, except the hooks.
 _HOOKS = ("after_", "before_", "on_", "shadow_")
 
 

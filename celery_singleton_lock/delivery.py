@@ -39,10 +39,10 @@ TICK_HEADER: Final = "singleton_tick"
 NONCE_KEY: Final = "singleton_nonce"
 #: Key of the request in which it puts the name of the serializer that the message came with.
 SERIALIZER_KEY: Final = "singleton_serializer"
-#: Key of the request in which it puts the name of the queue that the message came from, where the
-#: message doesn't say it.
+#: Key of the request in which it puts the name of the queue that the message came from, if the
+#: message does not name it.
 QUEUE_KEY: Final = "singleton_queue"
-# Where a running request counts what it publishes, by task id.
+# Attribute of a running request: how many messages it has published, by task id.
 _PUBLISHED: Final = "singleton_published"
 
 # No message is put back more often than this in a lifetime; a larger number was not written by us.
@@ -68,8 +68,8 @@ class Delivery:
         losses: How often this task was put back after a lost lease.
         options: The policy's options that the call set.
         claim: What the header says of its claim; unread.
-        requeued: What the token's nesting is above the one that Celery counts: messages that a task
-            published under its own id are its next attempts.
+        requeued: By how much the token's nesting exceeds Celery's: a message that a task published
+            under its own id is its next attempt, and Celery does not count it.
     """
 
     token: Token
@@ -123,9 +123,9 @@ class Delivery:
         )
 
     def named(self) -> Delivery:
-        """This one under a name of its own, which no other message has.
+        """This delivery under a call name that no other message has.
 
-        It counts as started, for a task of its id has been, or still is, at work.
+        It counts as started, because a task with its id has run or is running.
         """
         token = replace(self.token, call=self.token.nonce)
         return replace(self, token=token, started=True)
@@ -164,12 +164,12 @@ class Delivery:
 def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
     """Our header among those of a message, if it was written for ``task_id``; else empty.
 
-    Agents, receivers and base classes write ``headers["headers"]``, and Celery's request then has
-    nothing else as its headers. So the header is looked for beside those and in them.
+    Agents, receivers and base classes write ``headers["headers"]``, which then replaces all other
+    headers in Celery's request. So both levels are searched for our header.
 
     Args:
-        message: Its headers, or all that is known of it by name.
-        task_id: The message's. Users pass on the headers of one message with another.
+        message: Its headers, or the attributes of its request, by name.
+        task_id: The message's own. Users copy the headers of one message to another.
     """
     header = message.get(HEADER)
     if isinstance(header, _MAPPINGS) and header.get("id", task_id) == task_id:
@@ -184,8 +184,8 @@ def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
 def is_unnamed(request: Any) -> bool:
     """Whether ``request`` is of the first delivery of a message without our header.
 
-    What the store knows of its task id is about another message then: each copy that we make has a
-    header, and what the broker delivers again says so.
+    If it is, the store's records of its task id belong to another message: copies that we make have
+    our header, and redeliveries are marked by the broker.
     """
     redelivered = (request.delivery_info or {}).get("redelivered")
     return not (redelivered or request.is_eager or header_of(request.__dict__, str(request.id)))
@@ -206,7 +206,7 @@ def call_header(
     """The header of a message about to be published.
 
     Args:
-        message: Celery's options of it.
+        message: Celery's options for it.
         task_id: The message's.
         options: The policy's options that the call sets (validated before).
         running: The task that publishes it, Celery's ``current_worker_task``; None: there is none.
@@ -216,7 +216,7 @@ def call_header(
     if running is not None:
         header = _within(running, message, task_id, earlier)
     elif message.get("retries") and "call" in earlier:
-        # The worker parent retries what it lost a child with (`Task.retry_on_worker_lost`).
+        # The worker parent retries the task of a lost child (`Task.retry_on_worker_lost`).
         header = {**earlier, "call": call_of(earlier)}
     else:
         header = {"id": task_id, "call": os.urandom(4).hex()}
@@ -265,9 +265,9 @@ def _name_of_call(attempt: str) -> str:
 
 
 def call_in_queue(call: str, queue: str) -> str:
-    """The name of the call that one of several queues has got of the same message.
+    """The name of the call that one message makes in one of several queues.
 
-    It stays the same when it is asked for again, for a retry of that call.
+    The same for a retry of that call.
     """
     ending = _digest(queue)
     return call if call.endswith(ending) else _digest(call) + ending

@@ -58,7 +58,7 @@ class DuplicateTask(SingletonLockError):
 class LeaseLost(SingletonLockError):
     """The right to run ended before the body did; somebody else may be running it.
 
-    Arguments: the message, the key, the reason (``expired``, ``replaced`` or ``unreachable``).
+    Arguments: the message, the key, the reason (a `LossReason`).
     """
 
     def __init__(self, message: str, key: str = "", reason: str = "") -> None:
@@ -88,7 +88,7 @@ class StoreError(SingletonLockError):
 
 
 class StoreUnavailable(StoreError):
-    """The store didn't answer in time; what was asked may have happened or not.
+    """The store didn't answer in time; the request may or may not have been carried out.
 
     Attributes:
         was_idle: Whether the request was sent on a connection that had been idle. A NAT, a load

@@ -179,10 +179,10 @@ class Execution:
             waited = clock.now() - arrived_at
 
     def _is_of_another_message(self, refused: Refused) -> bool:
-        """Whether the store knows the task id from another message than this one.
+        """Whether the store has the task id from another message than this one.
 
-        Two messages that were sent by name may have one id, and one of ours whose header was taken
-        out has it too: none of them is the copy of another.
+        Two messages sent by name may have the same task id, and so may a message whose header was
+        removed: none of them is a copy of another.
         """
         knows_id = (
             refused.relation not in (Relation.OTHER, Relation.EARLIER)
@@ -253,8 +253,8 @@ class Execution:
 
     def _revoke(self, reason: str) -> None:
         task, request = self._case.task, self._case.request
-        # Not mark_as_revoked(), which leaves the links of a chain that come next PENDING for ever:
-        # a group of chains, which waits for the last ones, would never end.
+        # Not mark_as_revoked(): it leaves the later links of a chain PENDING for ever, so a group
+        # of chains, which waits for the last links, would never end.
         task.backend.mark_as_failure(
             request.id,
             TaskRevokedError(reason),

@@ -106,7 +106,7 @@ def hold(
 
 
 def _refuse_event_loop(key: str) -> None:
-    """Raise inside a running event loop: waiting would stop the loop, which the holder may need."""
+    """Raise inside a running event loop: waiting would block it, and the holder may need it."""
     # A process that has not imported asyncio runs no loop, and should not pay for the import.
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:

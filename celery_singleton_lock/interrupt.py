@@ -138,10 +138,10 @@ class Body:
 
 
 class GreenBody:
-    """As :class:`Body`, where threads are greenlets: all of them, the main one too.
+    """As :class:`Body`, for a process whose threads, the main one too, are greenlets.
 
-    A signal would strike the hub as likely as the body, and an asynchronous exception whichever
-    greenlet runs.
+    A signal could interrupt the hub instead of the body, and an asynchronous exception would be
+    raised in the greenlet that happens to run.
     """
 
     __slots__ = ("_heard", "_inside", "_throw", "fired")
@@ -170,7 +170,7 @@ class GreenBody:
             self._throw(LeaseInterrupt, self._hear)
 
     def _hear(self) -> bool:
-        """The hub: whether to throw; true once, so that the body's cleaning up is left alone."""
+        """Hub: whether to throw; true only once, so that the body's cleanup is not interrupted."""
         if self._heard or not self._inside:
             return False
         self._heard = True
@@ -179,7 +179,7 @@ class GreenBody:
 
 @cache
 def body_class() -> type[Body] | type[GreenBody]:
-    """The sort of body that this process runs: it has patched its threads by now, or never does."""
+    """The class for this process, cached: threads are patched before the first body or never."""
     return GreenBody if native.is_patched() else Body
 
 

@@ -1,8 +1,7 @@
 """The queue that a message came from, by the app's own configuration.
 
-A message names the exchange and the routing key that it was published with. RabbitMQ adds a
-consumer tag, the other transports of kombu add nothing, so the queue is found among those that this
-worker consumes.
+A message carries the exchange and routing key that it was published with, but not its queue. So the
+queue is looked up by these among the queues that this worker consumes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Origin:
 
     Attributes:
         queue: Name of the queue.
-        is_shared: Whether the broker has put the same message into other queues, too.
+        is_shared: Whether the broker has routed the same message to other queues too.
     """
 
     queue: str
@@ -40,19 +39,19 @@ def find_origin(app: Celery, exchange: str, routing_key: str) -> Origin | None:
 
     Args:
         app: The worker's.
-        exchange: Not the default one, whose routing key is the name of the queue.
+        exchange: Not the default exchange, where the routing key is the name of the queue.
         routing_key: As it arrived.
     """
     queues = app.amqp.queues
     reached = {queue.name: queue for queue in _reached(queues.values(), exchange, routing_key)}
-    # By their own names: before Celery 5.7 the keys are what -Q says, so a Broadcast's alias.
+    # By queue name: before Celery 5.7 the keys are those given to -Q, a Broadcast's alias.
     consumed = [queue.name for queue in queues.consume_from.values()]
     if len(consumed) > 1:
         consumed = [name for name in consumed if name in reached]
     if not consumed:
         return None
     name = consumed[0]
-    # Of two queues that this worker consumes, each has a copy, and which one this is can't be told.
+    # If this worker consumes two such queues, each has a copy, and they can't be told apart.
     is_shared = len(consumed) == 1 and (
         len(reached) > 1 or (name in reached and reached[name].exchange.type == "fanout")
     )
@@ -62,14 +61,14 @@ def find_origin(app: Celery, exchange: str, routing_key: str) -> Origin | None:
 def reached_with_delay(app: Celery, routing_key: str) -> list[str]:
     """Names of the queues to which native delayed delivery takes ``routing_key``.
 
-    Of all exchanges: each but the direct ones is bound to the one at which the delay ends.
+    Celery binds every exchange that is not direct to the one where the delay ends.
     """
     words = without_delay(routing_key).split(".")
     return [queue.name for queue in app.amqp.queues.values() if _gets_delayed(queue, words)]
 
 
 def without_delay(routing_key: str) -> str:
-    """The routing key without the delay that native delayed delivery has put before it."""
+    """The routing key without the prefix of native delayed delivery."""
     return _DELAY_BITS.sub("", routing_key)
 
 

@@ -5,7 +5,7 @@ Promises
     (``until_done``): one round trip more for each call. A publish that fails frees its claim. A
     silent store never stops a call for longer than a second: it goes out without a claim, for the
     lock holds anyway. No call is answered with one that is known to have ended: a duplicate costs
-    another round trip, to the result backend. A silent Redis backend stops it for a second at most.
+    another round trip, to the result backend: at most 1 s if a Redis backend does not answer.
 
 Does not promise
     To notice a message that vanished (a purged queue, a broker that lost it): ``unique_for`` bounds
@@ -53,9 +53,9 @@ __all__ = [
 logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds for one answer. A server restart leaves every idle connection broken, which shows at once:
-# then a second try meets a fresh one. A silent server isn't asked twice, because a web request is
-# waiting; but an idle connection may have been dropped on its way, so the store itself tries a new
-# one then.
+# then a second try meets a fresh one. If the server does not answer in time, this module does not
+# try again, because a web request is waiting. The store itself does, on a new connection, if the
+# request went over an idle one, which may have been dropped.
 _TIMEOUT: Final = 0.4
 _SHOWS_AT_ONCE: Final = 0.1
 # What Celery's canvas gives to the messages that somebody waits for.
@@ -287,8 +287,7 @@ def _has_ended(app: Celery, runtime: Runtime, existing: Record) -> bool:
         return False  # asking for a result takes it away from whoever waits for it
     try:
         backend = _quick_backend(app, runtime)
-        # The part of get_task_meta() that result_backend_always_retry doesn't repeat, by default
-        # without an end.
+        # Not get_task_meta(): with result_backend_always_retry that retries, by default for ever.
         get_task_meta = getattr(backend, "_get_task_meta_for", None) or backend.get_task_meta
         meta = get_task_meta(_task_id(existing))
         if meta.get("status") not in states.READY_STATES:
@@ -305,9 +304,9 @@ def _has_ended(app: Celery, runtime: Runtime, existing: Record) -> bool:
 
 
 def _quick_backend(app: Celery, runtime: Runtime) -> Any:
-    """The result backend, bounded where that is possible: on Redis and Valkey, and their Sentinels.
+    """The result backend, with short timeouts if it is Redis or Valkey, alone or behind Sentinel.
 
-    Celery's own waits two minutes for a silent server, and redis-py asks it four times.
+    Celery's own backend waits 120 s for a server that does not answer, and redis-py retries.
     """
     backend: Any = app.backend
     if not isinstance(getattr(backend, "connparams", None), dict):
@@ -317,7 +316,7 @@ def _quick_backend(app: Celery, runtime: Runtime) -> Any:
         from redis.retry import Retry
 
         quick = type(backend)(app=app, url=backend.url)
-        # A socket file has no time to connect.
+        # A backend on a Unix socket has no socket_connect_timeout.
         timeouts = {"socket_timeout", "socket_connect_timeout"} & quick.connparams.keys()
         quick.connparams |= dict.fromkeys(timeouts, _TIMEOUT)
         quick.connparams["retry"] = Retry(NoBackoff(), 0)
@@ -361,7 +360,7 @@ def _answer(publication: Publication, runtime: Runtime, existing: Record) -> Asy
 def sends_results_to_first_caller(
     app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
 ) -> bool:
-    """Whether a duplicate's caller is given a result that reaches the first call's thread alone.
+    """Whether a duplicate's caller gets a result that only the first caller's thread can read.
 
     The ``rpc://`` backend sends a result to a queue of the thread that published the message.
     """
@@ -375,7 +374,7 @@ def sends_results_to_first_caller(
 
 
 def _warn_of_rpc(publication: Publication, task_id: str) -> None:
-    """Warn once per process and task of a result that may never arrive where it is returned."""
+    """Warn, once per process and task, about a result that this caller may never receive."""
     app, name = publication.app, publication.task
     if name in _warned or not sends_results_to_first_caller(
         app, app.tasks.get(name), publication.policy, publication.options
@@ -392,12 +391,12 @@ def _warn_of_rpc(publication: Publication, task_id: str) -> None:
     )
 
 
-#: What to do about results that reach the first caller alone.
+#: What to do about results that only the first caller receives.
 RPC_CURE: Final = (
     'Use a result backend that all processes share, such as redis://, or on_duplicate="skip" or '
     '"raise"; where no caller reads the result, ignore_result=True.'
 )
-# Names of the tasks that were warned of.
+# Names of the tasks that this process has warned about.
 _warned: Final[set[str]] = set()
 
 

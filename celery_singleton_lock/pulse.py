@@ -38,7 +38,7 @@ Threads and forks
     ``sweep`` runs on the pulse's own thread, ``start`` and ``finish`` on the main one, which is the
     event loop of Celery: nothing here blocks it but a fork, see :meth:`Pulse._before_fork`. The
     store is the pulse's own, so no release of the parent waits for a renewal. The parent releases
-    what a dead child held itself. Once the store is silent, it leaves that to this thread.
+    a dead child's leases itself, but leaves them to this thread once the store does not answer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _FORK_PATIENCE: Final = 0.2
 _PAUSE_AFTER_FAILURE: Final = 1.0
 # Seconds between two tries of a release that the store did not answer.
 _PAUSE_AFTER_SILENCE: Final = 1.0
-# Releases that wait for the store; each of those beyond is left to its ttl.
+# Most releases that wait for the store; beyond that the oldest are dropped and left to their ttl.
 _MAX_LEFT: Final = 1000
 
 
@@ -103,7 +103,7 @@ class Pulse:
         # Held while this thread is inside the store's client, and by a fork.
         self._in_client = threading.Lock()
         self._held_by_fork = False
-        #: What the store did not answer, and until when it is asked again.
+        #: Requests that the store did not answer, and until when each is retried.
         self._left: deque[tuple[Callable[[Store], object], float]] = deque(maxlen=_MAX_LEFT)
         self._left_again_at = 0.0
 
@@ -119,15 +119,15 @@ class Pulse:
 
     @property
     def has_left(self) -> bool:
-        """Whether a release still waits for an answer of the store, which is silent then."""
+        """Whether releases wait to be retried, because the store did not answer."""
         return bool(self._left)
 
     def leave(self, ask: Callable[[Store], object], ttl: float) -> None:
-        """Have the thread ask the store once it answers, within ``ttl`` seconds."""
+        """Have the thread retry ``ask`` until the store answers, for ``ttl`` seconds at most."""
         self._left.append((ask, self._clock.now() + ttl))
 
     def catch_up(self) -> None:
-        """Ask the store what was left, until it is silent again; the thread calls this."""
+        """Retry what was left, until the store does not answer; the thread calls this."""
         while self._left and self._clock.now() >= self._left_again_at:
             ask, until = self._left[0]
             try:
@@ -243,14 +243,14 @@ class Pulse:
             self._in_client.release()
 
 
-# Python has no way to unregister a hook. So those are functions of this module, which let go of a
-# pulse, and of the memory that it looks at, when its thread has ended.
+# Python can't unregister a fork hook. So the hooks are functions of this module, with weak
+# references to the pulses: a pulse and its shared memory are freed when its thread has ended.
 _running: WeakSet[Pulse] = WeakSet()
 
 
 @cache
 def _watch_forks() -> None:
-    # A child has no pulse. Its copy of the lock is held, and its own forks would wait for that.
+    # A child has no pulse. Its copy of the lock stays held, and its own forks would wait for it.
     os.register_at_fork(
         before=_before_fork, after_in_parent=_after_fork, after_in_child=_running.clear
     )

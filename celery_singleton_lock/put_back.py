@@ -103,8 +103,8 @@ def put_back(
 def why_not(app: Any, request: Any) -> str | None:
     """Why the message of ``request`` can't be put back; None: it can.
 
-    What came by a fanout exchange goes back to the queue of this worker alone. RabbitMQ can send it
-    there; on the other transports the workers listen to the exchange, and their queues stay empty.
+    A message from a fanout exchange has to go back to the queue of this worker alone. RabbitMQ can
+    do that. With the other transports workers subscribe to the exchange and don't read the queue.
     """
     name = getattr(request, QUEUE_KEY, None)
     queue = None if name is None else app.amqp.queues.get(name)
@@ -139,8 +139,8 @@ def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -
     # come out with its own id as its parent. A request called directly has no children.
     request.called_directly = True
     try:
-        # Celery's own, for this is no new call: the apply_async of a base class may replace the
-        # headers, or encrypt the arguments once more.
+        # Celery's own apply_async, because this is no new call: that of a base class may replace
+        # the headers, or encrypt the arguments a second time.
         BaseTask.apply_async(
             task, signature.args, signature.kwargs, add_to_parent=False, **signature.options
         )
@@ -164,16 +164,16 @@ def _kept(request: Any) -> dict[str, Any]:
 def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
     """Address a copy to the one queue that its message came from.
 
-    Published to the exchange again, it would reach each queue that is bound there: of one broadcast
-    every worker would get a copy of every copy. And a pool child on a virtual transport (Redis)
-    knows no exchange's type, takes it for a direct one, and finds no queue.
+    Published to the exchange again, it would reach every queue bound there: each worker would get a
+    copy of every copy of a broadcast. Besides, with a virtual transport (Redis) a pool child does
+    not know the types of exchanges, treats the exchange as direct, and finds no queue.
     """
     info = request.delivery_info or {}
     exchange, arrived = info.get("exchange"), info.get("routing_key")
     name = arrived if exchange == "" else getattr(request, QUEUE_KEY, None)
     if not isinstance(name, str) or not isinstance(arrived, str):
-        return  # not bound by the app's configuration: as Celery's own retry does it
-    queue = app.amqp.queues.get(name)  # not [name], which makes one of a name that is missing
+        return  # no queue of the app's configuration: sent as Celery's own retry sends it
+    queue = app.amqp.queues.get(name)  # not [name], which creates a missing queue
     options.pop("exchange", None)
     options.pop("routing_key", None)
     if queue is not None and queue.exchange.type == "direct":
@@ -185,6 +185,6 @@ def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
         # Before Celery 5.7 a key that was delayed before would get a second prefix.
         options["queue"] = Queue(name, Exchange(str(exchange), "topic"), routing_key=key)
         return
-    # The exchange without a name leads to the queue that the routing key names; the delay is waited
-    # for in the worker. Declared is nothing: what is known of the queue here may differ.
+    # The default exchange routes to the queue that the routing key names; the worker waits for the
+    # delay. The queue is not declared, because its arguments here may differ from the broker's.
     options["queue"], options["declare"] = Queue(name, Exchange("", "direct")), []

@@ -98,9 +98,9 @@ class SingletonRequestMixin:
         That it has begun already, so that it ran without a lease; that no message carries it. And
         those that hide a method: a message that can't be copied can't be put back.
 
-        What the body sees as ``request.headers`` has nothing of ours, or it would be copied to
-        other messages. Celery takes the message's header ``headers`` for all of them, if there is
-        one (agents write it): the others are added.
+        The body's ``request.headers`` has none of our headers: users copy it to other messages. If
+        the message has a header ``headers`` (agents write one), Celery takes that for all headers;
+        the others are added here.
         """
         message = self._request_dict
         header, nested = header_of(message, str(self.id)), message.get("headers")
@@ -117,10 +117,10 @@ class SingletonRequestMixin:
             message[HEADER] = header
 
     def _note_origin(self) -> None:
-        """Write down which queue a message came from that was not sent to a queue by its name.
+        """Note which queue a message came from, unless it was sent to a queue by name.
 
-        What several queues have got is a call of its own in each: these are no deliveries of one
-        message, and each is to run. Their claim, which is one, ends with the first arrival.
+        A message that was routed to several queues is a separate call in each, and each has to run:
+        they are not deliveries of one message. Their common claim ends with the first arrival.
         """
         info = self._request_dict.get("delivery_info") or {}
         exchange, routing_key = info.get("exchange"), info.get("routing_key")
@@ -259,16 +259,16 @@ class SingletonRequestMixin:
 
 
 def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) -> None:
-    """Tell the store what has ended, or the pulse if the store is silent; never raises.
+    """Carry out ``ask``, or leave it to the pulse if the store does not answer; never raises.
 
-    The parent waits for a silent store once, however many children have died, and not for each of
-    their leases.
+    If the store does not answer, the parent waits for it once, not for every lease of every dead
+    child.
 
     Args:
-        store: Of this thread.
-        what: For the log.
-        ttl: Seconds after which the store ends it by itself.
-        ask: Asks the store that it is given.
+        store: The one of this thread.
+        what: Text for the log.
+        ttl: Seconds until the lease or claim expires in the store.
+        ask: Sends the request to the store that it is given.
     """
     pulse = Runtime.pulse
     if pulse is not None and pulse.has_left:
@@ -285,9 +285,9 @@ def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) ->
 
 
 def _release(store: Store, *, call: Release, what: str) -> None:
-    """Carry out ``call``; a second time if it met an idle connection that had been dropped.
+    """Carry out ``call``; again if an idle connection, which may have been dropped, got no reply.
 
-    The parent's is idle from one dead child to the next.
+    The parent's connection is idle between the deaths of two children.
     """
     try:
         reply = store.release(call, timeout=_PARENT_TIMEOUT)

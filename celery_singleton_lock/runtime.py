@@ -36,7 +36,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 #: Why a store in memory is refused.
 IN_MEMORY = (
-    "locks in memory:// exclude nothing between processes, and tasks of this app run in several: "
+    "locks in memory:// exclude nothing between processes, and this app may run in several: "
     'set singleton_lock_url = "redis://host:6379/0" or another server. memory:// is for '
     "task_always_eager, and for a broker memory:// with a pool in this process (solo, threads); "
     "tests also have the pytest fixture singleton_store"
@@ -63,7 +63,7 @@ class Runtime:
 
     #: Memory shared with the pool children; set by the worker's bootstep before it forks.
     shared_record: SharedRecord | None = None
-    #: What renews the children's leases, in the worker parent; set there too, once they are forked.
+    #: Renews the children's leases in the worker parent; set by the bootstep after the fork.
     pulse: Pulse | None = None
     #: Name of this worker; set there too.
     worker_name = ""
@@ -76,8 +76,7 @@ class Runtime:
         self.events = Events([log_event, send_signal, Monitor(app)], _anybody_hears)
         #: Claims without a message that could not be freed: the task of each, by its key.
         self.orphans: dict[str, str] = {}
-        #: The result backend, with replies that are waited for no longer than the store's; made by
-        #: the first publisher that asks it.
+        #: The result backend with the timeouts of a publisher; created by the first that needs it.
         self.quick_backend: Any = None
         #: The limits of this app's tasks, by scope, and of how many tasks they are.
         self._limits: tuple[int, dict[str, int]] = (0, {})
@@ -121,8 +120,8 @@ class Runtime:
         """
         number = len(self.app.tasks)
         if self._limits[0] != number:
-            # As the tasks say it: no setting sets scope or limit, and a task whose other options
-            # contradict the settings must not stop those who hold something else.
+            # The tasks' own options, not the merged policies: no setting sets scope or limit, and
+            # a task that contradicts the settings must not break an unrelated hold().
             said = ((task.name, task.singleton or {}) for task in singleton_tasks(self.app))
             limits = {opts.get("scope") or name: opts.get("limit", 1) for name, opts in said}
             self._limits = (number, limits)

@@ -36,8 +36,8 @@ _NAMES: Final = APP_OPTIONS | {
     "beat_poll",
     "wait_replicas",
 }
-# Of the celery-singleton package, whose other settings have another prefix. Projects that come from
-# it, or use both for a while, still have it.
+# A setting of the celery-singleton package, the only one with our prefix. Projects that migrate
+# from that package, or use both for a while, still have it.
 _CELERY_SINGLETONS: Final = "singleton_lock_expiry"
 # kombu's defaults for transports that deliver a message again if it is not acknowledged in time:
 # seconds, by the first part of the broker URL's scheme. Redis: Channel.visibility_timeout; the
@@ -218,7 +218,7 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
             )
         if urls:
             return _readable(urls[0], setting), setting
-    # As in tests: no other process gets a message, so none has to see the locks.
+    # As in tests: no other process gets a message, so no other process needs the locks.
     return ("memory://", "broker_url") if has_broker_in_memory(conf) else ("", "nowhere")
 
 

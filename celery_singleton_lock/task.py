@@ -80,9 +80,9 @@ class SingletonTask(_Base[P, R]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "_decorated" in cls.__dict__ and cls.__bases__ == (SingletonTask,):
-            # Of a function with base=SingletonTask, for which Celery leaves out the app's own Task
-            # (Django's has delay_on_commit). @singleton_task brings it, and so does this form; but
-            # not a policy that such a Task has.
+            # The class that Celery makes of a function with base=SingletonTask lacks the app's own
+            # Task (Django's has delay_on_commit). Mix it in, as @singleton_task does; but without a
+            # policy of that Task.
             apps_own = cls.__dict__["app"].Task
             if not issubclass(apps_own, SingletonTask):
                 cls.__bases__ = (singleton_base(apps_own),)
@@ -168,7 +168,7 @@ class SingletonTask(_Base[P, R]):
     def lock_key(self, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """The key such a call would use; None where a callable key says "no lock".
 
-        Of a call with the task's own serializer: what pickle carries as it is, JSON changes.
+        For a call with the task's own serializer: JSON changes values that pickle keeps.
 
         Raises:
             TypeError: The arguments don't fit the task's signature.
@@ -187,15 +187,15 @@ class SingletonTask(_Base[P, R]):
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments.
-            as_sent: Whether to see the arguments as a worker would, once the task's own serializer
-                has had them: JSON makes lists of tuples, and plain strings of a str-Enum's members.
+            as_sent: Whether to convert the arguments as the task's own serializer does: JSON turns
+                tuples into lists, and members of a str-Enum into plain strings.
 
         Raises:
             TypeError, LockKeyError: As of :meth:`lock_key`.
         """
         if as_sent:
             serializer = self.serializer
-            # Celery dumps pydantic models where it publishes, but for pickle.
+            # Celery dumps pydantic models when it publishes, except with pickle.
             dump = getattr(self, "_dump_pydantic_arguments", None)
             if dump and serializer != "pickle":
                 args, kwargs = dump(args, kwargs)
@@ -270,8 +270,8 @@ class SingletonTask(_Base[P, R]):
             where = f"apply_async(singleton=...) of {self.name}"
             given = check_call(self.singleton_policy, singleton, where=where)
 
-        # A base's own apply_async may have no parameters but args, kwargs and **options: all else
-        # is passed on by keyword, and only what is given.
+        # The apply_async of a base class may have only args, kwargs and **options: all others are
+        # passed by keyword, and only if given.
         if producer is not None:
             options["producer"] = producer
         if link is not None:
@@ -294,10 +294,10 @@ class SingletonTask(_Base[P, R]):
         queue: str | None = None,
         **extra_options: Any,
     ) -> Any:
-        """Celery's, and what the call has set, which is not among the request's headers.
+        """As Celery's, with the options that the call has set: the request's headers lack them.
 
-        Of the next attempt (a retry) the signature has the name of the call too; any other is a new
-        call, whoever publishes it.
+        The signature of a next attempt (a retry) also has the name of the call; any other is a new
+        call.
         """
         from celery_singleton_lock.delivery import HEADER, Delivery
 
@@ -312,7 +312,7 @@ class SingletonTask(_Base[P, R]):
 
     @cached_property
     def publishes_through_others(self) -> bool:
-        """Whether a base class behind ours has an ``apply_async`` of its own."""
+        """Whether a base class after SingletonTask in the MRO overrides ``apply_async``."""
         mro = type(self).__mro__
         after = mro[mro.index(SingletonTask) + 1 :]
         return next(cls for cls in after if "apply_async" in cls.__dict__) is not BaseTask

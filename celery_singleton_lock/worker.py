@@ -33,7 +33,7 @@ __all__ = ["SingletonStep", "check_eviction", "check_results", "check_tasks"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds: of the lease by which a starting worker tries the store.
+# Seconds: ttl of the lease with which a starting worker tests the store.
 _TRIAL_TTL: Final = 10.0
 # What a task's hooks import when they need it. Here, so that no child of the pool has to do it,
 # each while the time limit of its first task runs.
@@ -153,7 +153,7 @@ def _warn_of_timeouts(app: Celery, settings: Settings) -> None:
 
 
 def check_results(app: Celery) -> str:
-    """Which tasks answer duplicates with results that arrive elsewhere; empty: none does."""
+    """The warning about tasks whose duplicates get results that never arrive; empty: none."""
     names = [
         task.name
         for task in singleton_tasks(app)
@@ -183,10 +183,10 @@ def _warn_of_short_holds(app: Celery) -> None:
 
 
 def _check_store(runtime: Runtime) -> None:
-    """Refuse a store that may evict leases; say so if there are no locks now.
+    """Refuse a store that may evict leases; log if there are no locks now.
 
-    A store that is away, or refuses, stops no worker: its other tasks can run, and it may be mended
-    meanwhile.
+    A store that does not answer, or refuses, does not stop the worker: other tasks can run, and the
+    store may be repaired meanwhile.
     """
     store, settings = runtime.store, runtime.settings
     try:
@@ -201,22 +201,22 @@ def _check_store(runtime: Runtime) -> None:
     except StoreError as exc:
         logger.error(
             "singleton: no locks, because %s refuses them (%s); tasks are put back until this is "
-            "mended. Check its login, rights, database number and memory: "
-            "`celery singleton doctor` looks at all of them",
+            "corrected. Check its login, rights, database number and memory, for example with "
+            "`celery -A app singleton doctor`",
             settings.safe_url,
             exc,
         )
 
 
 def _try_out(runtime: Runtime) -> None:
-    """Take and give back a lease of the worker's own: a store may answer, and refuse to write.
+    """Acquire and release a test lease: a store may answer reads and refuse writes.
 
     Raises:
-        StoreError, StoreUnavailable: It does.
+        StoreError, StoreUnavailable: The store refuses it, or does not answer.
     """
     store, nonce = runtime.store, mint_nonce()
     if not hasattr(store, "info"):
-        # A client of etcd's or ZooKeeper's may start threads, and this process forks after this.
+        # The clients of etcd and ZooKeeper may start threads, and this process forks later.
         return
     key, token = runtime.keyspace.lock("singleton-start", nonce), Token(nonce, 0, 0, nonce)
     holder = Holder(task_id=nonce, worker=runtime.worker, since=runtime.clock.wall())

@@ -54,7 +54,7 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
 def show(ctx: click.Context, key: str, as_json: bool) -> None:
     """Show who holds KEY: as `ls` prints it, or only what stands behind its scope.
 
-    What `ls` prints with percent signs may be given as the text that it stands for.
+    KEY may be percent-encoded, as `ls` prints it, or plain text.
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
@@ -150,9 +150,9 @@ def _runtime(ctx: click.Context) -> Runtime:
 def _find(runtime: Runtime, key: str) -> Record | None:
     """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too.
 
-    A name may be written as it is stored, or as the text that `hold()` takes. ``task.lock_key()``
-    of a task with ``limit`` above 1 leaves out the slot: so may ``key``. A claim, whose name ends
-    as its lease's, is never named by less than all behind ``csl:{...}:``.
+    A name may be percent-encoded, as it is stored, or the plain text that `hold()` takes. The slot
+    may be omitted, as ``task.lock_key()`` omits it for a task with ``limit`` above 1. A claim has
+    to be named with everything after ``csl:{...}:``, because its name ends as that of its lease.
     """
     if key.startswith("csl:{"):
         record = runtime.store.inspect(key)
@@ -196,9 +196,9 @@ _SPELLINGS: Final[tuple[Callable[[str], str], ...]] = (
 
 
 def _free_or_misspelled(runtime: Runtime, key: str) -> str:
-    """What to say of ``key``, under which nothing is held.
+    """The message about ``key``, under which nothing is held.
 
-    A free key is nowhere in the store. Only its spelling tells it from one that no task can have.
+    The store has no record of a free key, so only its spelling shows whether a task can have it.
     """
     app: Any = runtime.app
     app.loader.import_default_modules()
@@ -208,7 +208,7 @@ def _free_or_misspelled(runtime: Runtime, key: str) -> str:
         name = _without_prefix(key)
     else:
         name = key
-        # Without its scope a key tells nothing where all behind it is a placeholder.
+        # A key without its scope shows nothing if the rest is a placeholder alone.
         rests = {form.partition(":")[2] for form in forms}
         spellings |= {rest for rest in rests if not rest.startswith("{")}
     if name.startswith("claim|"):
@@ -224,7 +224,7 @@ _OF_BEATS: Final = "celery.beat:{name}"
 
 
 def _form_of(task: Any) -> str:
-    """A task's keys behind their shard, with what differs between calls in braces."""
+    """The form of a task's keys after the shard; the parts that differ between calls in braces."""
     options = task.singleton or {}
     spec = options.get("key")
     if isinstance(spec, PerTask):

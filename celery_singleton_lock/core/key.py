@@ -159,14 +159,14 @@ class Keyspace:
 
     @staticmethod
     def beside_acquire(key: str, attempt: str) -> list[str]:
-        """What an acquire of ``key`` touches beside it: fence counter, marker."""
-        # At once, as for the release below: two calls for each task would be half as much again.
+        """The keys beside ``key`` that an acquire touches: fence counter, marker."""
+        # All in one function, here and below: two calls per task would cost half as much again.
         shard = key[: key.index("}") + 1]
         return [f"{shard}:fence", f"{shard}:done|{attempt}"]
 
     @staticmethod
     def beside_release(key: str, attempt: str) -> list[str]:
-        """What a release of ``key`` touches beside it: marker, line, the list of its calls."""
+        """The keys beside ``key`` that a release touches: marker, line, the list of its calls."""
         shard, _, name = key.partition("}:")
         line = f"{shard}}}:line|{name.partition('#')[0]}"
         return [f"{shard}}}:done|{attempt}", line, f"{line}!"]
@@ -227,13 +227,13 @@ def quote_scope(scope: str) -> str:
 
 
 def stored_names(text: str) -> set[str]:
-    """What a person may mean by ``text``, as it is stored behind the shard.
+    """The names after the shard that a user may mean by ``text``.
 
-    It may be stored as it is; or it is what a task's key is before it is quoted, with a scope
-    before any of its colons or without, and with the number of a slot behind it or without.
+    Either ``text`` is a stored name, or it is a key before quoting, with or without a scope (which
+    may end at any of its colons), and with or without a slot number.
     """
     names = {text}
-    text = text.encode(errors="replace").decode()  # of a command line, it may hold any bytes
+    text = text.encode(errors="replace").decode()  # from a command line: any bytes
     base, hash_sign, slot = text.rpartition("#")
     for key, end in ((text, ""), (base, hash_sign + slot)) if slot.isdecimal() else ((text, ""),):
         names.add(_printable(key) + end)
@@ -241,7 +241,7 @@ def stored_names(text: str) -> set[str]:
             scope, rest = key[: colon.start()], key[colon.end() :]
             names |= {
                 f"{one}:{other}{end}"
-                # A claim's, too, which begins with "claim|" and its task.
+                # Also the name of a claim, which begins with "claim|" and its task.
                 for one in (
                     scope,
                     quote_scope(scope),
@@ -353,7 +353,7 @@ class KeyMaker:
         parameters = signature.parameters.values()
         # The name of the ``**`` parameter.
         self._collector = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        # What it may collect though it has the name of a parameter.
+        # Names that it may collect although a parameter has them too.
         self._shadowed = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         self._dumps = dumps
         self._rest = self._compile(spec)
@@ -403,9 +403,9 @@ class KeyMaker:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, defaults applied; TypeError if they don't fit the signature.
 
-        What ``**`` collects is in the result twice: under the name of that parameter, and each item
-        under its own name. A parameter comes before an item of the same name: in ``f(1, a=2)`` of
-        ``def f(a, /, **options)``, ``a`` is 1.
+        Arguments that ``**`` collects are in the result twice: as a dict under the name of that
+        parameter, and each under its own name. A parameter takes precedence over an item of the
+        same name: for ``f(1, a=2)`` of ``def f(a, /, **options)``, ``a`` is 1.
         """
         if self._plain is not None and (found := self._plain.bind(args, kwargs)) is not None:
             return found
@@ -434,8 +434,8 @@ class KeyMaker:
         declared, collected = self._bind(args, kwargs)
         if declared.keys().isdisjoint(collected) and not any("\n" in name for name in collected):
             return self._digest_of(declared | collected)
-        # Names that could be taken for a parameter's, or for several lines: they are quoted, and
-        # the first line, without "=", is none that the text of other calls can have.
+        # Quote names that could be read as a parameter's name or as several lines. The first line
+        # has no "=", so the text of no other call can begin with it.
         quoted = {_in_order(name): value for name, value in collected.items()}
         return digest(f"**\n{self._text_of(declared | quoted)}")
 
@@ -560,10 +560,10 @@ def _literals(pieces: Sequence[Any]) -> list[str]:
 
 
 def _escapes(literals: Sequence[str]) -> dict[int, str]:
-    """What stands in a value for each character of the template's own text.
+    """The escape in a value for each character of the template's own text.
 
-    A reader of the key finds the end of a value where a separator begins. So no separator may begin
-    as an escape does, and no escape may begin as another one: "!" is 21 and an arrow is 2192.
+    A value ends where a separator begins. So no separator may begin with the character that begins
+    escapes, and no escape may be a prefix of another one: "!" is 21 and an arrow is 2192.
     """
     begins = {separator[0] for separator in literals[1:-1]}
     lead = next(c for c in map(chr, itertools.count(ord("%"))) if c not in begins)
@@ -588,15 +588,15 @@ def _plain_pieces(pieces: Sequence[Any]) -> tuple[tuple[str, str | None], ...] |
     return tuple((literal, field) for literal, field, _, _ in pieces)
 
 
-# Of plain data, what may hold a dict or a set.
+# The types of plain data that are, or may contain, a dict or a set.
 _ORDERED: Final[frozenset[type]] = frozenset({dict, set, frozenset, list, tuple})
 
 
 def _ordered(value: Any) -> Any:
-    """``value`` with the items of its dicts and sets in one order, so that equal ones look alike.
+    """``value`` with the items of its dicts and sets sorted, so that equal values render alike.
 
-    The order of a dict is that in which its caller wrote it; the order of a set of texts differs
-    between processes.
+    A dict has the order in which its caller wrote it; the order of a set of strings differs between
+    processes.
     """
     kind = type(value)
     if kind is list or kind is tuple:
@@ -612,12 +612,12 @@ def _ordered(value: Any) -> Any:
 
 
 def _rank(value: Any) -> tuple[int, int, str]:
-    """Numbers first, in their order, then all else: unlike values can't be compared."""
+    """Sort key: integers by value, then all others by text, because unlike types don't compare."""
     return (0, value, "") if type(value) is int else (1, 0, repr(value))
 
 
 class _Verbatim(str):
-    """A text that looks the same inside of a list."""
+    """A string that renders without quotes inside a list."""
 
     __slots__ = ()
     __repr__ = str.__str__

@@ -246,8 +246,8 @@ def reason_of_loss(lease: Lease, replaced: bool) -> tuple[LossReason, str]:
     """Why the store no longer has ``lease``, and the detail for people.
 
     Args:
-        lease: A renewal or a release did not find it.
-        replaced: Whether its key is held by another.
+        lease: The one that a renewal or a release did not find.
+        replaced: Whether another holder has its key.
     """
     if replaced:
         return LossReason.REPLACED, "another holder has the key in the store"
@@ -296,7 +296,7 @@ class Lease:
     trusted: float = 1.0  # share of the ttl that the store's answer vouches for
     loss: Loss | None = None
     released_at: float | None = None  # when its release was first sent, on ``clock``
-    reported: bool = False  # whether an event has said how it ended
+    reported: bool = False  # whether an event has reported its end
     shared: SharedDeadline | None = field(default=None, repr=False)
     process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
     # What a store sends of the token with each renewal, where it keeps that ready.

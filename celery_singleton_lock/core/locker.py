@@ -57,8 +57,8 @@ __all__ = ["Locker", "was_lost"]
 # may have been cut; and whose body took longer doesn't notice a round trip.
 _FRESH: Final = 1.0
 _UNKNOWN: Final = (
-    "the reply to the release did not come, and the store no longer had the lease when it was sent "
-    "again: it was released by the first, or had been lost before it; the store does not say which"
+    "the release got no reply, and the store no longer had the lease when the release was sent "
+    "again: the first try released it, or it had been lost before; the store does not say which"
 )
 
 
@@ -170,12 +170,12 @@ class Locker:
         return reply
 
     def give_back(self, lease: Lease, call: Release) -> None:
-        """As :meth:`release`, for a caller that needs no reply: mostly it is not waited for.
+        """As :meth:`release`, for a caller that needs no reply; usually does not wait for it.
 
-        Where RELEASED is observed the reply is waited for, because nothing else says that the lease
-        was still ours. Elsewhere its reply, and with it a loss, is observed later: on another
-        thread or in another task. The ledger keeps the lease until the store has confirmed that it
-        is free: should this process die before, its parent frees it.
+        If RELEASED is observed, this waits for the reply, because only the reply shows that the
+        lease was still held. Otherwise the reply, and with it a loss, is read later, on another
+        thread or in another task. The ledger keeps the lease until the store has confirmed the
+        release: if this process dies before that, its parent frees the lease.
         """
         try:
             if not self._events.hears(EventName.RELEASED) and self._post(lease, call):
@@ -214,10 +214,10 @@ class Locker:
         self._report_end(lease, call, outcome, resent)
 
     def forget(self, call: Acquire) -> None:
-        """Release by token what ``call`` may have been granted; silent if the store is away.
+        """Release by token what ``call`` may have been granted; ignores an unavailable store.
 
-        A claim that the grant has made a running one is queued again: its body has not begun, and
-        what has interrupted the acquire decides about it next.
+        If the grant set the claim to running, it is queued again: the body has not begun, and the
+        caller that was interrupted decides what happens to the claim next.
         """
         claim = call.claim
         queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
@@ -257,13 +257,13 @@ class Locker:
             return self.store.release(call, timeout=timeout), True
 
     def _report_end(self, lease: Lease, call: Release, reply: Released, resent: bool) -> None:
-        """Report whether ``lease`` was released or had been lost; once, and not after its loss.
+        """Report ``lease`` as released or lost; once, and not if its loss was reported before.
 
         Args:
-            lease: That has ended.
+            lease: The lease that has ended.
             call: Its release.
-            reply: The store's to the last try.
-            resent: Whether an earlier try, of which no reply came, may have been carried out.
+            reply: The store's reply to the last try.
+            resent: Whether an earlier try, to which no reply came, may have been carried out.
         """
         if lease.reported:
             return
@@ -319,14 +319,14 @@ def was_lost(lease: Lease, call: Release, trace: Trace, elapsed: float) -> bool 
     """Whether a lease that a release sent twice did not find was lost before the first try.
 
     Args:
-        lease: Which.
+        lease: The lease.
         call: Its release.
         trace: What the store has now.
         elapsed: Seconds between the sending of the first try and the arrival of ``trace``.
 
     Returns:
-        None where both may be: the first try was carried out and its reply lost, or something else
-        deleted the key.
+        None if both are possible: the first try was carried out and its reply lost, or the key was
+        deleted by other means.
     """
     record = trace.record
     if record is not None and (
@@ -338,7 +338,7 @@ def was_lost(lease: Lease, call: Release, trace: Trace, elapsed: float) -> bool 
     if lease.fence_number is not None and trace.fence < lease.fence_number:
         return True  # the store has forgotten the grant itself
     if record is not None and record.fence is not None:
-        # On the store's clock. In its future, and so no evidence, where the clock was set back.
+        # On the store's clock. If that was set back, the grant may be in its future: no evidence.
         granted = record.fence / 1e6
         if granted < trace.now - elapsed:
             return True

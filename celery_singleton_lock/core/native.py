@@ -27,12 +27,12 @@ __all__ = [
     "start_new_thread",
 ]
 
-#: Raises an exception in one greenlet if the condition holds when its hub gets to it.
+#: Raises an exception in one greenlet if the condition holds when its hub runs the request.
 Throw = Callable[[type[BaseException], Callable[[], bool]], None]
 
 
 def _patched_by() -> str:
-    """``"gevent"`` or ``"eventlet"``, whichever has patched; empty: neither, though imported."""
+    """The library that has patched threads, ``"gevent"`` or ``"eventlet"``; empty: neither has."""
     gevent_monkey = sys.modules.get("gevent.monkey")
     if gevent_monkey is not None and gevent_monkey.is_module_patched("_thread"):
         return "gevent"
@@ -59,7 +59,7 @@ def allocate_lock() -> Any:
 
 def is_patched() -> bool:
     """Whether Python's threads are greenlets here."""
-    # Debuggers replace the function, too.
+    # Debuggers replace the function too, so its type alone proves nothing.
     return type(_thread.start_new_thread) is not BuiltinFunctionType and bool(_patched_by())
 
 
@@ -83,10 +83,10 @@ def is_readable(sock: Any) -> bool:
 
 
 def greenlet_thrower() -> Throw:
-    """What raises an exception in the current greenlet, from any thread; where is_patched().
+    """A function that raises an exception in the current greenlet, callable from any thread.
 
-    A hub is not safe to call from another thread, but for one function that wakes it. It throws
-    when the greenlet waits, which is the only time that the hub itself runs.
+    Only where is_patched(). The one function of a hub that another thread may call wakes it. The
+    hub then throws: it runs only while the greenlet waits.
     """
     if _patched_by() == "gevent":
         import gevent
@@ -106,10 +106,10 @@ def greenlet_thrower() -> Throw:
 
 
 class _EventletCaller:
-    """Calls functions on an eventlet hub, which a native thread can wake by a pipe alone.
+    """Calls functions on an eventlet hub, which a native thread can wake only through a pipe.
 
     Args:
-        hub: Of the current thread.
+        hub: The current thread's.
     """
 
     def __init__(self, hub: Any) -> None:
@@ -132,7 +132,7 @@ class _EventletCaller:
             self._functions.popleft()()
 
 
-# Of each native thread that had a body in a greenlet; in a worker that is one.
+# One for each native thread that ran a body in a greenlet; a worker has one such thread.
 _eventlet_callers: dict[int, _EventletCaller] = {}
 
 

@@ -137,12 +137,12 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
 
 
 def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str) -> None:
-    """Refuse options of a claim where no layer asks for one.
+    """Refuse options of a claim if no layer sets ``unique``.
 
     Args:
-        policy: Complete: a lower layer may say ``unique``.
+        policy: The merged one, because a lower layer may set ``unique``.
         given: The options of the layer that is checked.
-        where: Names that layer.
+        where: The name of that layer, for the message.
 
     Raises:
         ValueError: One of them would have no effect.

@@ -253,12 +253,12 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What a store has of a lease that it no longer has under its token.
+    """What a store has left of a lease after the lease has ended there.
 
     Attributes:
-        record: What is in the lease's key now; None: nothing that can be read.
-        fence: The last fence granted in the key's shard, 0 if the store remembers none; None where
-            fences say nothing of the kind.
+        record: The readable content of the lease's key now; None: there is none.
+        fence: The last fence granted in the key's shard, 0 if the store has none; None if
+            the fences of this store can't prove a loss.
         now: Seconds since the epoch, on the clock whose microseconds are the fences.
     """
 
@@ -340,7 +340,7 @@ class Store(Protocol):
         ...
 
     def trace(self, key: str, *, timeout: float) -> Trace:
-        """What is left of a lease on ``key`` that a release did not find."""
+        """The remains of a lease on ``key`` that a release did not find."""
         ...
 
     def inspect(self, key: str) -> Record | None:
@@ -379,9 +379,9 @@ class PostingStore(Store, Protocol):
         Args:
             call: As of :meth:`release`.
             timeout: Seconds to wait for each reply, should it have to be made again.
-            heard: Called once, on any thread, unless this returns False. Its arguments are the
-                store's reply, or the error of the last try; and whether an earlier try, of which no
-                reply came, may have been carried out.
+            heard: Called once, on any thread, unless this returns False. Its arguments: the store's
+                reply, or the error of the last try; and whether an earlier try that got no reply
+                may have been carried out.
 
         Returns:
             Whether it was sent. If not, it can only be waited for.

@@ -37,7 +37,7 @@ def is_logged(name: EventName) -> bool:
 
 
 def _field(value: Any) -> str:
-    """``value`` as parsers of ``key=value`` lines (logfmt) read it: quoted if it has a blank."""
+    """``value`` in the form that parsers of ``key=value`` lines (logfmt) read: quoted if needed."""
     text = str(value)
     plain = text and text.isprintable() and not {" ", '"'} & {*text}
     return text if plain else json.dumps(text, ensure_ascii=False)

@@ -13,10 +13,10 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """The sink that sends an event for a call that a conflict has ended, while events are on.
+    """The sink that sends a worker event for a call ended by a conflict, while events are on.
 
-    ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has those of
-    Celery's own, which its worker sends for revocations that it knows of itself.
+    ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has the fields of
+    the event that Celery's worker sends for its own revocations.
 
     A pool child can't see whether its worker was started with ``-E``, so the worker's bootstep sets
     ``worker`` before the fork; for the whole process, since a runtime may be older than that.

@@ -16,8 +16,8 @@ __all__ = ["hide_store_url"]
 def hide_store_url() -> None:
     """Add ``singleton_lock_url`` to the names whose values Celery shows as asterisks.
 
-    Celery has no public way for this. Where a version has no such pattern, nothing is hidden, and
-    nothing fails: this runs at import.
+    Celery has no public API for this. This runs at import, so it does nothing, instead of failing,
+    in a version of Celery that has no such pattern.
     """
     names = vars(utils)  # not in the stubs
     hidden, name = names.get("HIDDEN_SETTINGS"), "SINGLETON_LOCK_URL"

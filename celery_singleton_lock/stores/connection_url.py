@@ -21,7 +21,7 @@ logger = logging.getLogger("celery_singleton_lock")
 # Valkey speaks Redis' protocol; redis-py reads only the names that Redis has.
 _AS_REDIS: Final = {"valkey": "redis", "valkeys": "rediss"}
 
-# Of redis-py's connections: where the server is, and how to log in there. Beside them those of TLS.
+# Options of redis-py's connections for address and login. Those of TLS are used too.
 _USED: Final = frozenset(
     (
         *("connection_class", "host", "port", "path", "db", "socket_type"),
@@ -29,7 +29,7 @@ _USED: Final = frozenset(
         *("socket_keepalive", "socket_keepalive_options", "redis_connect_func"),
     )
 )
-# Of redis-py's pools and clients, and kombu's: timeouts, retries, decoding, numbers of connections.
+# Options of redis-py's pools and clients, and of kombu: timeouts, retries, decoding, pool sizes.
 # The store has its own.
 _NOT_USED: Final = frozenset(
     (
@@ -43,11 +43,11 @@ _NOT_USED: Final = frozenset(
 
 
 def connection_options(url: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What redis-py's connection class is called with, and that class as ``connection_class``.
+    """The arguments of redis-py's connection class, and that class as ``connection_class``.
 
     Args:
         url: In the form of redis-py, Celery or kombu.
-        options: More of them, which win.
+        options: Further options, which override those of the URL.
 
     Raises:
         ValueError: The URL or an option can't be read.
@@ -61,7 +61,7 @@ def connection_options(url: str, options: Mapping[str, Any] | None = None) -> di
         _note_once(", ".join(not_used))
     found = {name: value for name, value in found.items() if name not in _NOT_USED}
     if provider := found.get("credential_provider"):
-        # As in Celery's backend and kombu: they replace a user and a password in the URL.
+        # As in Celery's backend and kombu, a provider replaces user and password of the URL.
         found["credential_provider"] = _Credentials(provider)
         found.pop("username", None)
         found.pop("password", None)
@@ -72,16 +72,16 @@ def connection_options(url: str, options: Mapping[str, Any] | None = None) -> di
 def _note_once(names: str) -> None:
     logger.info(
         "singleton: %s of the store's URL: without effect on locks, whose connections have "
-        "timeouts and retries of their own",
+        "their own timeouts and retries",
         names,
     )
 
 
 class _Credentials(redis.CredentialProvider):
-    """A credential provider whose failures are those of the connection that it was asked for.
+    """A credential provider whose failures are raised as connection errors.
 
     Args:
-        provider: redis-py's, or the dotted path of one that takes no arguments.
+        provider: A provider of redis-py's, or the dotted path of a class without arguments.
 
     Raises:
         ValueError: It is neither.
@@ -112,7 +112,7 @@ def connection_url(url: str) -> str:
     ``ssl_cert_reqs`` are Celery's; ``valkey://`` and ``valkeys://`` are read as Redis' own names.
 
     Raises:
-        ValueError: The path of a server's URL is no number of a database.
+        ValueError: The path of a server's URL is no database number.
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
@@ -125,7 +125,7 @@ def connection_url(url: str) -> str:
         path = parts.path.strip("/")
         if path and not path.isdecimal():
             # Not shown: it may be the rest of a password with a "/".
-            raise ValueError("its path is no number of a database")
+            raise ValueError("its path is no number of a database: write redis://host:6379/0")
         virtual_host = query.pop("virtual_host", "").strip("/")
         if virtual_host and not path:
             query.setdefault("db", virtual_host)

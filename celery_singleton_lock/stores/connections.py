@@ -52,14 +52,13 @@ _BROKEN: Final = (
 # connection that was not idle before has none.
 _Idle = tuple[Any, PostedRelease | None]
 
-# Seconds after which an idle connection is checked before its use. A command that is sent on a
-# connection which the server has closed has no reply, and nothing says then whether a release was
-# carried out, or the lease had been lost with the server. The check costs a system call, which
-# tasks that do nothing are spared.
+# Seconds after which an idle connection is checked before use. A command sent on a connection that
+# the server has closed gets no reply, so it is unknown whether a release was carried out or the
+# lease was lost with the server. The check costs a system call; empty tasks are too quick for it.
 _CHECKED_AFTER: Final = 0.01
 
-# Seconds: the first probe of an idle connection, and the pause between two. They keep its entry in
-# a NAT, and make the kernel close it when three of them are lost.
+# Seconds until the first probe of an idle connection, seconds between two, and how many may be lost
+# before the kernel closes the connection. The probes also keep its entry in a NAT.
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
@@ -69,7 +68,7 @@ class Connections:
     Args:
         url: In the form of redis-py, Celery or kombu.
         options: For redis-py's connection, such as ``{"ssl_ca_certs": ...}``.
-        clock: Of the age of idle connections.
+        clock: Measures the age of idle connections.
 
     Raises:
         SettingsError: The URL or an option can't be read.
@@ -99,7 +98,7 @@ class Connections:
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
         self._idle: dict[tuple[int, float], deque[_Idle]] = {}
-        #: Seconds, of the age of idle connections.
+        #: Seconds, for the age of idle connections.
         self.now = (clock or SystemClock()).now
 
     @property
@@ -116,7 +115,7 @@ class Connections:
         return other
 
     def home_of(self, key: str, timeout: float) -> Connections:
-        """As of a transport: there is one server."""
+        """See `Transport.home_of`: there is only one server."""
         return self
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
@@ -385,15 +384,15 @@ class Exchange:
 
 
 def _keepalive_options() -> dict[int, int]:
-    """Those that this system has."""
+    """The options of keepalive that this system has."""
     return {
         getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)
     }
 
 
 def _is_stale(connection: Any, owes: PostedRelease | None, age: float) -> bool:
-    """Whether an idle connection is not to be used: too old, or closed by the server."""
-    # Where no reply is due, only the end of the stream is readable.
+    """Whether an idle connection is too old, or was closed by the server."""
+    # If no reply is due, a readable connection has reached the end of its stream.
     return age > MAX_IDLE or (owes is None and native.is_readable(connection._sock))
 
 

@@ -87,9 +87,9 @@ def check_url(url: str) -> None:
     """Do nothing if the parts of ``url`` are where they seem to be.
 
     Raises:
-        ValueError: An "@" stands behind the hosts, or a port is no number. The usual cause of the
-            first is a "/", "?" or "#" in a password: then what is taken for a port, a path or an
-            option is the password. No part of the URL is in the message.
+        ValueError: There is an "@" after the hosts, or a port is no number. The usual cause of the
+            first is a "/", "?" or "#" in a password: the rest of the password is then parsed as a
+            port, a path or an option. The message shows no part of the URL.
     """
     for single in single_urls(url):
         try:

@@ -43,8 +43,8 @@ def release_call(call: Release) -> Call:
     """Of ``release.lua``."""
     token, claim = call.token, call.claim
     attempt = token.attempt
-    # The line also where no client waits. Only the script sees whether one does, and some servers
-    # let it touch no key that is not declared.
+    # With the line even if no client waits: only the script can see that, and some servers refuse
+    # access to undeclared keys.
     keys = Keyspace.beside_release(call.keys[0], attempt)
     keys += call.keys
     arguments = [attempt, token.nonce]

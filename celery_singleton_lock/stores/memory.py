@@ -22,8 +22,8 @@ __all__ = ["MemoryStore"]
 
 Reply = TypeVar("Reply")
 
-# So many entries are kept before the expired ones are looked for; and then twice those that are
-# left, so that a write looks at two entries in the mean.
+# Number of entries at which expired ones are removed. The next sweep is at twice the entries that
+# remain, so that a write examines two entries on average.
 _SWEEP_AT: Final = 256
 
 

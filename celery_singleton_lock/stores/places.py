@@ -132,7 +132,7 @@ class _Place:
         self._connection: Any = None
         self._replies = Replies()
         self._breaks = 0
-        # When the server has answered at the latest, if the connection still leads to it.
+        # Deadline for the server's next reply; after it, the connection counts as dropped.
         self._answered_by = 0.0
 
     def wait(self, seconds: float) -> str | None:

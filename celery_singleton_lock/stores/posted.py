@@ -1,9 +1,9 @@
 """Releases that were sent, and whose replies nobody waited for.
 
 Promises
-    The caller is told once how each of them ended. A release without a reply is sent again, and its
-    reply is waited for: after an error reply or a broken connection by the next call of the store,
-    whatever that asks for; all of them by `collect`, which the keeper's thread calls.
+    The caller learns once how each of them ended. A release without a reply is sent again, and this
+    time the reply is waited for. After an error reply or a broken connection the next operation of
+    the store does that, whatever it is; `collect`, called by the keeper's thread, does it for all.
 
 Does not promise
     Anything beyond the life of this process: what it sent before it ended is in the kernel's hands,
@@ -15,8 +15,9 @@ States of one::
       |  +--an error reply, or the connection is closed--> lost --made again--> ended
       +--collect(): nothing has come----------------------------^
 
-"Not ours" in reply to the first try says that the lease was lost before. In reply to a later one it
-may be the first that has released it: `heard` is told whether a try without a reply went before.
+"Not ours" as the reply to the first try means that the lease was lost before. As the reply to a
+later try it may mean that the first one released it: `heard` gets whether an earlier try had no
+reply.
 
 To make a release again is harmless: it compares a token that was minted for one delivery and is
 never acquired with again, and the script leaves alone what the first one left behind.
@@ -46,10 +47,10 @@ class PostedRelease:
     Args:
         call: What was asked for.
         timeout: Seconds to wait for each reply, should it be made again.
-        heard: As of `PostingStore.post`.
+        heard: See `PostingStore.post`.
 
     Attributes:
-        reply: The reply to the first try, until the caller is told of it.
+        reply: The reply to the first try, until it is passed to the caller.
         unheard: Whether a try without a reply may have been carried out.
     """
 
@@ -70,18 +71,18 @@ class PostedRelease:
         self._all = others
 
     def hear(self, reply: Any) -> None:
-        """Take the reply to it, or the error that came instead, which says it was not done."""
+        """Take its reply, or an error reply, which means that it was not carried out."""
         if reply == b"released":
             self._all.end(self, Released.RELEASED)
             return
         if not isinstance(reply, Exception):
             self.reply = Released(reply.decode())
-        # A loss is reported after the call whose connection brought this reply: reporting it asks
-        # the store again.
+        # A loss is reported after the operation whose connection read this reply: the report sends
+        # a request of its own.
         self._all.lost.append(self)
 
     def lose(self) -> None:
-        """There will be no reply."""
+        """No reply will come."""
         self.unheard = True
         self._all.lost.append(self)
 
@@ -140,7 +141,7 @@ class PostedReleases:
         return list(self._open)
 
     def lose_all(self) -> None:
-        """Nothing was heard of those that are open, and nothing will be."""
+        """No reply will come to those that are open."""
         for posted in self.open():
             if posted.reply is None:
                 posted.lose()

@@ -330,13 +330,13 @@ class RedisStore(RedisOperators):
 
 
 def _repeatable(operation: Callable[[], _T]) -> _T:
-    """The reply to an operation which may be carried out twice without harm.
+    """The reply to an idempotent operation.
 
-    It is sent a second time if an idle connection has brought no reply to it: that connection may
-    have been dropped on the way, while the server is well.
+    It is sent a second time if it got no reply on an idle connection: a NAT or load balancer may
+    have dropped that connection while the server is reachable.
 
     Raises:
-        StoreUnavailable, StoreError: Of the operation.
+        StoreUnavailable, StoreError: As the operation.
     """
     try:
         return operation()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_IDLE", "Command", "Transport"]
 
 #: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
-#: idle connections without a word, the quickest of the common ones after 240 s.
+#: idle connections silently; the shortest common timeout is 240 s.
 MAX_IDLE: Final = 60.0
 
 #: Name and arguments, as redis-py packs them.
@@ -55,13 +55,13 @@ class Transport(Protocol):
         ...
 
     def home_of(self, key: str, timeout: float) -> Connections:
-        """To the server that has ``key``.
+        """Connections to the server that has ``key``.
 
         Args:
-            timeout: Seconds for each question about which one that is.
+            timeout: Seconds for each request that looks for that server.
 
         Raises:
-            StoreUnavailable, StoreError: No server is known to have it.
+            StoreUnavailable, StoreError: The server was not found.
         """
         ...
 

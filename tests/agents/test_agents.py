@@ -1,4 +1,4 @@
-"""Each agent traces publishers and a worker: what plain Celery runs n times then, so do we.
+"""Each agent traces publishers and a worker: tasks run as often as in plain Celery.
 
 Agents add headers to every message, some as ``headers["headers"]``, which hides all other headers
 from Celery's request. The oldest ones are installed beside the newest, in a directory of their own.
@@ -35,7 +35,7 @@ class Agent:
     """How an agent is started.
 
     Attributes:
-        command: What goes before the traced program's command.
+        command: Prefix of the traced program's command.
         env: Its settings; nothing leaves the machine.
         header: One that it adds to each message.
     """
@@ -149,7 +149,7 @@ def name() -> str:
 def test_the_agent_traces_the_messages(
     stage: AgentsStage, worker: CeleryWorker, name: str, agent: Agent
 ) -> None:
-    """Else the other tests would show nothing."""
+    """Without this the other tests would prove nothing."""
     [task_id] = stage.publish(("plain", [name], {}))
     stage.result(task_id)
     [start] = stage.starts(name)

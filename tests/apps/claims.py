@@ -257,7 +257,7 @@ limited_late.acks_on_timeout = False
 
 @singleton_task(**SHARED)
 def unanswered(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
-    """Its worker doesn't hear of its first grant in time; see below."""
+    """Its worker does not get the reply to its first acquire in time; see below."""
     return body(self, name, way, gate)
 
 
@@ -270,7 +270,7 @@ _acquire = RedisStore.acquire
 
 
 def _acquire_slowly(store: RedisStore, call: Acquire, *, timeout: float) -> Granted | Refused:
-    """As where the network delays a reply: the store has carried out what nobody hears of."""
+    """As with a network that delays a reply: the store has granted, the worker does not know."""
     reply = _acquire(store, call, timeout=timeout)
     if "unanswered" in call.holder.task and isinstance(reply, Granted):
         granted = {r.key for r in journal.records() if r.data.get("text") == "granted"}

@@ -1,7 +1,7 @@
 """Messages whose headers other code has changed, and tasks that publish themselves again.
 
-Each task has a twin without a lock: what that runs n times, the other runs n times. A body that is
-given a gate (`tests.apps.gate`) ends when its test opens that.
+Each task has a twin without a lock, which has to run as often. A body that is given a gate
+(`tests.apps.gate`) ends when its test opens the gate.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; FOREIGN, what changes the headers: ``nested`` and
 ``copied`` (a receiver of before_task_publish writes ``headers["headers"]``), ``before`` and
@@ -38,7 +38,7 @@ app.conf.update(
 
 
 class Before(SingletonTask[..., Any]):
-    """In front of ours: what a retry or a copy carries is gone when we see it."""
+    """Before ours in the MRO: the headers of a retry or a copy are lost when we see it."""
 
     abstract = True
 
@@ -47,7 +47,7 @@ class Before(SingletonTask[..., Any]):
 
 
 class Behind(Task):  # type: ignore[type-arg]
-    """Behind ours: what we have written is gone when Celery sees it."""
+    """After ours in the MRO: the headers that we wrote are lost when Celery sees the message."""
 
     abstract = True
 
@@ -171,7 +171,7 @@ def numbered(self: Any, name: str, number: int, many: int = 0) -> None:
 
 
 def locked(name: str, **options: Any) -> Any:
-    # A conflict is skipped: a message that goes on with running work must not be.
+    # on_conflict is "skip": a message that continues running work must not be skipped.
     return singleton_task(name=name, **{**SHARED, **options, "on_conflict": "skip"})
 
 

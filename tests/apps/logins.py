@@ -1,4 +1,4 @@
-"""A credential provider of redis-py, as those for IAM or Entra are; its user is in an ACL."""
+"""A credential provider of redis-py, like those for IAM or Entra; its user is in an ACL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redis import CredentialProvider
 
 
 class Locks(CredentialProvider):
-    """Reads the password each time, for it changes: from the file that LOCKS_PASSWORD names."""
+    """Reads the password at each login, because it changes, from the file LOCKS_PASSWORD."""
 
     def get_credentials(self) -> tuple[str, str]:
         return "locks", Path(os.environ["LOCKS_PASSWORD"]).read_text()

@@ -17,7 +17,7 @@ from celery_singleton_lock import OnConflict, hold, singleton_task
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
-#: Seconds. No renewal comes before a third of it: the release is the first to meet the loss.
+#: Seconds. No renewal is due before a third of it, so the release detects the loss.
 TTL = 12.0
 
 app = Celery("losses", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])

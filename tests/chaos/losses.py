@@ -1,9 +1,9 @@
 """Whether each lost lease was reported as lost: pure functions.
 
-Another body of the key has a higher fence and began after this body's lease was asked for and
-before this body ended. So this lease was gone before its release could be sent, whatever took it
-away. That holds for a loss of the store's data too, and for a body that never looked at its lease.
-The process that had the lease then has to report exactly one loss, and no release. Two cases are
+Another body of the key has a higher fence, and began after this body's lease was requested and
+before this body ended. So this lease was lost before its release could be sent, for whatever
+reason. That includes a loss of the store's data, and a body that never checked its lease. The
+process that had the lease has to report exactly one loss, and no release. Two cases are
 excused, and counted:
 
 * the store did not answer the release, and the lease could still be trusted when the body ended:
@@ -110,7 +110,7 @@ class _Lives:
         known = self._of[body.pid]
         for death in events(known, "death"):
             until: float = death.data.get("until", death.at)
-            if until >= body.begin:  # process ids come again
+            if until >= body.begin:  # process ids are reused
                 signs = (r.at for r in known if r.event not in _OF_OTHERS and r.at <= until)
                 return max(death.at, *signs)
         return self._last

@@ -105,8 +105,10 @@ class Proxy:
         self._do(self._lead_to(target))
 
     def forget_connections(self) -> None:
-        """As a NAT or load balancer does: no packet of the present ones passes any more, in either
-        direction, and neither end hears so. New connections are not affected.
+        """Drop the present connections as a NAT or load balancer does.
+
+        Packets are discarded in both directions, and neither end is notified. New connections are
+        not affected.
         """
         self._do(self._forget_connections())
 

@@ -98,7 +98,7 @@ TWINS = (
     ),
     # Bodies are longer than the visibility timeout, so each message comes twice.
     _twin("no-nonce", Kind.OVERLAP, broken="nonce", lengths=_LONG, visibility_timeout=1.0),
-    # A worker that was stopped for longer than its leases says nothing of their loss.
+    # A worker that was stopped for longer than its leases does not report their loss.
     _twin("no-loss-report", Kind.UNREPORTED, broken="loss-report", faults=("stop-worker",)),
     _twin("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
     _twin(

@@ -1,4 +1,4 @@
-"""Every key that a script touches is one of its KEYS: some servers refuse others (Dragonfly does).
+"""Every key that a script touches is one of its KEYS: some servers (Dragonfly) refuse others.
 
 Redis itself lets a script touch any key of its slot. MONITOR shows each script with its keys, and
 each command that it runs.

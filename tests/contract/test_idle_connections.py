@@ -1,6 +1,6 @@
 """Idle connections: how long they are kept, and what happens when one was dropped on its way.
 
-The proxy drops them as a NAT does, without a word to either end.
+The proxy drops them as a NAT does, without notifying either end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHORT = 1.0
 
 
 class AheadClock(SystemClock):
-    """The machine's, as it will be after some time."""
+    """The system's clock, advanced by some time."""
 
     __slots__ = ("ahead",)
 

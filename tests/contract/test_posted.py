@@ -131,7 +131,7 @@ def own_server(request: pytest.FixtureRequest) -> PrivateServer:
 @pytest.fixture
 def bench(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
-    # What the store would notice of a connection that was cut, it does not notice here.
+    # The store would notice that a connection was cut; here it does not.
     monkeypatch.setattr(connections, "_CHECKED_AFTER", float("inf"))
     url = own_server.url(db=6)
     with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:

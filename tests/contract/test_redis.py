@@ -251,7 +251,7 @@ def test_answers_that_came_before_the_server_died_stand() -> None:
 
 
 class Relay:
-    """A transport of somebody else's: no subclass of ours, and with nothing beyond the protocol."""
+    """A third party's transport: no subclass of ours, with the methods of the protocol alone."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
         there = Connections(url, options)

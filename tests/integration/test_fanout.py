@@ -1,7 +1,6 @@
 """One message in several queues: each copy is a call of its own, and goes back to its own queue.
 
-Plain Celery beside it is the reference: what it runs n times, runs n times under the lock, one
-after the other.
+Plain Celery is the reference: under the lock a task runs as often, one run after the other.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def run_copies(
     client: redis.Redis,
     site: ModuleType | None = None,
 ) -> list[str]:
-    """Send one message, of which each worker gets one copy; who has run it, in order.
+    """Send one message, of which each worker gets one copy; the workers that ran it, in order.
 
     Args:
         task: Of what.
@@ -169,7 +168,7 @@ def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
     journal: Journal,
     redis_client: redis.Redis,
 ) -> None:
-    """A pool child knows no exchange of such a broker, and takes it for a direct one."""
+    """A pool child does not know the exchanges of such a broker, and treats them as direct."""
     process = worker(APP, concurrency=2, queues=["all", "celery"])
     # The publisher has to say of which type the exchange is, with plain Celery too.
     route = {

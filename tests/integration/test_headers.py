@@ -1,6 +1,6 @@
 """Messages whose headers other code has changed: receivers, base classes, another task protocol.
 
-Whatever they do to the headers, a call is not lost for it, and its options and claim are read.
+Whatever they do to the headers, no call is lost, and its options and claim are read.
 """
 
 from __future__ import annotations

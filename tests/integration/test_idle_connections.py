@@ -1,7 +1,7 @@
-"""Idle connections to the store that a NAT or a load balancer has dropped, without a word to us.
+"""Idle connections to the store that a NAT or a load balancer has dropped silently.
 
-What is sent over one of these is lost, while the store answers over a new connection. The proxy in
-between is the NAT.
+Requests sent over one of these are lost, while the store answers over a new connection. The proxy
+in between is the NAT.
 """
 
 from __future__ import annotations

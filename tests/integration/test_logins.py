@@ -45,7 +45,7 @@ def let_in(server: PrivateServer, password: str) -> None:
 def password(
     server: PrivateServer, tmp_path: Path, environment: dict[str, str], monkeypatch: Any
 ) -> Path:
-    """The file of the password that the provider reads; nobody else may log in."""
+    """The file with the password that the provider reads; other logins are refused."""
     file = tmp_path / "password"
     file.write_text("first")
     monkeypatch.setenv("LOCKS_PASSWORD", str(file))

@@ -1,4 +1,4 @@
-"""Whatever takes a lease away, and whatever its release meets: one loss is reported, no release.
+"""However a lease is lost, and however its release fails: one loss is reported, no release.
 
 Bodies of every sort hold their leases in real workers, and a beat leads. Then something takes the
 leases away, with the connections to the store or without, and the bodies end before a renewal.
@@ -82,7 +82,7 @@ class SentinelSite:
                 sentinel.sentinel_set(MASTER, "down-after-milliseconds", ms)
 
     def cut(self, leader: str) -> PrivateServer:
-        """Replicate nothing any more; who has what is about to be lost."""
+        """Stop replication; return the server whose data is about to be lost."""
         master = self._sentinels.master()
         cut_replication(master, self._sentinels.replicas())
         return master

@@ -75,7 +75,7 @@ def test_a_task_that_requeues_itself_and_returns_runs_three_times(
 def test_what_was_put_back_can_requeue_itself_too(
     stage: Stage, worker: CeleryWorker, name: str, how: str
 ) -> None:
-    """Its copies must not pass for the copy that it is itself."""
+    """Its own messages must not be mistaken for copies of it."""
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
         result = stage.app.again_late.apply_async(
             (name, 2, how), singleton={"on_conflict": stage.app.SOON}
@@ -98,7 +98,7 @@ def test_all_that_a_task_publishes_under_one_id_runs(
 def test_messages_sent_by_name_under_one_id_all_run(
     stage: Stage, worker: CeleryWorker, name: str, task: str
 ) -> None:
-    """The id is all that tells of them, and none is a copy of another."""
+    """They share only the id, and none is a copy of another."""
     task_id = str(uuid4())
     for number in range(3):
         stage.app.app.send_task(task, (name, 0, ""), task_id=task_id)

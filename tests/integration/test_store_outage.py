@@ -234,7 +234,7 @@ def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
 def test_the_leases_of_children_that_die_while_the_store_is_silent_are_freed_when_it_answers(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
-    """Their parent waits for the silent store once, and not for each of them."""
+    """Their parent waits once for a store that does not answer, not for each of them."""
     crash = load_app(CRASH)
     process = worker(CRASH, concurrency=4)
     names = [f"k{number}" for number in range(4)]
@@ -243,7 +243,7 @@ def test_the_leases_of_children_that_die_while_the_store_is_silent_are_freed_whe
     private_redis.pause()
     for start in starts:
         kill_process(start.pid)
-    # Celery has heard of all four, on the thread that would have waited for each.
+    # Celery has noticed all four deaths, on the thread that would have waited for each.
     wait_until(lambda: all(result.failed() for result in results), "four children are lost")
     private_redis.resume()
     with redis.Redis.from_url(private_redis.url()) as client:

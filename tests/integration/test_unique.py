@@ -327,7 +327,7 @@ def test_a_claim_that_outlived_its_task_is_taken_over(
     assert ran(stage, name) == [first.id, second.id]
 
 
-@pytest.mark.timeout(30)  # Celery's own patience with a silent backend is minutes, or endless
+@pytest.mark.timeout(30)  # Celery waits minutes for a backend that does not answer, or for ever
 @pytest.mark.parametrize("fault", ["pause", "kill"])
 @pytest.mark.parametrize("always_retry", [False, True])
 def test_a_duplicate_is_answered_though_the_result_backend_is_away(

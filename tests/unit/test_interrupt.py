@@ -500,7 +500,7 @@ def test_nothing_strikes_a_greenlet_after_its_body(green: Callable[[str], str]) 
     code = """
 def late():
     body = Body()
-    # Its hub hears of the interruption when the body has ended: the body never yields.
+    # Its hub gets the interruption after the body has ended, because the body never yields.
     def until_interrupted():
         interrupt_natively(body)
         while not body.fired:

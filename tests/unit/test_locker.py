@@ -281,7 +281,7 @@ def test_a_release_whose_reply_was_lost_is_sent_again(bench: Bench, carried_out:
     bench.store.cues["release"] = [(carried_out, StoreUnavailable("lost"))]
     bench.locker.release(lease, give(lease))
     assert bench.nothing_is_held()
-    # This store keeps nothing that tells a release from a loss.
+    # This store keeps nothing that distinguishes a release from a loss.
     doubt = EventName.RELEASE_FAILED if carried_out else EventName.RELEASED
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, doubt]
 

@@ -726,7 +726,7 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
 def test_a_childs_own_forks_wait_for_no_pulse(
     running: Callable[[Bench], Pulse], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child's copy of the parent's lock is held for ever, as the fork has left it."""
+    """A child's copy of the parent's lock stays locked for ever after the fork."""
     monkeypatch.setattr("celery_singleton_lock.pulse._FORK_PATIENCE", 600.0)
     live, lease = live_bench(ttl=60.0)
     running(live)

@@ -211,7 +211,7 @@ class Named(Task):
 
 
 class Wide(Task):
-    """Knows nothing of the arguments."""
+    """Takes any arguments."""
 
     abstract = True
 

@@ -26,8 +26,8 @@ local function of_lines()
   end
   -- Call whoever has waited longest, if anybody waits (the server knows who of them is connected), and
   -- keep the key for that one, or who comes in between would have it.
-  -- turn: what is told to who is called, and asks with it. calls: the list by which. Reply: whether
-  -- anybody waits
+  -- turn: token handed to the waiting client, which acquires with it. calls: the list that passes it.
+  -- Reply: whether a client waits
   local function call_next(key, turn, line, calls)
     if not somebody_waits(line) then return false end
     if type(redis.pcall('RPUSH', calls, turn)) ~= 'number' then return false end

@@ -1,4 +1,4 @@
--- Tell what is left of a lease whose release was sent twice and not found by the second.
+-- Return what is left of a lease that a release did not find.
 -- KEYS: lease, fence counter
 -- Reply: the key's value (false: none, or no string), its ttl in ms, the counter ('0' none), server time in us
 local value, now = redis.pcall('GET', KEYS[1]), redis.call('TIME')
