@@ -130,13 +130,27 @@ def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
                 f"{where}: every singleton task has an attribute {name!r}. Give the lock's options "
                 "by their own names, such as ttl=60, and another name to an attribute of yours"
             )
-        if not hasattr(base, name) and (known := _meant(name)) is not None:
+        if hasattr(base, name):
+            continue
+        if name in _CELERY_SINGLETONS:
+            raise TypeError(
+                f"{where}: {name!r} is an option of celery-singleton. Here the same is "
+                f"{_CELERY_SINGLETONS[name]}"
+            )
+        if (known := _meant(name)) is not None:
             raise TypeError(
                 f"{where}: there is no option {name!r} (did you mean {known!r}?). For an attribute "
                 "of that name, declare it in a class of your own, given as base="
             )
 
 
+# Options of celery-singleton's tasks, and ours. As attributes they would be ignored silently, and a
+# task that is moved to this package would lose what they were for.
+_CELERY_SINGLETONS = {
+    "lock_expiry": "unique_for (seconds of a claim) and ttl (seconds of a dead holder's lease)",
+    "raise_on_duplicate": 'unique="until_done", on_duplicate="raise"',
+    "unique_on": 'key=("name of an argument", ...)',
+}
 # Methods of Celery's Task are no options, except the hooks.
 _HOOKS = ("after_", "before_", "on_", "shadow_")
 

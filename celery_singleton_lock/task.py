@@ -29,7 +29,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from celery_singleton_lock.arguments import as_sent as see_as_sent
 from celery_singleton_lock.arguments import signature_of, validate
 from celery_singleton_lock.core.key import KeyMaker
-from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
+from celery_singleton_lock.core.policy import OPTIONS, CallOptions, Policy, check_call, merge
 from celery_singleton_lock.errors import NoLease
 from celery_singleton_lock.instrumentation.report import hide_store_url
 
@@ -107,6 +107,14 @@ class SingletonTask(_Base[P, R]):
             # Celery writes STARTED before it calls us: over the result of a run whose late twin is
             # about to be dropped, and for calls that are about to be skipped. So we write it.
             cls.track_started, cls._tracks_started = False, True
+        if "_decorated" in cls.__dict__ and (strays := sorted(OPTIONS.intersection(cls.__dict__))):
+            # Celery made attributes of them, which nothing reads: the lock would have the defaults.
+            given = ", ".join(f"{name!r}: ..." for name in strays)
+            raise TypeError(
+                f"the task {cls.name} was given {', '.join(strays)} as attributes. With "
+                f"base=SingletonTask the options of the lock go into singleton={{{given}}}; "
+                "@singleton_task takes them by their own names"
+            )
         if cls.run is not BaseTask.run:
             validate(cls.singleton or {}, signature_of(cls), str(cls.name or cls.__name__))
 

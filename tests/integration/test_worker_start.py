@@ -483,6 +483,14 @@ def test_a_store_behind_a_socket_file(
 # Decorator errors.
 
 
+def test_lock_options_beside_base_are_refused_instead_of_becoming_attributes() -> None:
+    app = Celery(set_as_current=False)
+    with pytest.raises(TypeError, match=r"singleton=\{'key': \.\.\., 'ttl': \.\.\.\}"):
+
+        @app.task(base=SingletonTask, key="{account_id}", ttl=60, shared=False, lazy=False)
+        def sync(account_id: int) -> None: ...
+
+
 def error_of(kind: type[Exception], **named: Any) -> str:
     """What the decorator says to these options of a task ``sync(account_id, force=False)``."""
 
@@ -502,7 +510,9 @@ def error_of(kind: type[Exception], **named: Any) -> str:
         ({"on_confict": "skip"}, TypeError, "did you mean 'on_conflict'?"),
         ({"acks_lat": True}, TypeError, "did you mean 'acks_late'?"),
         ({"kye": "{account_id}"}, TypeError, "did you mean 'key'?"),
-        ({"unique_on": ["account_id"]}, TypeError, "did you mean 'unique_for'?"),
+        ({"unique_on": ["account_id"]}, TypeError, 'Here the same is key=("name of'),
+        ({"lock_expiry": 10}, TypeError, "celery-singleton. Here the same is unique_for"),
+        ({"raise_on_duplicate": True}, TypeError, 'on_duplicate="raise"'),
         ({"limits": 2}, TypeError, "declare it in a class of your own, given as base="),
         ({"singleton_lock_ttl": 5}, TypeError, "did you mean 'ttl'?"),
         ({"singleton": {"ttl": 5}}, TypeError, "Give the lock's options by their own names"),
