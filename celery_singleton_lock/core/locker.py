@@ -56,6 +56,8 @@ __all__ = ["Locker", "was_lost"]
 # Seconds after an acquire for which its connection counts as one that stands. Idle for longer, it
 # may have been cut; and whose body took longer doesn't notice a round trip.
 _FRESH: Final = 1.0
+# Seconds. The heartbeat's thread may ask too, and renewals wait for the reply then.
+_TRACE_TIMEOUT: Final = 0.2
 _UNKNOWN: Final = (
     "the release got no reply, and the store no longer had the lease when the release was sent "
     "again: the first try released it, or it had been lost before; the store does not say which"
@@ -298,7 +300,8 @@ class Locker:
 
     def _trace(self, lease: Lease) -> Trace:
         try:
-            return self.store.trace(lease.key, timeout=timeout_for(lease.ttl))
+            timeout = min(timeout_for(lease.ttl), _TRACE_TIMEOUT)
+            return self.store.trace(lease.key, timeout=timeout)
         except StoreError:
             return Trace(record=None)
 

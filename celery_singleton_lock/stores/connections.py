@@ -329,6 +329,10 @@ class Exchange:
                 data = receive(connection, 0.0 if is_late is not None and is_late() else within)
                 replies += [told(connection, reply) for reply in self._replies.feed(data)]
         except (redis.exceptions.RedisError, OSError, ProtocolError) as exc:
+            if owes is not None and replies:
+                # The server replied to the release before the connection broke.
+                self._owes = None
+                owes.hear(replies.pop(0))
             raise self._connections.translated(exc, connection) from exc
         self._read = True
         if owes is not None:
@@ -380,7 +384,7 @@ class Exchange:
             connection.idle_since = self._connections.now()
             self._idle.append((connection, None))
         else:
-            _close(connection, self._owes)
+            _close(connection, self._owes, self._replies)
 
 
 def _keepalive_options() -> dict[int, int]:
@@ -401,7 +405,27 @@ def _disconnect_all(idle: deque[_Idle]) -> None:
         _close(*idle.pop())
 
 
-def _close(connection: Any, owes: PostedRelease | None) -> None:
+def _close(connection: Any, owes: PostedRelease | None, replies: Replies | None = None) -> None:
+    """Close a connection; the reply that is due on it is taken if it has arrived.
+
+    Args:
+        connection: redis-py's.
+        owes: The release whose reply is due; None: none is.
+        replies: What has been read of that reply.
+    """
     if owes is not None:
-        owes.lose()  # first: closing may be interrupted
+        reply = _arrived(connection, replies or Replies())
+        if reply is None:
+            owes.lose()
+        else:
+            owes.hear(reply)
     connection.disconnect()
+
+
+def _arrived(connection: Any, replies: Replies) -> Any:
+    """The next reply on ``connection`` if it has arrived whole; else None."""
+    try:
+        found = replies.feed(receive(connection, 0.0))
+        return told(connection, found[0]) if found else None
+    except Exception:
+        return None  # the connection is broken, and about to be closed

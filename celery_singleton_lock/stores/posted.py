@@ -194,7 +194,12 @@ class PostedReleases:
         Raises:
             StoreError: The store refuses, or doesn't answer.
         """
-        if self._release(posted.call, posted.timeout) is Released.RELEASED:
+        try:
+            reply = self._release(posted.call, posted.timeout)
+        except StoreUnavailable:
+            posted.unheard = True
+            raise
+        if reply is Released.RELEASED:
             self.end(posted, Released.RELEASED)
 
     def _forget(self, posted: PostedRelease) -> None:

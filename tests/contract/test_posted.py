@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -24,13 +24,16 @@ from celery_singleton_lock.core.keeper import Keeper
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.pace import timeout_for
 from celery_singleton_lock.core.store import (
     Acquire,
     ClaimChange,
     Granted,
+    MarkerState,
     Refused,
     Relation,
     Release,
+    Released,
     Renewal,
 )
 from celery_singleton_lock.errors import StoreUnavailable
@@ -367,6 +370,55 @@ def test_a_release_that_was_merely_sent_twice_is_no_loss(
     failures = [event for event in bench.events if event.name is EventName.RELEASE_FAILED]
     assert len(failures) == 1
     assert "does not say which" in str(failures[0].data["error"])
+
+
+@pytest.mark.parametrize("then", ["closes", "breaks", "grows too old"])
+def test_a_reply_that_arrived_before_its_connection_ended_counts(
+    bench: Bench, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    until(lambda: bench.is_free(lease.key))  # the reply is on its way, or in the socket
+    if then == "closes":
+        bench.cut()
+        bench.store._connections.close()
+    elif then == "breaks":
+        # The next command meets the end of the stream behind that reply.
+        bench.raw.flushall()
+        bench.cut()
+        with closing(RedisStore(bench.url)) as other:
+            ask(other, new_key(), new_token())
+        with suppress(StoreUnavailable):
+            bench.store.mark(
+                new_key(), new_token(), MarkerState.WAITING, 1, 60.0, timeout=timeout_for(TTL)
+            )
+    else:
+        monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
+        monkeypatch.setattr(connections, "MAX_IDLE", 0.0)
+        bench.begin(new_key())
+    bench.turn()
+    assert not bench.is_owed(lease)
+    assert {*bench.names()} == {EventName.ACQUIRED}
+
+
+def test_a_release_that_an_acquire_made_again_in_vain_leaves_a_doubt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, bool]] = []
+    lease = bench.begin(new_key())
+    call = Release(keys=(lease.key,), token=lease.token)
+    posted = bench.store._posted.begin(call, TIMEOUT, lambda *outcome: told.append(outcome))
+
+    def carried_out_unheard(call: Release, timeout: float) -> Any:
+        raise StoreUnavailable("its reply was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store._posted, "_release", carried_out_unheard)
+        with pytest.raises(StoreUnavailable):
+            bench.store._posted.make_again(posted)
+    posted.hear(b"not_ours")
+    bench.store._posted.repeat()
+    assert told == [(Released.NOT_OURS, True)]
 
 
 def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_since(
