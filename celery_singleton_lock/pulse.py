@@ -8,7 +8,7 @@ notes there how long that vouches for. The child's ``check()`` and its keeper re
 Promises
     A lease is renewed whatever its body does to the GIL, while parent and child live, until its
     ``max_hold``. A body that is shorter than ttl/3 and one whose keeper is on time cost no round
-    trip here. One thread a worker, whatever it runs.
+    trip here. One thread a worker, whatever it runs, and a second one while releases are retried.
 
 Does not promise
     Anything in other pools, where the body's process is the worker itself, or in a store that ties
@@ -38,7 +38,9 @@ Threads and forks
     ``sweep`` runs on the pulse's own thread, ``start`` and ``finish`` on the main one, which is the
     event loop of Celery: nothing here blocks it but a fork, see :meth:`Pulse._before_fork`. The
     store is the pulse's own, so no release of the parent waits for a renewal. The parent releases
-    a dead child's leases itself, but leaves them to this thread once the store does not answer.
+    a dead child's leases itself, until the store does not answer. Then ``catch_up`` retries them on
+    a thread that runs only while some are left: one part of the store (a shard, a node) may be
+    silent, and no look at the children waits for its timeout.
 """
 
 from __future__ import annotations
@@ -76,10 +78,13 @@ _GRACE: Final = 0.1
 _FORK_PATIENCE: Final = 0.2
 # Seconds; of a failure that is a defect of ours.
 _PAUSE_AFTER_FAILURE: Final = 1.0
-# Seconds between two tries of a release that the store did not answer.
+# Seconds from a request that the store did not answer to the next one.
 _PAUSE_AFTER_SILENCE: Final = 1.0
-# Most releases that wait for the store; beyond that the oldest are dropped and left to their ttl.
+# Most requests that wait for the store; what comes on top of them is left to its ttl.
 _MAX_LEFT: Final = 1000
+
+#: A request to the store, and until when it is retried.
+_Left = tuple[Callable[[Store], object], float]
 
 
 class Pulse:
@@ -87,7 +92,7 @@ class Pulse:
 
     Args:
         record: What the children write.
-        store: For this thread alone.
+        store: For the pulse alone.
         clock: The children's, which is one for all processes of a host.
     """
 
@@ -100,12 +105,14 @@ class Pulse:
         #: What this pulse has renewed, by stamp.
         self._kept: set[int] = set()
         self._is_over: Callable[[], bool] = lambda: False
-        # Held while this thread is inside the store's client, and by a fork.
-        self._in_client = threading.Lock()
-        self._held_by_fork = False
-        #: Requests that the store did not answer, and until when each is retried.
-        self._left: deque[tuple[Callable[[Store], object], float]] = deque(maxlen=_MAX_LEFT)
-        self._left_again_at = 0.0
+        # Each is held while its thread is inside the store's client, and by a fork.
+        self._renewing, self._retrying = threading.Lock(), threading.Lock()
+        self._held_by_fork: list[threading.Lock] = []
+        # What this pulse has not asked yet, which comes first, and what it got no answer to.
+        self._left: deque[_Left] = deque()
+        self._unanswered: deque[_Left] = deque()
+        self._retry_at = 0.0
+        self._has_retry_thread = False
 
     def start(self) -> None:
         """Start the thread; after the pool has forked its first children."""
@@ -120,26 +127,41 @@ class Pulse:
     @property
     def has_left(self) -> bool:
         """Whether releases wait to be retried, because the store did not answer."""
-        return bool(self._left)
+        # The thread takes out what it asks: it may be asking the only one.
+        return self._has_retry_thread or bool(self._left or self._unanswered)
 
-    def leave(self, ask: Callable[[Store], object], ttl: float) -> None:
-        """Have the thread retry ``ask`` until the store answers, for ``ttl`` seconds at most."""
+    def leave(self, ask: Callable[[Store], object], ttl: float) -> bool:
+        """Have ``ask`` retried until the store answers, for ``ttl`` seconds at most.
+
+        Returns:
+            False if too many wait already: then ``ask`` is not carried out.
+        """
+        if len(self._left) + len(self._unanswered) >= _MAX_LEFT:
+            return False
         self._left.append((ask, self._clock.now() + ttl))
+        return True
 
     def catch_up(self) -> None:
-        """Retry what was left, until the store does not answer; the thread calls this."""
-        while self._left and self._clock.now() >= self._left_again_at:
-            ask, until = self._left[0]
+        """Retry what was left, until one request gets no answer; a thread of its own calls this.
+
+        That one goes to the end, since the others may be for parts of the store that answer.
+        """
+        while (queue := self._left or self._unanswered) and self._clock.now() >= self._retry_at:
+            ask, until = queue.popleft()
+            now = self._clock.now()
+            if now >= until:
+                continue
             try:
-                if self._clock.now() < until:
-                    with self._in_client:
-                        ask(self._store)
+                with self._retrying:
+                    ask(self._store)
             except StoreUnavailable:
-                self._left_again_at = self._clock.now() + _PAUSE_AFTER_SILENCE
+                self._unanswered.append((ask, until))
+                self._retry_at = now + _PAUSE_AFTER_SILENCE
                 return
             except StoreError as exc:
                 logger.warning("singleton: the store refused a dead child's release: %s", exc)
-            self._left.popleft()
+            except Exception:
+                logger.exception("a dead child's release failed as it should not; it is dropped")
 
     def sweep(self) -> float:
         """Renew what children are late with; seconds until the next look.
@@ -194,7 +216,7 @@ class Pulse:
     def _ask(self, leases: list[Lease], now: float) -> list[Renewal]:
         left = min(lease.valid_until for lease in leases) - now
         timeout = patience(min(lease.ttl for lease in leases), left)
-        with self._in_client:
+        with self._renewing:
             return self._store.renew(leases, timeout=timeout)
 
     def _take(
@@ -222,25 +244,41 @@ class Pulse:
         while not self._is_over():
             try:
                 pause = self.sweep()
-                self.catch_up()
+                if self.has_left and not self._has_retry_thread:
+                    self._start_retry_thread()
             except Exception:
                 # This thread is what keeps the leases of all starving children; it must not end.
                 logger.exception("the pulse failed; it goes on")
                 pause = _PAUSE_AFTER_FAILURE
             self._clock.sleep(pause)
 
-    def _before_fork(self) -> None:
-        """The forking thread: no child is made while this one is inside the store's client.
+    def _start_retry_thread(self) -> None:
+        self._has_retry_thread = True
+        try:
+            native.start_new_thread(self._retry, "singleton-pulse-retry")
+        except RuntimeError:  # no more threads for this process now: the next look tries again
+            self._has_retry_thread = False
 
-        What it holds there (the locks of the import system, of the resolver, of OpenSSL) would stay
-        held in the child for ever.
+    def _retry(self) -> None:
+        try:
+            while (self._left or self._unanswered) and not self._is_over():
+                self.catch_up()
+                self._clock.sleep(max(0.0, self._retry_at - self._clock.now()))
+        finally:
+            self._has_retry_thread = False
+
+    def _before_fork(self) -> None:
+        """The forking thread: no child is made while the pulse is inside the store's client.
+
+        What its threads hold there (the locks of the import system, of the resolver, of OpenSSL)
+        would stay held in the child for ever.
         """
-        self._held_by_fork = self._in_client.acquire(timeout=_FORK_PATIENCE)
+        locks = (self._renewing, self._retrying)
+        self._held_by_fork = [lock for lock in locks if lock.acquire(timeout=_FORK_PATIENCE)]
 
     def _after_fork(self) -> None:
-        if self._held_by_fork:
-            self._held_by_fork = False
-            self._in_client.release()
+        while self._held_by_fork:
+            self._held_by_fork.pop().release()
 
 
 # Python can't unregister a fork hook. So the hooks are functions of this module, with weak

@@ -272,7 +272,9 @@ def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) ->
     """
     pulse = Runtime.pulse
     if pulse is not None and pulse.has_left:
-        pulse.leave(ask, ttl)
+        if not pulse.leave(ask, ttl):
+            why = "too many others wait for the store"
+            logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, why)
         return
     try:
         ask(store)

@@ -28,6 +28,8 @@ from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Releas
 from celery_singleton_lock.deadline_slots import SLOTS
 from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
 from celery_singleton_lock.pulse import Pulse
+from celery_singleton_lock.request import _ask
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.shared_record import HeldByLiving, SharedRecord
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
@@ -780,3 +782,124 @@ def test_what_a_silent_store_has_not_heard_is_asked_again_until_its_ttl(bench: B
     bench.pulse.catch_up()
     assert asked == ["short", "long", "long"]
     assert not bench.pulse.has_left
+
+
+def away(store: Any) -> None:
+    raise StoreUnavailable("this part of the store is silent")
+
+
+def test_children_are_looked_at_while_a_part_of_the_store_does_not_answer_a_release(
+    bench: Bench, running: Callable[[Bench], Pulse]
+) -> None:
+    live, lease = live_bench(ttl=0.6)
+    pulse = running(live)
+    stall = Stall()
+    pulse.leave(lambda store: stall(), 60.0)
+    assert stall.entered.wait(30)
+    renewed = len(live.store.batches)
+    wait_until(lambda: len(live.store.batches) >= renewed + 3, "the child's lease is renewed")
+    assert not lease.lost
+    assert not stall.left.is_set()
+    assert pulse.has_left, "else the parent would wait for the store again"
+    stall.leave.set()
+    wait_until(lambda: not pulse.has_left, "the store has answered")
+    lease.end()
+
+
+def test_a_release_is_retried_on_a_thread_that_ends_with_the_last_of_them(
+    bench: Bench, running: Callable[[Bench], Pulse]
+) -> None:
+    live, lease = live_bench(ttl=60.0)
+    pulse = running(live)
+    asked: list[str] = []
+    for name in ("a", "b"):
+        pulse.leave(lambda store, name=name: asked.append(name), 60.0)
+        wait_until(lambda: not pulse.has_left, "the store has answered")
+        wait_until(
+            lambda: all(one.name != "singleton-pulse-retry" for one in threading.enumerate()),
+            "the thread has ended",
+        )
+    assert asked == ["a", "b"]
+    lease.end()
+
+
+def test_a_child_is_forked_when_no_retried_release_is_in_the_stores_client(
+    bench: Bench, running: Callable[[Bench], Pulse], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.pulse._FORK_PATIENCE", 30.0)
+    live, lease = live_bench(ttl=60.0)
+    stall = Stall()
+    running(live).leave(lambda store: stall(), 60.0)
+    assert stall.entered.wait(30)
+    threading.Timer(0.2, stall.leave.set).start()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if stall.left.is_set() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lease.end()
+
+
+def test_a_release_for_a_live_part_of_the_store_is_carried_out_behind_those_for_a_silent_one(
+    bench: Bench,
+) -> None:
+    asked: list[str] = []
+    for _ in range(10):
+        bench.pulse.leave(away, 3600.0)
+    bench.pulse.leave(lambda store: asked.append("left with them"), 60.0)
+    for _ in range(11):
+        bench.pulse.catch_up()
+        bench.clock.advance(1.0)
+    assert asked == ["left with them"]
+    bench.pulse.leave(lambda store: asked.append("left later"), 60.0)
+    bench.pulse.catch_up()
+    assert asked == ["left with them", "left later"], "what was not asked yet comes first"
+    assert bench.pulse.has_left
+
+
+def test_a_release_that_fails_by_a_defect_does_not_keep_the_others_from_being_carried_out(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def fail(store: Any) -> None:
+        raise ValueError("a defect")
+
+    bench.pulse.leave(fail, 60.0)
+    bench.pulse.leave(lambda store: asked.append("next"), 60.0)
+    bench.pulse.catch_up()
+    assert asked == ["next"]
+    assert "a defect" in caplog.text
+
+
+def test_what_was_left_while_another_release_is_asked_is_carried_out(bench: Bench) -> None:
+    asked: list[int] = []
+
+    def ask_while_others_come(store: Any) -> None:
+        for number in range(1000):
+            bench.pulse.leave(lambda store, number=number: asked.append(number), 60.0)
+
+    bench.pulse.leave(ask_while_others_come, 60.0)
+    bench.pulse.catch_up()
+    assert asked == list(range(1000))
+
+
+def test_a_release_that_comes_on_top_of_a_thousand_is_told_and_replaces_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Runtime, "pulse", bench.pulse)
+    asked: list[int] = []
+    bench.pulse.leave(away, 60.0)
+    bench.pulse.catch_up()
+    for number in range(1000):
+        _ask(
+            bench.store,
+            f"pid {number} died",
+            60.0,
+            lambda store, number=number: asked.append(number),
+        )
+    assert [record.getMessage() for record in caplog.records] == [
+        "singleton: pid 999 died: stays for its ttl of 60 s: too many others wait for the store"
+    ]
+    bench.clock.advance(1.0)
+    bench.pulse.catch_up()
+    assert asked == list(range(999))
