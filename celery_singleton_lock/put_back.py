@@ -174,8 +174,9 @@ def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
     if not isinstance(name, str) or not isinstance(arrived, str):
         return  # no queue of the app's configuration: sent as Celery's own retry sends it
     queue = app.amqp.queues.get(name)  # not [name], which creates a missing queue
-    options.pop("exchange", None)
-    options.pop("routing_key", None)
+    # Set, not removed: Celery fills in what is missing from task_routes and from the attributes of
+    # the task class, and those lead to their own exchange. Only None counts as missing.
+    options["exchange"], options["routing_key"] = "", name
     if queue is not None and queue.exchange.type == "direct":
         options["queue"] = name  # Celery's way to send to the queue itself
         return

@@ -35,6 +35,9 @@ app.conf.update(
         Queue("all", Exchange("any", "topic"), "any.#", queue_arguments=_TYPE),
     ],
 )
+# Where these tasks go by default. A test sends them elsewhere, and their copies must go there too.
+_DEFAULT = {"queue": "left", "exchange": "pair", "routing_key": "pair.one"}
+app.conf.task_routes = {"routed": _DEFAULT}
 SOON = OnConflict.retry(delay=0.1, max_delay=0.5)
 
 
@@ -58,6 +61,16 @@ def plain(self: Any, name: str, gate: str | None = None) -> None:
 
 @singleton_task(app=app, bind=True, key="{name}", on_conflict=SOON)
 def patient(self: Any, name: str, gate: str | None = None) -> None:
+    occupy(self, name, gate)
+
+
+@singleton_task(app=app, bind=True, key="{name}", on_conflict=SOON, name="routed")
+def routed(self: Any, name: str, gate: str | None = None) -> None:
+    occupy(self, name, gate)
+
+
+@singleton_task(app=app, bind=True, key="{name}", on_conflict=SOON, **_DEFAULT)
+def addressed(self: Any, name: str, gate: str | None = None) -> None:
     occupy(self, name, gate)
 
 

@@ -186,6 +186,50 @@ def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
     assert journal.overlaps() == []
 
 
+@pytest.mark.parametrize("name", ["routed", "addressed"])
+def test_a_copy_goes_to_its_queue_and_not_where_the_route_or_the_class_leads(
+    name: str,
+    site: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    check_that_a_copy_comes_back(site, name, worker, journal, redis_client)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_rabbit")
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+@pytest.mark.parametrize("name", ["routed", "addressed"])
+def test_a_copy_goes_to_its_queue_on_rabbitmq(
+    name: str,
+    queue_type: str,
+    load_app: LoadApp,
+    environment: dict[str, str],
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    environment["QUEUE_TYPE"] = queue_type
+    check_that_a_copy_comes_back(load_app(APP), name, worker, journal, redis_client)
+
+
+def check_that_a_copy_comes_back(
+    site: ModuleType, name: str, worker: StartWorker, journal: Journal, client: redis.Redis
+) -> None:
+    process = worker(APP, concurrency=2, queues=["all"])
+    queue = site.app.amqp.queues["all"]
+    route = {"queue": queue, "exchange": "any", "routing_key": "any.thing", "declare": [queue]}
+    task = getattr(site, name)
+    task.apply_async(("k", "go"), **route)
+    journal.wait_for_starts(1)
+    waiting = task.apply_async(("k", "go"), **route)
+    wait_until(lambda: told([process], "put-back")[waiting.id] >= 2, "it was put back twice")
+    Gate(client, "go").open()
+    journal.wait_for_ends(2)
+    assert journal.overlaps() == []
+
+
 @pytest.mark.parametrize("name", [pytest.param("plain", marks=SLOW), "waiting"])
 def test_a_broadcast_by_redis_runs_in_each_worker_when_calls_wait_there(
     name: str,

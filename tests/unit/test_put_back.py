@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from celery import Celery, signals
 from celery.app.task import Context
+from kombu import Exchange, Queue
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.delivery import Delivery
+from celery_singleton_lock.delivery import QUEUE_KEY, Delivery
 from celery_singleton_lock.put_back import put_back
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import SingletonStore
@@ -48,3 +49,49 @@ def test_a_copy_says_what_the_call_said_of_its_result(
     signals.before_task_publish.disconnect(collect)
     app.close()
     assert [headers["ignore_result"] for headers in published] == [of_call, of_call]
+
+
+ELSEWHERE: dict[str, Any] = {"queue": "reports", "exchange": "work", "routing_key": "report.daily"}
+
+
+@pytest.mark.parametrize("queue", ["reports", "direct", "unknown"])
+@pytest.mark.parametrize("where", ["route", "typed route", "class"])
+def test_a_copy_goes_to_its_queue_whatever_the_route_and_the_class_say(
+    queue: str, where: str, singleton_store: SingletonStore
+) -> None:
+    app = Celery("routed", broker="memory://", set_as_current=False)
+    app.conf.task_queues = [
+        Queue("direct", Exchange("direct"), "direct"),
+        Queue("reports", Exchange("work", "topic"), "report.#"),
+        Queue("audit", Exchange("work", "topic"), "#"),
+    ]
+    if where != "class":
+        exchange_type = {"exchange_type": "topic"} if where == "typed route" else {}
+        app.conf.task_routes = {"work": {**ELSEWHERE, **exchange_type}}
+    singleton_store.install(app)
+    attributes = ELSEWHERE if where == "class" else {}
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}", **attributes)
+    def work(name: str) -> None: ...
+
+    published: list[tuple[str, str]] = []
+
+    def collect(exchange: str, routing_key: str, **_: Any) -> None:
+        published.append((exchange, routing_key))
+
+    request = Context(
+        {QUEUE_KEY: queue},
+        id="t-1",
+        args=["k"],
+        kwargs={},
+        called_directly=False,
+        delivery_info={"exchange": "work", "routing_key": "report.daily"},
+    )
+    key = work.lock_key("k")
+    assert key is not None
+    signals.before_task_publish.connect(collect)
+    delivery = Delivery.of(request)
+    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1, reason="conflict")
+    signals.before_task_publish.disconnect(collect)
+    app.close()
+    assert published == [("", queue)]
