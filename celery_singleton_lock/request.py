@@ -100,13 +100,14 @@ class SingletonRequestMixin:
 
         The body's ``request.headers`` has none of our headers: users copy it to other messages. If
         the message has a header ``headers`` (agents write one), Celery takes that for all headers;
-        the others are added here.
+        the others are added here. It may be a copy of all headers: Celery's own are left out,
+        because a copy of the message would be sent with their old values (``eta`` is one).
         """
         message = self._request_dict
         header, nested = header_of(message, str(self.id)), message.get("headers")
         own = {name: message[name] for name in message.keys() - _CELERYS}
         if isinstance(nested, Mapping):
-            own.update(nested)
+            own.update((name, nested[name]) for name in nested.keys() - _CELERYS)
         for name in [name for name in own if name.startswith(_OURS) and name != TICK_HEADER]:
             del own[name]
             message.pop(name, None)

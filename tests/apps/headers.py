@@ -3,9 +3,10 @@
 Each task has a twin without a lock, which has to run as often. A body that is given a gate
 (`tests.apps.gate`) ends when its test opens the gate.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; FOREIGN, what changes the headers: ``nested`` and
-``copied`` (a receiver of before_task_publish writes ``headers["headers"]``), ``before`` and
-``behind`` (a base class whose ``apply_async`` replaces them), ``sentry`` (sentry-sdk); PROTOCOL.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; FOREIGN, what changes the headers: ``nested``,
+``copied`` and ``all`` (a receiver of before_task_publish writes ``headers["headers"]``: its own
+headers alone, with ours, or with all others), ``before`` and ``behind`` (a base class whose
+``apply_async`` replaces them), ``sentry`` (sentry-sdk); PROTOCOL.
 """
 
 from __future__ import annotations
@@ -57,12 +58,17 @@ class Behind(Task):  # type: ignore[type-arg]
 
 BASE: Any = {"before": Before, "behind": Behind}.get(FOREIGN, SingletonTask)
 
-if FOREIGN in ("nested", "copied"):
+if FOREIGN in ("nested", "copied", "all"):
 
     @signals.before_task_publish.connect
     def nest(headers: Any = None, **_: Any) -> None:
-        copied = {name: headers[name] for name in headers if name.startswith("singleton_")}
-        headers.setdefault("headers", {}).update(TRACE, **(copied if FOREIGN == "copied" else {}))
+        prefix = {"nested": None, "copied": "singleton_", "all": ""}[FOREIGN]
+        copied = {
+            name: headers[name]
+            for name in headers
+            if prefix is not None and name != "headers" and name.startswith(prefix)
+        }
+        headers.setdefault("headers", {}).update(TRACE, **copied)
 
 
 if FOREIGN == "sentry":
@@ -92,6 +98,7 @@ def body(task: Any, name: str, gate: str | None) -> Iterator[None]:
     tenant = (getattr(request, "tenant", None), headers.get("tenant"), headers.get("x-trace"))
     ours = sorted(each for each in headers if each.startswith("singleton_"))
     data = {"task": task.name, "ttl": ttl, "headers": sorted({*headers, *vars(request)})}
+    data["eta"] = request.eta
     with Journal.from_env().run(name, task_id=request.id, tenant=tenant, ours=ours, **data):
         if gate is not None:
             Gate(_client(os.getpid()), gate).wait()

@@ -26,6 +26,7 @@ SLOW = pytest.mark.slow
     params=[
         "nested",
         pytest.param("copied", marks=SLOW),
+        pytest.param("all", marks=SLOW),
         pytest.param("before", marks=SLOW),
         "behind",
         pytest.param("protocol 1", marks=SLOW),
@@ -77,6 +78,7 @@ def test_a_call_that_is_put_back_on_a_conflict_runs(
     stage.open(name)
     assert result.get(timeout=20) == name
     assert len(stage.starts(name)) == 2
+    assert stage.starts(name)[-1].data["eta"], "the copy says when it is due"
 
 
 def test_work_that_is_put_back_after_a_lost_lease_runs_again(

@@ -99,3 +99,14 @@ def test_an_earlier_message_that_is_still_written_down_has_no_part_in_this_ones_
         assert found.ttl > 60.0, "it waits in the queue again, for as long as from the start"
     else:
         assert found is None
+
+
+def test_celerys_own_headers_are_not_taken_from_a_nested_copy_of_all_headers(
+    parent: Parent,
+) -> None:
+    request = Request("now", 0, parent.claim_of("now"))
+    celerys = {"id": "now", "task": "sync", "eta": None, "expires": None, "retries": 0}
+    request._request_dict = {**celerys, "tenant": "t", "headers": {**celerys, "x-trace": "abc"}}
+    request._sift()
+    assert request._request_dict["headers"] == {"tenant": "t", "x-trace": "abc"}
+    assert celerys.items() <= request._request_dict.items()
