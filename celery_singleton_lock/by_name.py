@@ -14,7 +14,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from celery_singleton_lock.core.key import PER_TASK, digest
 from celery_singleton_lock.core.options import suggestion
 from celery_singleton_lock.core.policy import CallOptions, Policy, check_call, merge
-from celery_singleton_lock.delivery import HEADER, call_header
+from celery_singleton_lock.delivery import HEADER, call_header, count_published
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.publish import Publication, publish
 from celery_singleton_lock.runtime import Runtime
@@ -73,8 +73,18 @@ def claim_and_send(
         raise TypeError(f'{where}: give singleton={{"unique": "until_done"}}, or "until_start"')
     task_id = str(options.pop("task_id", None) or uuid())
     options["headers"] = headers = dict(options.get("headers") or {})
-    header = call_header(options, task_id=task_id, options=given, running=app.current_worker_task)
+    running = app.current_worker_task
+    header = call_header(options, task_id=task_id, options=given, running=running)
     headers[HEADER] = header
+
+    def send() -> AsyncResult[Any]:
+        result = app.send_task(
+            name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options
+        )
+        if running is not None:
+            count_published(running, task_id)
+        return result
+
     return publish(
         Publication(
             app=app,
@@ -88,9 +98,7 @@ def claim_and_send(
             swallows_in_canvas="on_duplicate" in (given or {}),
         ),
         runtime,
-        lambda: app.send_task(
-            name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options
-        ),
+        send,
     )
 
 

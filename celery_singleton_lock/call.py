@@ -13,7 +13,7 @@ from celery import signals
 from celery.utils import uuid
 
 from celery_singleton_lock.arguments import stable_rest
-from celery_singleton_lock.delivery import HEADER, call_header
+from celery_singleton_lock.delivery import HEADER, call_header, count_published
 from celery_singleton_lock.publish import Publication, carry_claim, continues, publish
 from celery_singleton_lock.runtime import Runtime
 
@@ -60,6 +60,8 @@ def publish_call(
     headers[HEADER] = header
     if task.publishes_through_others:
         send = _keeping(header, send)
+    if running is not None:
+        send = _counting(running, send)
     policy = task.singleton_policy(header.get("options"))
     # Asked after that: to look up Celery's configuration costs as much as all else in here.
     if policy.unique is None or app.conf.task_always_eager:
@@ -83,6 +85,17 @@ def publish_call(
         swallows_in_canvas=given is not None and "on_duplicate" in given,
     )
     return publish(publication, runtime, lambda: send(task_id, options))
+
+
+def _counting(running: Any, send: Send) -> Send:
+    """``send``, which notes what the ``running`` task has sent."""
+
+    def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
+        result = send(task_id, options)
+        count_published(running, task_id)
+        return result
+
+    return send_and_count
 
 
 def _keeping(header: Mapping[str, Any], send: Send) -> Send:

@@ -26,6 +26,7 @@ __all__ = [
     "call_header",
     "call_in_queue",
     "call_of",
+    "count_published",
     "header_of",
     "is_unnamed",
 ]
@@ -225,6 +226,16 @@ def call_header(
     return header if options is None else {**header, "options": _plain(options)}
 
 
+def count_published(running: Any, task_id: str) -> None:
+    """Note that the ``running`` task has sent a message under ``task_id``.
+
+    Called once the broker has the message: a body that sends again, because sending failed, makes
+    no other call. Its lease and its claim are kept for the name of the first.
+    """
+    published = running.request.__dict__.setdefault(_PUBLISHED, {})
+    published[task_id] = published.get(task_id, 0) + 1
+
+
 def _within(
     running: Any, message: Mapping[str, Any], task_id: str, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -232,8 +243,7 @@ def _within(
     request = running.request
     delivery = Delivery.of(request)
     token = delivery.token
-    published = request.__dict__.setdefault(_PUBLISHED, {})
-    before = published[task_id] = published.get(task_id, -1) + 1
+    before = request.__dict__.get(_PUBLISHED, {}).get(task_id, 0)
     header: dict[str, Any] = {"id": task_id}
     if before or task_id != token.task_id:
         # Named after the attempt: if the attempt runs again (its worker was killed before it

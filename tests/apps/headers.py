@@ -19,7 +19,9 @@ from typing import Any
 
 import redis
 from celery import Celery, Task, chain, signals
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
+from kombu import Connection
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import OnConflict, SingletonTask, current_lease, singleton_task
 from celery_singleton_lock.errors import NoLease
@@ -164,6 +166,29 @@ def returning(self: Any, name: str, left: int, how: str) -> int:
     return left
 
 
+def persistent(self: Any, name: str, left: int, how: str, gate: str | None = None) -> None:
+    """Publishes itself again, the first time to a broker that is away."""
+    with body(self, name, None):
+        if not left:
+            return
+        args = (name, 0, how)
+        away: dict[str, Any] = {"connection": Connection("redis://127.0.0.1:1"), "retry": False}
+        if how == "retry":
+            try:
+                raise AssertionError(self.retry(args=args, countdown=0, throw=False, **away))
+            except Reject:
+                outcome = self.retry(args=args, countdown=0, throw=False)
+        else:
+            try:
+                raise AssertionError(self.apply_async(args, task_id=self.request.id, **away))
+            except OperationalError:
+                self.apply_async(args, task_id=self.request.id)
+            outcome = Ignore()
+        if gate is not None:
+            Gate(_client(os.getpid()), gate).wait()
+        raise outcome
+
+
 @app.task(bind=True)
 def note(self: Any, name: str) -> None:
     Journal.from_env().note(name, key=name, task_id=self.request.id)
@@ -186,6 +211,7 @@ again_late = locked("again_late", acks_late=True)(again)
 again_early = locked("again_early")(again)
 returning_late = locked("returning_late", acks_late=True)(returning)
 once_late = locked("once_late", acks_late=True, unique="until_done")(again)
+persistent_once = locked("persistent_once", acks_late=True, unique="until_done")(persistent)
 plain_again = app.task(name="plain_again", bind=True, acks_late=True)(again)
 plain_returning = app.task(name="plain_returning", bind=True, acks_late=True)(returning)
 

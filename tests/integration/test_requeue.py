@@ -85,6 +85,19 @@ def test_what_was_put_back_can_requeue_itself_too(
     assert runs(stage, name) == [result.id] * 3
 
 
+@pytest.mark.parametrize("how", ["apply_async", "retry"])
+def test_a_message_that_could_not_be_sent_at_first_is_the_next_attempt(
+    stage: Stage, worker: CeleryWorker, name: str, how: str
+) -> None:
+    """Were the failure counted, it would be another call, which is skipped or has no claim."""
+    result = stage.app.persistent_once.delay(name, 1, how, name)
+    worker.wait_for_log(rf'put-back: \S*\[{result.id}\] .*reason="?earlier')
+    stage.open(name)
+    wait_until(lambda: len(runs(stage, name)) == 2, "the second has run", 20)
+    assert not overlap(stage, name)
+    wait_until(lambda: not stage.redis.keys(f"csl:*{name}*"), "nothing of it is left")
+
+
 @pytest.mark.parametrize("task", ["plain_numbered", "numbered"])
 def test_all_that_a_task_publishes_under_one_id_runs(
     stage: Stage, worker: CeleryWorker, name: str, task: str

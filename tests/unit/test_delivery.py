@@ -19,6 +19,7 @@ from celery_singleton_lock.delivery import (
     NONCE_KEY,
     Delivery,
     call_header,
+    count_published,
     is_unnamed,
     mint_nonce,
 )
@@ -187,6 +188,7 @@ class Running:
     def publishes(self, **message: Any) -> Delivery:
         """How the message under the task's own id arrives."""
         header = call_header(message, task_id="t-1", options=None, running=self)
+        count_published(self, "t-1")
         return Delivery.of(request(**message, **{HEADER: json.loads(json.dumps(header))}))
 
 
@@ -213,6 +215,13 @@ def test_what_a_task_publishes_several_times_under_one_id_are_as_many_calls() ->
     names = [running.publishes().token.call for _ in range(3)]
     assert names[0] == "c"
     assert len({*names}) == 3
+
+
+def test_what_was_not_sent_is_not_counted() -> None:
+    running = Running(Delivery(token=Token("t-1", 0, 0, "n", "c")))
+    lost = call_header({}, task_id="t-1", options=None, running=running)
+    assert ordinal(running.publishes()) == (lost["call"], 1, 0)
+    assert running.publishes().token.call != "c"
 
 
 @pytest.mark.parametrize("call", ["", "a b", "a|b", "a+b", "x" * 33, 1, None, ["x"]], ids=repr)
