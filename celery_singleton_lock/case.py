@@ -18,7 +18,7 @@ from celery_singleton_lock.core.lease import Holder, Phase
 from celery_singleton_lock.core.options import Unique
 from celery_singleton_lock.core.policy import Policy
 from celery_singleton_lock.core.store import ClaimChange
-from celery_singleton_lock.delivery import HEADER, Delivery
+from celery_singleton_lock.delivery import HEADER, UNNAMED_KEY, Delivery
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.put_back import backoff, put_back, why_not
 from celery_singleton_lock.runtime import Runtime
@@ -95,6 +95,7 @@ class Case:
         """Give the message a name of its own, which its retries and copies keep."""
         self.delivery = self.delivery.named()
         self.request.__dict__[HEADER] = self.delivery.header()
+        self.request.__dict__.pop(UNNAMED_KEY, None)
 
     @property
     def acks_late(self) -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "QUEUE_KEY",
     "SERIALIZER_KEY",
     "TICK_HEADER",
+    "UNNAMED_KEY",
     "Delivery",
     "call_header",
     "call_in_queue",
@@ -40,11 +41,18 @@ TICK_HEADER: Final = "singleton_tick"
 NONCE_KEY: Final = "singleton_nonce"
 #: Key of the request in which it puts the name of the serializer that the message came with.
 SERIALIZER_KEY: Final = "singleton_serializer"
+#: Key of the request that it sets if the message came without a name of its call, and got one that
+#: is made of its queue's.
+UNNAMED_KEY: Final = "singleton_unnamed"
 #: Key of the request in which it puts the name of the queue that the message came from, if the
 #: message does not name it.
 QUEUE_KEY: Final = "singleton_queue"
 # Attribute of a running request: how many messages it has published, by task id.
 _PUBLISHED: Final = "singleton_published"
+
+# kombu's names of the brokers whose ``redelivered`` flag reaches the task. Its other virtual
+# transports restore a message without it.
+_MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
 
 # No message is put back more often than this in a lifetime; a larger number was not written by us.
 _COUNTS: Final = range(10**9)
@@ -182,14 +190,23 @@ def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
     return {}
 
 
-def is_unnamed(request: Any) -> bool:
+def is_unnamed(request: Any, driver: str) -> bool:
     """Whether ``request`` is of the first delivery of a message without our header.
 
     If it is, the store's records of its task id belong to another message: copies that we make have
-    our header, and redeliveries are marked by the broker.
+    our header, and redeliveries are marked by the broker. Not by every broker: SQS and Google
+    Pub/Sub deliver a message again, once its visibility timeout is over, as they did at first.
+
+    Args:
+        request: Of the running task.
+        driver: kombu's ``driver_type`` of the broker.
     """
-    redelivered = (request.delivery_info or {}).get("redelivered")
-    return not (redelivered or request.is_eager or header_of(request.__dict__, str(request.id)))
+    if driver not in _MARK_REDELIVERIES or request.is_eager:
+        return False
+    if (request.delivery_info or {}).get("redelivered"):
+        return False
+    fields = request.__dict__
+    return bool(fields.get(UNNAMED_KEY)) or not header_of(fields, str(request.id))
 
 
 def mint_nonce() -> str:

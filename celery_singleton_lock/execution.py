@@ -37,7 +37,7 @@ from celery_singleton_lock.core.store import Acquire, Refused, Relation
 from celery_singleton_lock.delivery import is_unnamed, mint_nonce
 from celery_singleton_lock.errors import LockConflict, StoreError
 from celery_singleton_lock.line import Waiter
-from celery_singleton_lock.put_back import backoff
+from celery_singleton_lock.put_back import backoff, driver_of
 from celery_singleton_lock.settlement import stores_result
 from celery_singleton_lock.skipped import skipped_value
 from celery_singleton_lock.tenure import Tenure, held_leases
@@ -188,7 +188,8 @@ class Execution:
             refused.relation not in (Relation.OTHER, Relation.EARLIER)
             or refused.holder.task_id == self._case.delivery.token.task_id
         )
-        return knows_id and is_unnamed(self._case.request)
+        case = self._case
+        return knows_id and is_unnamed(case.request, driver_of(case.task.app))
 
     def _decide(self, refused: Refused, wall: float, waited: float) -> Decision:
         case = self._case

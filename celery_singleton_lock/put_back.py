@@ -30,7 +30,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.origin import reached_with_delay, without_delay
 from celery_singleton_lock.runtime import Runtime
 
-__all__ = ["backoff", "put_back", "why_not"]
+__all__ = ["backoff", "driver_of", "put_back", "why_not"]
 
 _MAX_DOUBLINGS: Final = 30
 
@@ -108,7 +108,7 @@ def why_not(app: Any, request: Any) -> str | None:
     """
     name = getattr(request, QUEUE_KEY, None)
     queue = None if name is None else app.amqp.queues.get(name)
-    if queue is None or queue.exchange.type != "fanout" or (driver := _driver(app)) == "amqp":
+    if queue is None or queue.exchange.type != "fanout" or (driver := driver_of(app)) == "amqp":
         return None
     return (
         f"it came by the fanout exchange {queue.exchange.name!r}, on which {driver} can't put a "
@@ -116,7 +116,8 @@ def why_not(app: Any, request: Any) -> str | None:
     )
 
 
-def _driver(app: Any) -> str:
+def driver_of(app: Any) -> str:
+    """kombu's ``driver_type`` of the broker."""
     return str(app.producer_pool.connections.connection.transport.driver_type)
 
 
@@ -126,7 +127,7 @@ def _delays_natively(app: Any) -> bool:
     Such a countdown is a routing key of whole seconds, cut off; at less than one second publishing
     raises ValueError.
     """
-    return bool(detect_quorum_queues(app, _driver(app))[0])
+    return bool(detect_quorum_queues(app, driver_of(app))[0])
 
 
 def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:

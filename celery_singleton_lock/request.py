@@ -38,6 +38,7 @@ from celery_singleton_lock.delivery import (
     QUEUE_KEY,
     SERIALIZER_KEY,
     TICK_HEADER,
+    UNNAMED_KEY,
     call_in_queue,
     call_of,
     header_of,
@@ -135,6 +136,8 @@ class SingletonRequestMixin:
             return
         self._settle_claim(comes_back=False)
         header = dict(self._header())
+        if not header:
+            self._request_dict[UNNAMED_KEY] = True
         header.pop("claim", None)
         header |= {"id": str(self.id), "call": call_in_queue(call_of(header), origin.queue)}
         self._request_dict[HEADER] = header

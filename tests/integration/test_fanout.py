@@ -186,6 +186,17 @@ def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
     assert journal.overlaps() == []
 
 
+def test_messages_sent_by_name_under_one_id_to_a_shared_queue_all_run(
+    site: ModuleType, worker: StartWorker, journal: Journal
+) -> None:
+    """They get a name from their queue, which is no name of their own."""
+    worker(APP, concurrency=1, queues=["left"])
+    queues = [site.app.amqp.queues[name] for name in ("left", "right")]
+    for count in (1, 2):
+        site.app.send_task(site.late.name, ("k",), task_id="one", declare=queues, **PAIR)
+        journal.wait_for_ends(count)
+
+
 @pytest.mark.parametrize("name", ["routed", "addressed"])
 def test_a_copy_goes_to_its_queue_and_not_where_the_route_or_the_class_leads(
     name: str,

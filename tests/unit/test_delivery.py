@@ -17,6 +17,7 @@ from celery_singleton_lock.core.policy import CALL_OPTIONS
 from celery_singleton_lock.delivery import (
     HEADER,
     NONCE_KEY,
+    UNNAMED_KEY,
     Delivery,
     call_header,
     count_published,
@@ -170,11 +171,22 @@ def test_our_header_is_read_wherever_it_is(where: Any) -> None:
         ({"is_eager": True}, False),
         ({HEADER: {"id": "t-1", "call": "c"}}, False),
         ({HEADER: {"id": "of another"}}, True),
+        ({HEADER: {"id": "t-1", "call": "c"}, UNNAMED_KEY: True}, True),
     ],
     ids=str,
 )
 def test_only_a_first_delivery_without_our_header_is_unnamed(fields: Any, unnamed: bool) -> None:
-    assert is_unnamed(request(**fields)) is unnamed
+    assert is_unnamed(request(**fields), "amqp") is unnamed
+
+
+@pytest.mark.parametrize(
+    ("driver", "unnamed"),
+    [("amqp", True), ("redis", True), ("memory", False), ("sqs", False), ("gcpubsub", False)],
+)
+def test_no_message_is_unnamed_where_redeliveries_are_not_marked(
+    driver: str, unnamed: bool
+) -> None:
+    assert is_unnamed(request(), driver) is unnamed
 
 
 class Running:
