@@ -143,7 +143,7 @@ class PostedReleases:
     def lose_all(self) -> None:
         """No reply will come to those that are open."""
         for posted in self.open():
-            if posted.reply is None:
+            if posted not in self.lost:
                 posted.lose()
 
     def repeat(self, longest: float = float("inf")) -> None:

@@ -31,16 +31,19 @@ def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_col
             if number < 3:
                 server.resume()
             node = nodes._node(("127.0.0.1", server.port))
-            node.run([("PING",)], 5.0)
+            node.run([("SET", "reply", "released")], 5.0)
             if number < 3:
                 server.pause()
             call = Release(keys=(new_key(),), token=new_token())
-            assert node.post(("PING",), 5.0, posted.begin(call, 5.0, heard.append))
+            begun = posted.begin(call, 5.0, lambda *outcome: heard.append(outcome))
+            assert node.post(("GET", "reply"), 5.0, begun)
         ((connection, _),) = node._idle_for(5.0)
         assert ready([(connection._sock.fileno(), False)], 5.0), "the fourth has replied"
         begin = time.monotonic()
         nodes.collect(PATIENCE)
         took = time.monotonic() - begin
     assert took < 2 * PATIENCE
-    assert heard == [None], "what had come was read, behind those that are silent"
+    assert heard == [(Released.RELEASED, False)], "it was read, behind those that are silent"
+        "what had come was read, behind those that are silent"
+    )
     assert len(posted.lost) == 3

@@ -679,7 +679,7 @@ def test_a_lease_is_told_lost_before_its_validity_ends_when_three_of_five_go(
     assert lost.wait(3)
     assert lease.loss is not None
     emptied = how == "emptied"
-    assert lease.loss.reason is (LossReason.EXPIRED if emptied else LossReason.UNREACHABLE)
+    assert lease.loss.reason is (LossReason.GONE if emptied else LossReason.UNREACHABLE)
     assert told_at[0] <= awake_at + 0.05
 
 

@@ -384,23 +384,21 @@ def test_in_the_solo_pool_a_body_is_ended_and_the_worker_lives_on(
 
 
 @pytest.mark.slow
-def test_in_the_gevent_pool_only_the_flag_tells(
+def test_in_the_gevent_pool_a_body_is_interrupted_where_it_waits_and_its_neighbour_is_not(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:
     pytest.importorskip("gevent")
     worker(LOSS, pool="gevent", concurrency=4)
-    # For several heartbeats: the one that finds the lease gone comes in time.
-    unaware = loss.early.delay("unaware", "sleep", 3 * TTL)
-    aware = loss.early.delay("aware", "wait_for_loss", 20)
+    loser = loss.early.delay("loser", "sleep", 60)
+    neighbour = loss.early.delay("neighbour", "sleep", 3 * TTL)
     journal.wait_for_starts(2)
-    with replaced(loss, keys, "unaware"), replaced(loss, keys, "aware"):
+    with replaced(loss, keys, "loser"):
         at = time.monotonic()
-        assert aware.get(timeout=30)["lost"]
-        assert unaware.get(timeout=30)["lost"]
-    [aware_run], [unaware_run] = journal.runs("aware"), journal.runs("unaware")
-    assert aware_run.end - at < HEARTBEAT + SLACK
-    assert (aware_run.error, unaware_run.error) == (None, None)
-    assert unaware_run.end - unaware_run.begin >= 3 * TTL
+        with pytest.raises(LeaseLost):
+            loser.get(timeout=30)
+        assert not neighbour.get(timeout=30)["lost"]
+    [run] = journal.runs("loser")
+    assert run.end - at < HEARTBEAT + SLACK
 
 
 # Bounds.
