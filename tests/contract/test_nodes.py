@@ -44,6 +44,4 @@ def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_col
         took = time.monotonic() - begin
     assert took < 2 * PATIENCE
     assert heard == [(Released.RELEASED, False)], "it was read, behind those that are silent"
-        "what had come was read, behind those that are silent"
-    )
     assert len(posted.lost) == 3
