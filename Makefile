@@ -98,7 +98,7 @@ $(OLDEST)/.ready: pyproject.toml | $(BIN)/python
 # The newest agents; in a directory of their own, the last ones that nest headers in every message.
 $(AGENTS)/.ready: pyproject.toml Makefile | $(BIN)/python
 	$(BIN)/python -m venv $(AGENTS)
-	$(AGENTS)/bin/python -m pip install --quiet --editable . psutil pytest pytest-celery \
+	$(AGENTS)/bin/python -m pip install --quiet --editable . hypothesis psutil pytest pytest-celery \
 	  pytest-timeout pytest-xdist \
 	  ddtrace sentry-sdk newrelic opentelemetry-distro opentelemetry-instrumentation-celery
 	$(AGENTS)/bin/python -m pip install --quiet --upgrade --target $(AGENTS)/older \
