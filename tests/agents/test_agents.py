@@ -180,8 +180,8 @@ def test_work_that_is_put_back_after_a_lost_lease_runs_again(
     stage.journal.wait_for_starts(1, key=name)
     Runtime.of(stage.app.app).store.free(stage.app.late.lock_key(name), None)
     with hold(name, scope=stage.app.NAMES, app=stage.app.app):
-        worker.wait_for_log(rf"put-back: \S*\[{task_id}\] .*reason=lease lost")
-        worker.wait_for_log(rf"put-back: \S*\[{task_id}\] .*reason=started|dropped: .*{task_id}")
+        worker.wait_for_log(rf"put-back: \S*\[{task_id}\] .*reason=.lease lost")
+        worker.wait_for_log(rf"put-back: \S*\[{task_id}\] .*reason=.started|dropped: .*{task_id}")
     stage.open(name)
     assert stage.result(task_id) == name
     assert stage.ran(name) == [task_id] * 2
