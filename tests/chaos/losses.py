@@ -51,7 +51,8 @@ def unreported_losses(
             told = reports[body.job, body.fence]
             if told.count("lost") == 1 and "released" not in told:
                 continue
-            if told == ["release-failed"]:
+            # Where the marker of a done attempt could not be written either, that is a second one.
+            if {*told} == {"release-failed"}:
                 excused["losses unknown to a process whose release the store did not answer"] += 1
             elif not told and lives.awake(body, successor.begin) < ttl + _SLOW:
                 excused["losses that a process did not live to report"] += 1
