@@ -245,6 +245,10 @@ def test_a_release_that_the_store_did_not_answer_is_no_unreported_loss(
     assert sum(verdict.excused.values()) == 1
 
 
+def test_a_lease_whose_release_is_reported_as_failed_three_times_is_found() -> None:
+    assert lost_between(*["release-failed"] * 3).kinds() == [Kind.UNREPORTED]
+
+
 def test_a_release_after_the_loss_was_reported_may_fail() -> None:
     assert lost_between("lost", "release-failed").kinds() == []
 
