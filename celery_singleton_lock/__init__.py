@@ -6,12 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.by_name import claim_and_send
     from celery_singleton_lock.core.key import PER_TASK
     from celery_singleton_lock.core.lease import Lease
-    from celery_singleton_lock.core.options import OnConflict
-    from celery_singleton_lock.core.policy import CallOptions
-    from celery_singleton_lock.decorator import singleton_task
     from celery_singleton_lock.errors import (
         DuplicateTask,
         FenceUnavailable,
@@ -24,15 +20,18 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnavailable,
     )
-    from celery_singleton_lock.holding import hold
     from celery_singleton_lock.instrumentation.signals import (
         lease_acquired,
         lease_conflict,
         lease_lost,
         lease_released,
     )
-    from celery_singleton_lock.skipped import is_skipped
-    from celery_singleton_lock.task import SingletonTask, current_lease
+    from celery_singleton_lock.policy import CallOptions, OnConflict
+    from celery_singleton_lock.publish.by_name import claim_and_send
+    from celery_singleton_lock.publish.skipped import is_skipped
+    from celery_singleton_lock.task.base import SingletonTask, current_lease
+    from celery_singleton_lock.task.context import hold
+    from celery_singleton_lock.task.decorator import singleton_task
 
 __version__ = "0.1.0"
 
@@ -68,7 +67,7 @@ __all__ = [
 # is that of its module, which would take its place once something else imports that.
 _LATER = {
     "PER_TASK": "core.key",
-    "CallOptions": "core.policy",
+    "CallOptions": "policy",
     "DuplicateTask": "errors",
     "FenceUnavailable": "errors",
     "Lease": "core.lease",
@@ -76,21 +75,21 @@ _LATER = {
     "LockConflict": "errors",
     "LockKeyError": "errors",
     "NoLease": "errors",
-    "OnConflict": "core.options",
+    "OnConflict": "policy",
     "SettingsError": "errors",
     "SingletonLockError": "errors",
-    "SingletonTask": "task",
+    "SingletonTask": "task.base",
     "StoreError": "errors",
     "StoreUnavailable": "errors",
-    "claim_and_send": "by_name",
-    "current_lease": "task",
-    "hold": "holding",
-    "is_skipped": "skipped",
+    "claim_and_send": "publish.by_name",
+    "current_lease": "task.base",
+    "hold": "task.context",
+    "is_skipped": "publish.skipped",
     "lease_acquired": "instrumentation.signals",
     "lease_conflict": "instrumentation.signals",
     "lease_lost": "instrumentation.signals",
     "lease_released": "instrumentation.signals",
-    "singleton_task": "decorator",
+    "singleton_task": "task.decorator",
 }
 
 if not TYPE_CHECKING:

@@ -8,27 +8,23 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.events import EventName, Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.locker import Ledger, Locker
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.instrumentation.logging import is_logged, log_event
 from celery_singleton_lock.instrumentation.monitor import Monitor
 from celery_singleton_lock.instrumentation.signals import has_receivers, send_signal
 from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
-from celery_singleton_lock.shared_record import SharedRecord
 from celery_singleton_lock.stores import open_store, shards_of
-
-if TYPE_CHECKING:
-    from celery_singleton_lock.pulse import Pulse
 
 __all__ = ["IN_MEMORY", "Runtime", "singleton_tasks"]
 
@@ -48,7 +44,7 @@ _ATTRIBUTE = "_singleton_runtimes"
 @dataclass(frozen=True, slots=True)
 class _Parts:
     store: Store
-    keeper: Keeper
+    heartbeat: Heartbeat
     locker: Locker
 
 
@@ -61,10 +57,9 @@ class Runtime:
         clock: Of deadlines.
     """
 
-    #: Memory shared with the pool children; set by the worker's bootstep before it forks.
-    shared_record: SharedRecord | None = None
-    #: Renews the children's leases in the worker parent; set by the bootstep after the fork.
-    pulse: Pulse | None = None
+    #: Where a pool child notes its leases for the worker parent; set by the bootstep before the
+    #: pool forks.
+    ledger: Ledger | None = None
     #: Name of this worker; set there too.
     worker_name = ""
 
@@ -97,8 +92,8 @@ class Runtime:
         return (self._parts or self._wire()).store
 
     @property
-    def keeper(self) -> Keeper:
-        return (self._parts or self._wire()).keeper
+    def heartbeat(self) -> Heartbeat:
+        return (self._parts or self._wire()).heartbeat
 
     @property
     def locker(self) -> Locker:
@@ -130,11 +125,11 @@ class Runtime:
     def close(self) -> None:
         """End the heartbeat and close the connections, where there are any."""
         if self._parts is not None:
-            self._parts.keeper.close()
+            self._parts.heartbeat.close()
             self._parts.store.close()
 
     def _wire(self) -> _Parts:
-        # Two threads may come first: two keepers would each renew what the other released.
+        # Two threads may come first: two heartbeats would each renew what the other released.
         with self._guard:
             if self._parts is None:
                 self._parts = self._new_parts()
@@ -142,11 +137,11 @@ class Runtime:
 
     def _new_parts(self) -> _Parts:
         store = self._given_store or self._first_store()
-        keeper = Keeper(store, self.clock, self.events)
+        heartbeat = Heartbeat(store, self.clock, self.events)
         # Its thread ends with the app; but not with the interpreter, where a body may run still.
-        weakref.finalize(self, keeper.close).atexit = False
-        locker = Locker(store, self.clock, keeper, self.events, Runtime.shared_record)
-        return _Parts(store, keeper, locker)
+        weakref.finalize(self, heartbeat.close).atexit = False
+        locker = Locker(store, self.clock, heartbeat, self.events, Runtime.ledger)
+        return _Parts(store, heartbeat, locker)
 
     def _first_store(self) -> Store:
         settings = self.settings

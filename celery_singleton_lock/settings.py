@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from celery import Celery
 
-from celery_singleton_lock.core.options import seconds, suggestion
-from celery_singleton_lock.core.policy import APP_OPTIONS, MIN_TTL, Policy, merge
 from celery_singleton_lock.errors import SettingsError
+from celery_singleton_lock.policy import APP_OPTIONS, MIN_TTL, Policy, merge, seconds, suggestion
 from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
-from celery_singleton_lock.stores.hosts import check_url, masked, split_url
+from celery_singleton_lock.stores.urls import check_url, masked, split_url
 
 __all__ = ["Settings", "has_broker_in_memory", "read_settings"]
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from celery_singleton_lock.testing.server import find_server
+from example_project.private_server import find_server
 from example_project.scenario import Scenario
 from example_project.screen import open_screen
 from example_project.snapshot import Outcome

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from celery_singleton_lock.testing.server import tied_to_parent
 from example_project.journal import Journal, What
+from example_project.private_server import tied_to_parent
 from example_project.ticks import BEATS
 
 WORKERS = ("worker-1", "worker-2")

@@ -21,7 +21,7 @@ import redis
 from celery import Celery
 from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestWorker
 
-from celery_singleton_lock.testing.server import (
+from example_project.private_server import (
     ExternalServer,
     PrivateServer,
     ServerNotFound,

@@ -7,13 +7,13 @@ import os
 
 import click
 
-from celery_singleton_lock.core.election import Election
+from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import Settings
-from celery_singleton_lock.worker import check_eviction
+from celery_singleton_lock.worker.bootstep import check_eviction
 
 __all__ = ["candidacy", "check_leader_ttl"]
 

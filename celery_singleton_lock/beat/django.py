@@ -9,8 +9,8 @@ from typing import Any
 from celery.beat import ScheduleEntry
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
-from celery_singleton_lock.beat import LeaderMixin
-from celery_singleton_lock.beat.slots import like
+from celery_singleton_lock.beat.schedule_grid import like
+from celery_singleton_lock.beat.scheduler import LeaderMixin
 
 __all__ = ["LeaderDatabaseScheduler", "LeaderEntry"]
 

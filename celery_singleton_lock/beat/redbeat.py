@@ -9,8 +9,8 @@ from typing import Any
 from redbeat.schedulers import RedBeatScheduler
 from redis.exceptions import RedisError
 
-from celery_singleton_lock.beat import LeaderMixin
-from celery_singleton_lock.beat.slots import like
+from celery_singleton_lock.beat.schedule_grid import like
+from celery_singleton_lock.beat.scheduler import LeaderMixin
 
 __all__ = ["LeaderRedBeatScheduler"]
 

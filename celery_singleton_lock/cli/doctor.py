@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 from celery.bin.base import CeleryCommand, CLIContext
 
-from celery_singleton_lock.diagnosis import Finding, Severity, diagnose
+from celery_singleton_lock.doctor import Finding, Severity, diagnose
 
 __all__ = ["doctor"]
 

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Phase, Record
-from celery_singleton_lock.core.place import CALLED
+from celery_singleton_lock.core.wait_queue import CALLED
 
 __all__ = ["describe", "json_array", "row_of", "table"]
 

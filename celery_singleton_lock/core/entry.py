@@ -1,4 +1,4 @@
-"""A lease in the keeper's hands: when it has its next turn."""
+"""A lease in the heartbeat's hands: when it has its next turn."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Entry:
         interval: From one renewal to the next.
         ends: When renewal stops.
         due: When it is to be renewed.
-        turn: When the keeper has to look at it: then, or at the deadline if that comes first. Never
-            later than the deadline, which others (the worker parent) only ever put off.
+        turn: When the heartbeat has to look at it: then, or at the deadline if that comes first.
+            Never later than the deadline, which others (the worker parent) only ever put off.
         failures: How many renewals in a row weren't answered.
         error: What became of the last of these.
     """

@@ -1,7 +1,7 @@
 """What a lease is: a token, a deadline of trust, a fence, and the record of how it was lost.
 
-A lease is created by the locker, prolonged by the keeper's thread, and read by the body's thread.
-Each field is written by one thread with one assignment, so readers need no lock.
+A lease is created by the locker, prolonged by the heartbeat's thread, and read by the body's
+thread. Each field is written by one thread with one assignment, so readers need no lock.
 
 In a prefork worker the parent prolongs it too, from another process, and both say so in a shared
 deadline.

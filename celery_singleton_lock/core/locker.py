@@ -1,7 +1,7 @@
 """Acquire and release around the store: retries with one token, deadlines, registration.
 
 Promises
-    A Lease that is returned was granted to its token, is registered with the keeper, and its
+    A Lease that is returned was granted to its token, is registered with the heartbeat, and its
     ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
     by token on the way out, whatever the exception. A release never raises.
 
@@ -13,7 +13,7 @@ Does not promise
 
 Sequence of an acquire::
 
-    read clock -> send -> Granted -> still valid? -> keeper.add -> Lease
+    read clock -> send -> Granted -> still valid? -> heartbeat.add -> Lease
                     |        |            +--no--> release by token -> StoreUnavailable
                     |        +-- Refused -> returned as a value
                     +--no answer--> once more, same token --no answer--> release, StoreUnavailable
@@ -29,7 +29,7 @@ from typing import Final, Protocol
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.keeper import Keeper, timeout_for
+from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.lease import (
     Lease,
     Loss,
@@ -81,13 +81,13 @@ class Locker:
         self,
         store: Store,
         clock: Clock,
-        keeper: Keeper,
+        heartbeat: Heartbeat,
         events: Events,
         ledger: Ledger | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
-        self._keeper = keeper
+        self._heartbeat = heartbeat
         self._events = events
         self._ledger = ledger
         self._posting = store if isinstance(store, PostingStore) else None
@@ -104,7 +104,7 @@ class Locker:
         Args:
             call: What is asked for.
             max_hold: Seconds after which renewal stops.
-            on_lost: Called on the keeper's thread if the lease is lost before its release.
+            on_lost: Called on the heartbeat's thread if the lease is lost before its release.
 
         Raises:
             StoreError: The store refuses.
@@ -140,14 +140,14 @@ class Locker:
                 if len(call.slots) > 1:
                     self._note((reply.key,), call)
                 lease.shared = self._ledger.share(lease)
-            self._keeper.add(lease, on_lost)
+            self._heartbeat.add(lease, on_lost)
             if self._events.hears(EventName.ACQUIRED):
                 self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=ttl)
         except BaseException:
             # Also a soft time limit or SIGTERM between sending and reading, or while others are
             # told: the grant may stand, and the caller never saw it.
             if lease is not None:
-                self._keeper.discard(lease)
+                self._heartbeat.discard(lease)
             self.forget(call)
             raise
         return lease
@@ -157,7 +157,7 @@ class Locker:
         if lease.process != os.getpid():
             return None  # a fork of the holder leaves the block: the lease is its parent's
         # First of all: if the store never hears of the release, nobody may go on renewing.
-        self._keeper.discard(lease)
+        self._heartbeat.discard(lease)
         # A soft time limit, or SIGTERM, may have interrupted an earlier call of this.
         interrupted = lease.released_at is not None
         if not interrupted:
@@ -183,8 +183,9 @@ class Locker:
             if not self._events.hears(EventName.RELEASED) and self._post(lease, call):
                 return
         except BaseException:
-            # A soft time limit, or SIGTERM. If it was about to be sent, the keeper will hear of it.
-            self._keeper.discard(lease)
+            # A soft time limit, or SIGTERM. If it was about to be sent, the heartbeat will hear of
+            # it.
+            self._heartbeat.discard(lease)
             raise
         self.release(lease, call)
 
@@ -194,21 +195,21 @@ class Locker:
         age = now - lease.acquired_at
         if store is None or age > _FRESH or lease.lost or lease.process != os.getpid():
             return False
-        if not self._keeper.let_go(lease, store.collect):
+        if not self._heartbeat.let_go(lease, store.collect):
             return False
         lease.released_at = now
         heard = partial(self._heard, lease, call)
         if store.post(call, timeout=timeout_for(lease.ttl), heard=heard):
-            self._keeper.sent(lease, store.collect)
+            self._heartbeat.sent(lease, store.collect)
             return True
-        self._keeper.confirmed(lease)
+        self._heartbeat.confirmed(lease)
         lease.released_at = None  # nothing has left this process
         return False
 
     def _heard(
         self, lease: Lease, call: Release, outcome: Released | StoreError, resent: bool
     ) -> None:
-        self._keeper.confirmed(lease)
+        self._heartbeat.confirmed(lease)
         if isinstance(outcome, StoreError):
             self._report_failed(lease, str(outcome), frees_in=lease.ttl)
             return
@@ -287,7 +288,7 @@ class Locker:
                 return
         # The body may not have been alone: between two renewals the store was emptied, or an
         # operator freed the key; or this process was stopped, and its body went on before the
-        # keeper did.
+        # heartbeat did.
         lease.reported = True
         reason, detail = reason_of_loss(lease, trace.record is not None)
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)

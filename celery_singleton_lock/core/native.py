@@ -2,7 +2,7 @@
 
 A renewing greenlet starves as soon as a body loops without yielding (4 s measured); a native thread
 does not. It can't wait on a patched lock, nor use a socket that belongs to another thread's hub, so
-the keeper and the store's connections use what this module hands out.
+the heartbeat and the store's connections use what this module hands out.
 """
 
 from __future__ import annotations

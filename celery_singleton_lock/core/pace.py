@@ -1,6 +1,6 @@
 """The pace of a heartbeat: when a lease is renewed, how long an answer is waited for, when again.
 
-Of the keeper and of the worker parent's pulse alike. All times in seconds.
+Of the heartbeat and of the parent heartbeat alike. All times in seconds.
 """
 
 from __future__ import annotations

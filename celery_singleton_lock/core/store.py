@@ -240,7 +240,7 @@ class Capabilities:
         max_limit: The most slots that one decision can look through; None: any number.
         renews_for_others: Whether a process can renew what another one of its host was granted, by
             key and token alone; not where a lease lives with its holder's connection. The worker
-            parent's pulse needs it.
+            parent heartbeat needs it.
     """
 
     fence: bool

@@ -27,7 +27,7 @@ class Monitor:
     worker: ClassVar[str] = ""
 
     def __init__(self, app: Celery) -> None:
-        # The keeper's thread has this sink, and would keep the app for ever.
+        # The heartbeat's thread has this sink, and would keep the app for ever.
         self._app = ref(app)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Celery signals for what happens to leases.
 
-Each is sent in the process where it happens, ``lease_lost`` on the keeper's thread unless the body
-or its release is the first to meet the loss. Receivers get ``sender`` (the task's name) and
+Each is sent in the process where it happens, ``lease_lost`` on the heartbeat's thread unless the
+body or its release is the first to meet the loss. Receivers get ``sender`` (the task's name) and
 ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
 """
 

@@ -12,11 +12,11 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.options import suggestion
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.stores import redlock_url
-from celery_singleton_lock.stores.hosts import single_urls, split_url
+from celery_singleton_lock.policy import suggestion
+from celery_singleton_lock.stores.redlock import url as redlock_url
+from celery_singleton_lock.stores.urls import single_urls, split_url
 
 __all__ = [
     "is_sentinel_url",
@@ -34,9 +34,12 @@ _CLUSTER: Final = frozenset(
 )
 # Scheme to class, and to the extra that installs the client.
 _CONSENSUS: Final = {
-    **dict.fromkeys(("etcd", "etcds"), ("celery_singleton_lock.stores.etcd:EtcdStore", "etcd")),
     **dict.fromkeys(
-        ("zk", "zks"), ("celery_singleton_lock.stores.zookeeper:ZooKeeperStore", "zookeeper")
+        ("etcd", "etcds"),
+        ("celery_singleton_lock.stores.etcd.store:EtcdStore", "etcd"),
+    ),
+    **dict.fromkeys(
+        ("zk", "zks"), ("celery_singleton_lock.stores.zookeeper.store:ZooKeeperStore", "zookeeper")
     ),
 }
 _SCHEMES: Final = _SINGLE | _SENTINEL | _CLUSTER | redlock_url.SCHEMES | {*_CONSENSUS, "memory"}
@@ -98,7 +101,7 @@ def open_store(
         SettingsError: The scheme is unknown, its client isn't installed, or the URL can't be read.
     """
     if names_nodes(url):
-        from celery_singleton_lock.stores.redlock import RedlockStore
+        from celery_singleton_lock.stores.redlock.store import RedlockStore
 
         return RedlockStore(url)
     scheme = split_url(url).scheme
@@ -107,7 +110,7 @@ def open_store(
 
         return MemoryStore(clock or SystemClock(), fence_base=fence_base)
     if scheme in _SINGLE:
-        from celery_singleton_lock.stores.redis import RedisStore
+        from celery_singleton_lock.stores.redis.store import RedisStore
 
         if len(single_urls(url)) > 1:
             raise SettingsError(
@@ -117,8 +120,8 @@ def open_store(
             )
         return RedisStore(url, fence_base=fence_base, options=options, wait_replicas=wait_replicas)
     if scheme in _SENTINEL:
-        from celery_singleton_lock.stores.redis import RedisStore
-        from celery_singleton_lock.stores.sentinel import SentinelConnections
+        from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
+        from celery_singleton_lock.stores.redis.store import RedisStore
 
         return RedisStore(
             url,
@@ -128,7 +131,7 @@ def open_store(
             connect=SentinelConnections,
         )
     if scheme in _CLUSTER:
-        from celery_singleton_lock.stores.cluster import ClusterStore
+        from celery_singleton_lock.stores.redis.cluster import ClusterStore
 
         return ClusterStore(
             url, fence_base=fence_base, options=options, wait_replicas=wait_replicas

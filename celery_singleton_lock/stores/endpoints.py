@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from celery_singleton_lock.core.options import suggestion
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.stores.hosts import split_url
+from celery_singleton_lock.policy import suggestion
+from celery_singleton_lock.stores.urls import split_url
 
 __all__ = ["ClusterUrl"]
 

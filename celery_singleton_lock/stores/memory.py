@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Lease, Record
 from celery_singleton_lock.core.store import Capabilities, Renewal
-from celery_singleton_lock.stores import rules
-from celery_singleton_lock.stores.rule import Rule, numbered
-from celery_singleton_lock.stores.ruled import RuledStore
-from celery_singleton_lock.stores.values import Entry
+from celery_singleton_lock.stores.transitions import rules
+from celery_singleton_lock.stores.transitions.entries import Entry
+from celery_singleton_lock.stores.transitions.store import RuledStore
+from celery_singleton_lock.stores.transitions.transition import Rule, numbered
 
 __all__ = ["MemoryStore"]
 

@@ -5,7 +5,7 @@ The fixture ``singleton_store`` comes with the pytest plugin that this package r
 
 from __future__ import annotations
 
-from celery_singleton_lock.skipped import is_skipped
+from celery_singleton_lock.publish.skipped import is_skipped
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.stage import SingletonStore, hold_lock, lose_lease
 

@@ -9,11 +9,11 @@ from typing import Any
 from celery import Celery, current_app
 
 from celery_singleton_lock.core.lease import Kind, Lease, Record
-from celery_singleton_lock.holding import hold
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task import current_lease
-from celery_singleton_lock.tenure import held_leases
+from celery_singleton_lock.task.base import current_lease
+from celery_singleton_lock.task.context import hold
+from celery_singleton_lock.task.tenure import held_leases
 from celery_singleton_lock.testing.clock import ManualClock
 
 __all__ = ["SingletonStore", "hold_lock", "lose_lease"]
@@ -89,7 +89,7 @@ def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Leas
     lost = lease or current_lease()
     runtime = Runtime.of(_real(app), eager=bool(_real(app).conf.task_always_eager))
     runtime.store.free(lost.key, None)
-    runtime.keeper.ask(lost)
+    runtime.heartbeat.ask(lost)
     return lost
 
 

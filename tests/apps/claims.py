@@ -20,7 +20,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import OnConflict, SingletonTask, singleton_task
 from celery_singleton_lock.core.store import Acquire, Granted, Refused
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 

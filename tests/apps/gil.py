@@ -17,7 +17,7 @@ import redis
 from celery import Celery, Task
 
 from celery_singleton_lock import OnConflict, current_lease, hold, singleton_task
-from celery_singleton_lock.pulse import Pulse
+from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from tests.apps.gate import Gate
 from tests.harness.journal import Journal
 
@@ -33,7 +33,7 @@ TTL = float(os.environ.get("TTL", "2"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "gil", "ttl": TTL}
 
 if "pulse" in os.environ.get("WITHOUT", "").split(","):
-    Pulse.start = lambda self: None  # type: ignore[method-assign]
+    ParentHeartbeat.start = lambda self: None  # type: ignore[method-assign]
 
 # As CDLL, but a call keeps the GIL: what a C extension does that never lets go of it.
 _LIBC = ctypes.PyDLL(None)
@@ -90,7 +90,7 @@ def competitor(self: Task, key: str) -> Any:
 
 @singleton_task(**SHARED)
 def asleep(self: Task, key: str, gate: str) -> Any:
-    """Keeps no GIL: its own keeper renews it, until the gate opens."""
+    """Keeps no GIL: its own heartbeat renews it, until the gate opens."""
     lease = current_lease()
     with (
         redis.Redis.from_url(os.environ["BROKER_URL"], socket_timeout=None) as client,

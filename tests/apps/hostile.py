@@ -20,7 +20,7 @@ from celery_singleton_lock import (
     current_lease,
     singleton_task,
 )
-from celery_singleton_lock.request import SingletonRequestMixin
+from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.harness.journal import Journal
 
 app = Celery("hostile", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])

@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import NoLease, OnConflict, current_lease, singleton_task
-from celery_singleton_lock.task import SingletonTask
+from celery_singleton_lock.task.base import SingletonTask
 from tests.harness.journal import Journal
 from tests.load.tasks import DONE
 

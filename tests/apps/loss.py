@@ -28,8 +28,8 @@ from celery_singleton_lock import (
     current_lease,
     singleton_task,
 )
-from celery_singleton_lock.request import SingletonRequestMixin
-from celery_singleton_lock.task import _settle_rest
+from celery_singleton_lock.task.base import _settle_rest
+from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.harness.journal import Journal, events
 
 app = Celery("loss", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])

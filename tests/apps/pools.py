@@ -2,7 +2,7 @@
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
 object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; WITHOUT, the protection
-that a must-fail twin goes without: ``renewal``, ``native`` (the keeper becomes a thread like any
+that a must-fail twin goes without: ``renewal``, ``native`` (the heartbeat becomes a thread like any
 other), ``lock`` (of `tick`).
 """
 
@@ -29,10 +29,10 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core import native
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from tests.harness.journal import Journal
 
-#: Seconds; a body that outlives it needs the keeper.
+#: Seconds; a body that outlives it needs the heartbeat.
 TTL = float(os.environ.get("TTL", "1"))
 
 #: A body that outlived its ttl this often is not there by luck.
@@ -54,7 +54,7 @@ if "TICK" in os.environ:
 
 WITHOUT = os.environ.get("WITHOUT")
 if WITHOUT == "renewal":
-    Keeper.sweep = lambda self: None  # type: ignore[method-assign]
+    Heartbeat.sweep = lambda self: None  # type: ignore[method-assign]
 if WITHOUT == "native":
 
     def start_new_thread(function: Callable[[], None], name: str) -> None:

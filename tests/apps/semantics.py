@@ -33,9 +33,9 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
-from celery_singleton_lock.delivery import HEADER, Delivery
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.tenure import Tenure
+from celery_singleton_lock.publish.header import HEADER, Delivery
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.task.tenure import Tenure
 from tests.apps.gate import Gate
 from tests.apps.serializer import LITERALS, SETS
 from tests.harness.journal import Journal

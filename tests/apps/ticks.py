@@ -20,7 +20,7 @@ from celery.schedules import crontab
 from celery.signals import before_task_publish
 
 from celery_singleton_lock.core.store import Permission, Permit
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 
 app = Celery("ticks", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.broker_connection_retry_on_startup = True

@@ -22,10 +22,10 @@ from celery import Celery
 from pydantic import BaseModel
 
 from celery_singleton_lock import OnConflict, is_skipped, singleton_task
-from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.store import ClaimChange
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.publish.claim import Claim
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.apps.gate import Gate
 from tests.apps.serializer import SETS
 from tests.harness.journal import Journal

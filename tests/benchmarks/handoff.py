@@ -12,7 +12,7 @@ from typing import Final
 
 import redis
 
-from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.machine import machine, packages, servers
 from tests.benchmarks.publication import publish
 from tests.benchmarks.queuers import QUEUERS, Turn, crowd

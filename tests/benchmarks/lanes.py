@@ -13,8 +13,8 @@ from kazoo.client import KazooClient
 from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import Sentinel
 
-from celery_singleton_lock.stores.znodes import BUCKETS, Layout
-from celery_singleton_lock.testing.server import PrivateServer, find_binary, find_valkey
+from celery_singleton_lock.stores.zookeeper.znodes import BUCKETS, Layout
+from example_project.private_server import PrivateServer, find_binary, find_valkey
 from tests.benchmarks import peers
 from tests.benchmarks.contest import Contender
 from tests.benchmarks.ours import TTL, ours

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from celery_singleton_lock.testing.server import ServerNotFound, find_binary, find_valkey
+from example_project.private_server import ServerNotFound, find_binary, find_valkey
 from tests.harness.etcd import find_etcd
 from tests.harness.zookeeper import JAR
 

@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from celery_singleton_lock import request as request_module
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.pulse import Pulse
-from celery_singleton_lock.stores import redis as redis_store
+from celery_singleton_lock.stores.redis import store as redis_store
+from celery_singleton_lock.worker import request as request_module
+from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 
 #: As the release script, but it doesn't look whose the key is.
 _DELETE = b"""
@@ -42,8 +42,8 @@ def _without_owner_check() -> None:
 
 def _without_renewal() -> None:
     """A lease lasts for its ttl, and that is that: neither its holder renews it nor the parent."""
-    Keeper._due = lambda self: []  # type: ignore[method-assign]
-    Pulse._renew = lambda self, late: None  # type: ignore[method-assign]
+    Heartbeat._due = lambda self: []  # type: ignore[method-assign]
+    ParentHeartbeat._renew = lambda self, late: None  # type: ignore[method-assign]
 
 
 def _without_local_deadline() -> None:
@@ -51,7 +51,7 @@ def _without_local_deadline() -> None:
     lease: Any = Lease
     lease.lost = property(lambda self: self.released or self.loss is not None)
     lease.remaining = lambda self: 0.0 if self.lost else float("inf")
-    Keeper._declare_overdue = lambda self: None  # type: ignore[method-assign]
+    Heartbeat._declare_overdue = lambda self: None  # type: ignore[method-assign]
 
 
 def _without_nonce() -> None:

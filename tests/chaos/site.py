@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 import redis
 
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.chaos.history import VARIABLE, History
 from tests.chaos.proxy import Proxy
 from tests.chaos.stepped_clock import SteppedClock

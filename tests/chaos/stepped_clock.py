@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from celery_singleton_lock.testing.server import ServerNotFound, find_valkey
+from example_project.private_server import ServerNotFound, find_valkey
 
 _LIBRARIES = "/usr/lib/*/faketime/libfaketime.so.1"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode
 from tests.chaos.schedule import Fault, Lane
 from tests.chaos.site import Site, now

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.testing.server import ServerNotFound, find_binary, find_valkey
+from example_project.private_server import ServerNotFound, find_binary, find_valkey
 from tests.chaos.bodies import bodies
 from tests.chaos.campaign import Campaign, Outcome, run
 from tests.chaos.pictures import draw_all

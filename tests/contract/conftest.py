@@ -10,8 +10,8 @@ import redis
 
 pytest.register_assert_rewrite("celery_singleton_lock.testing.contract")
 
-from celery_singleton_lock.stores.redis import RedisStore  # noqa: E402
-from celery_singleton_lock.testing.server import (  # noqa: E402
+from celery_singleton_lock.stores.redis.store import RedisStore  # noqa: E402
+from example_project.private_server import (  # noqa: E402
     PrivateServer,
     ServerNotFound,
     ServerStartFailed,

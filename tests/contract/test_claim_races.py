@@ -24,7 +24,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import new_key, new_token
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 
 TIMEOUT = 5.0
 # Seconds: of the lease, and of a claim whose task waits for its next attempt.

@@ -24,11 +24,11 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.cluster import ClusterStore
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.topology import Topology, slot_of
+from celery_singleton_lock.stores.redis.cluster import ClusterStore
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.topology import Topology, slot_of
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_token
-from celery_singleton_lock.testing.server import PrivateServer, free_port
+from example_project.private_server import PrivateServer, free_port
 from tests.harness.cluster import Cluster
 from tests.harness.sentinels import client_of
 

@@ -15,7 +15,7 @@ from kazoo.protocol.connection import ConnectionDropped
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase
 from celery_singleton_lock.core.locker import Locker
@@ -32,10 +32,10 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.etcd import EtcdStore
-from celery_singleton_lock.stores.zookeeper import ZooKeeperStore
+from celery_singleton_lock.stores.etcd.store import EtcdStore
+from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.server import free_port
+from example_project.private_server import free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
 from tests.harness.processes import Process
@@ -98,9 +98,9 @@ def other(consensus: Cluster) -> Iterator[Any]:
 @pytest.fixture
 def locker(store: Store) -> Iterator[Locker]:
     clock, events = SystemClock(), Events()
-    keeper = Keeper(store, clock, events)
-    yield Locker(store, clock, keeper, events)
-    keeper.close()
+    heartbeat = Heartbeat(store, clock, events)
+    yield Locker(store, clock, heartbeat, events)
+    heartbeat.close()
 
 
 def acquire(locker: Locker, key: str, ttl: float, **options: Any) -> Lease:
@@ -170,7 +170,7 @@ import sys, time
 from tests.contract.test_consensus import *
 store = open_store(sys.argv[1])
 clock, events = SystemClock(), Events()
-locker = Locker(store, clock, Keeper(store, clock, events), events)
+locker = Locker(store, clock, Heartbeat(store, clock, events), events)
 lease = acquire(locker, sys.argv[2], 3.0)
 print("fence", lease.fence, flush=True)
 while not lease.lost:
@@ -510,13 +510,13 @@ def test_an_ensemble_with_short_sessions_gives_shorter_leases() -> None:
         closing(ZooKeeperStore(ensemble.url("short"))) as store,
     ):
         clock, events = SystemClock(), Events()
-        keeper = Keeper(store, clock, events)
-        lease = acquire(Locker(store, clock, keeper, events), new_key(), 60.0)
+        heartbeat = Heartbeat(store, clock, events)
+        lease = acquire(Locker(store, clock, heartbeat, events), new_key(), 60.0)
         assert lease.ttl == pytest.approx(6.0)
         assert lease.remaining() <= 3.0
         time.sleep(9)  # longer than that session
         assert not lease.lost
-        keeper.close()
+        heartbeat.close()
 
 
 def test_ttls_of_single_calls_do_not_add_up_to_sessions(zookeeper: ZooKeeperEnsemble) -> None:

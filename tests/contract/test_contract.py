@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import StoreContract, ask, new_key, new_token
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.cluster import Cluster
 from tests.harness.sentinels import Sentinels
 

@@ -17,10 +17,10 @@ import redis
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
 from celery_singleton_lock.core.store import MarkerState, Permit, Released
-from celery_singleton_lock.stores import admission, cluster, renewal
-from celery_singleton_lock.stores import redis as module
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.script import Script
+from celery_singleton_lock.stores.redis import admission, cluster, renewal
+from celery_singleton_lock.stores.redis import store as module
+from celery_singleton_lock.stores.redis.scripts import Script
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import (
     LONG,

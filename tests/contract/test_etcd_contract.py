@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.store import Store
-from celery_singleton_lock.stores.etcd import EtcdStore
+from celery_singleton_lock.stores.etcd.store import EtcdStore
 from celery_singleton_lock.testing.contract import StoreContract
 from tests.harness.etcd import EtcdCluster
 

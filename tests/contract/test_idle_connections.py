@@ -24,19 +24,19 @@ from celery_singleton_lock.core.store import (
     Released,
 )
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.connections import Connections
 from celery_singleton_lock.stores.endpoints import ClusterUrl
-from celery_singleton_lock.stores.exchange import Exchange
-from celery_singleton_lock.stores.gateway import Gateway
-from celery_singleton_lock.stores.links import Link
-from celery_singleton_lock.stores.places import Places
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.redlock_url import read_nodes
-from celery_singleton_lock.stores.transport import MAX_IDLE
-from celery_singleton_lock.stores.waiting import wait
+from celery_singleton_lock.stores.etcd.gateway import Gateway
+from celery_singleton_lock.stores.redis.connection import Connections
+from celery_singleton_lock.stores.redis.exchange import Exchange
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.transport import MAX_IDLE
+from celery_singleton_lock.stores.redis.wait_queue import Places
+from celery_singleton_lock.stores.redlock.links import Link
+from celery_singleton_lock.stores.redlock.url import read_nodes
+from celery_singleton_lock.stores.redlock.waiting import wait
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import LONG, PUBLISHER, new_claim
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster

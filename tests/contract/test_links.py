@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.stores import links
-from celery_singleton_lock.stores.exchange import Exchange
-from celery_singleton_lock.stores.link_sets import LinkSets
-from celery_singleton_lock.stores.links import Link
-from celery_singleton_lock.stores.redlock_url import Node, read_nodes
-from celery_singleton_lock.stores.waiting import ready, wait
+from celery_singleton_lock.stores.redis.exchange import Exchange
+from celery_singleton_lock.stores.redlock import links
+from celery_singleton_lock.stores.redlock.link_sets import LinkSets
+from celery_singleton_lock.stores.redlock.links import Link
+from celery_singleton_lock.stores.redlock.url import Node, read_nodes
+from celery_singleton_lock.stores.redlock.waiting import ready, wait
 from celery_singleton_lock.testing.clock import ManualClock
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 
 LONG = 60.0

@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.store import Release, Released
-from celery_singleton_lock.stores.nodes import NodeConnections
-from celery_singleton_lock.stores.posted import PostedReleases
-from celery_singleton_lock.stores.waiting import ready
+from celery_singleton_lock.stores.redis.async_release import PostedReleases
+from celery_singleton_lock.stores.redis.nodes import NodeConnections
+from celery_singleton_lock.stores.redlock.waiting import ready
 from celery_singleton_lock.testing.contract import new_key, new_token
 from tests.harness.redlock_nodes import RedlockNodes
 

@@ -15,7 +15,7 @@ import redis
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.locker import Locker
@@ -30,10 +30,10 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.connections import Connections
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.connection import Connections
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.server import PrivateServer, free_port
+from example_project.private_server import PrivateServer, free_port
 
 FOREIGN = {
     "text": b"somebody's data",
@@ -58,7 +58,7 @@ def fence(store: RedisStore, key: str) -> int:
 
 def locker_on(store: RedisStore) -> Locker:
     events, clock = Events(), SystemClock()
-    return Locker(store, clock, Keeper(store, clock, events), events)
+    return Locker(store, clock, Heartbeat(store, clock, events), events)
 
 
 def call_for(key: str) -> Acquire:
@@ -471,9 +471,9 @@ def test_after_a_cut_no_other_idle_connection_is_tried() -> None:
         import gevent.monkey; gevent.monkey.patch_all()
         import gevent, redis
         from celery_singleton_lock.core.lease import Lease
-        from celery_singleton_lock.stores.redis import RedisStore
+        from celery_singleton_lock.stores.redis.store import RedisStore
         from celery_singleton_lock.testing.contract import ask, new_key, new_token
-        from celery_singleton_lock.testing.server import PrivateServer
+        from example_project.private_server import PrivateServer
         from tests.contract.test_redis import call_for, locker_on
 
         with PrivateServer() as server:

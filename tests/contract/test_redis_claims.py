@@ -15,10 +15,10 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.store import MarkerState, Refused, Relation, Released, Renewal
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.connections import Connections
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.resp import Packed, pack
-from celery_singleton_lock.stores.transport import Command
+from celery_singleton_lock.stores.redis.connection import Connections
+from celery_singleton_lock.stores.redis.resp import Packed, pack
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.transport import Command
 from celery_singleton_lock.testing.contract.calls import (
     LONG,
     ODD_TASK_IDS,
@@ -41,7 +41,7 @@ from celery_singleton_lock.testing.contract.calls import (
     settle,
     take,
 )
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 
 FOREIGN = {
     "text": b"somebody's data",

@@ -18,10 +18,10 @@ import redis
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.store import Granted, Refused, Relation, Release, Renewal
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.connections import Connections
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.connection import Connections
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 
 from .test_redis import call_for, locker_on
 
@@ -44,7 +44,7 @@ class Terminated(BaseException):
 class _Gun:
     """Whether a fault may strike.
 
-    Beside the keeper's thread, Python may call a handler late: behind the block that it was
+    Beside the heartbeat's thread, Python may call a handler late: behind the block that it was
     meant for, or in the midst of the next one.
     """
 
@@ -147,8 +147,8 @@ def test_an_interrupted_acquire_of_the_locker_leaves_no_lease_and_no_renewal(
     ):
         locker = locker_on(store)
         key = new_key()
-        # The keeper's thread is started here: what strikes within threading's own start() comes out
-        # of it as the RuntimeError of a lock.
+        # The heartbeat's thread is started here: what strikes within threading's own start() comes
+        # out of it as the RuntimeError of a lock.
         first = locker.acquire(call_for(new_key()))
         assert isinstance(first, Lease)
         locker.release(first, Release(keys=(first.key,), token=first.token))
@@ -163,7 +163,7 @@ def test_an_interrupted_acquire_of_the_locker_leaves_no_lease_and_no_renewal(
             except fault:
                 if lease is None:
                     assert raw.get(key) is None, "the grant of an acquire that raised stands"
-                    assert len(locker._keeper) == 0
+                    assert len(locker._heartbeat) == 0
                 raise
             finally:
                 if lease is not None:

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.clock import ManualClock
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.contract.test_rules import TOKENS, operations, outcome, state
 
 

@@ -12,7 +12,7 @@ import redis
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Phase
 from celery_singleton_lock.core.locker import Locker
@@ -34,9 +34,9 @@ from celery_singleton_lock.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_singleton_lock.stores.exchange import Exchange
-from celery_singleton_lock.stores.links import Link
-from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.stores.redis.exchange import Exchange
+from celery_singleton_lock.stores.redlock.links import Link
+from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract.calls import (
     LONG,
     TIMEOUT,
@@ -636,7 +636,7 @@ def test_with_a_vote_from_its_start_on_it_gives_a_second_holder(old_nodes: Redlo
 
 def locker_on(store: RedlockStore) -> Locker:
     events = Events()
-    return Locker(store, CLOCK, Keeper(store, CLOCK, events), events)
+    return Locker(store, CLOCK, Heartbeat(store, CLOCK, events), events)
 
 
 def hold(store: RedlockStore, ttl: float) -> tuple[Lease, threading.Event, list[float]]:

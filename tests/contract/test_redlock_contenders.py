@@ -20,7 +20,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record, Token
 from celery_singleton_lock.core.store import Admit, Granted, Refused, Release
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
 from tests.harness.processes import ROOT
 from tests.harness.redlock_nodes import RedlockNodes

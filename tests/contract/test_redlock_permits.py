@@ -12,7 +12,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Permission, Permit
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract.calls import LONG, TIMEOUT, give, new_key, take
 from tests.harness.redlock_nodes import RedlockNodes
 

@@ -12,9 +12,9 @@ import pytest
 
 from celery_singleton_lock.core.store import Granted, Release, Released
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redlock import RedlockStore
+from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.server import PrivateServer, ServerStartFailed, free_port
+from example_project.private_server import PrivateServer, ServerStartFailed, free_port
 
 # Several servers each: `make test` keeps memory, Redis and Valkey.
 pytestmark = pytest.mark.slow

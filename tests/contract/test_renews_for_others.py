@@ -12,7 +12,7 @@ import pytest
 from celery_singleton_lock.core.store import Renewal, Store
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.cluster import Cluster
 from tests.harness.etcd import EtcdCluster
 from tests.harness.redlock_nodes import RedlockNodes

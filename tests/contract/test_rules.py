@@ -31,7 +31,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract import TIMEOUT, lease_of
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.etcd import EtcdCluster
 from tests.harness.zookeeper import ZooKeeperEnsemble
 

@@ -10,9 +10,9 @@ import pytest
 from celery_singleton_lock.core.store import Granted, Refused, Release, Released, Renewal
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.server import PrivateServer, free_port
+from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import MASTER, Sentinels, client_of, cut_replication
 

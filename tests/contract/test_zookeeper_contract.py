@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.store import Store
-from celery_singleton_lock.stores.zookeeper import ZooKeeperStore
+from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import StoreContract
 from tests.harness.zookeeper import ZooKeeperEnsemble
 

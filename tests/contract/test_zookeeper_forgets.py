@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.store import Granted, Release, Released
-from celery_singleton_lock.stores.zookeeper import ZooKeeperStore
+from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.zookeeper import ZooKeeperEnsemble

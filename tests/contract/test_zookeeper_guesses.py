@@ -22,7 +22,7 @@ from celery_singleton_lock.core.store import (
     Release,
     Released,
 )
-from celery_singleton_lock.stores.zookeeper import ZooKeeperStore
+from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from tests.benchmarks.wire import Count, Wire
 from tests.harness.zookeeper import ZooKeeperEnsemble

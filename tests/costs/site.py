@@ -18,9 +18,9 @@ from celery.app.trace import build_tracer
 from celery_singleton_lock import OnConflict, hold, singleton_task
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.store import Acquire, Refused, Release
-from celery_singleton_lock.delivery import HEADER, NONCE_KEY
+from celery_singleton_lock.publish.header import HEADER, NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import connections
+from celery_singleton_lock.stores.redis import connection as connections
 
 __all__ = ["Site", "open_site"]
 
@@ -134,12 +134,12 @@ class Site:
 
     def make_due(self) -> None:
         """Let every lease of this process have its turn in the next sweep."""
-        for entry in self.runtime.keeper._entries.values():
+        for entry in self.runtime.heartbeat._entries.values():
             entry.plan(0.0, 0.0)
 
     def sweep(self) -> None:
         """As the heartbeat's thread does."""
-        assert self.runtime.keeper.sweep()
+        assert self.runtime.heartbeat.sweep()
 
     @contextmanager
     def taken(self, name: str = "k", task: Any = None) -> Iterator[None]:
@@ -178,14 +178,14 @@ def _end_heartbeat(site: Site) -> None:
     """Leave the sweeps to `Site.renew`: the thread's own would come in between, now and then."""
     others = set(threading.enumerate())
     site.cycle()
-    keeper = site.runtime.keeper
-    keeper.close()
+    heartbeat = site.runtime.heartbeat
+    heartbeat.close()
     for thread in set(threading.enumerate()) - others:
         thread.join(60)
         assert not thread.is_alive()
     # As the thread would have: from now on no lease that comes has to wake it.
     site.cycle()
-    keeper.sweep()
+    heartbeat.sweep()
 
 
 @contextmanager

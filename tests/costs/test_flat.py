@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.costs.instructions import least
 from tests.costs.site import Site, open_site
 

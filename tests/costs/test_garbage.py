@@ -14,7 +14,7 @@ import pytest
 
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.execution import Execution
+from celery_singleton_lock.task.run import Execution
 from tests.costs.site import Site, open_site
 
 _TASKS: Final = 20

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from celery_singleton_lock import hold, is_skipped
-from celery_singleton_lock.testing.server import (
+from example_project.private_server import (
     PrivateServer,
     ServerNotFound,
     find_binary,

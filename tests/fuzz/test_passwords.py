@@ -18,7 +18,7 @@ from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.hosts import masked
+from celery_singleton_lock.stores.urls import masked
 
 #: What nothing may show; it has no letter that is quoted.
 WORD = "hunter2"
@@ -149,7 +149,7 @@ def test_the_zookeeper_client_logs_no_login_even_at_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     serialization = pytest.importorskip("kazoo.protocol.serialization")
-    sessions = pytest.importorskip("celery_singleton_lock.stores.sessions")
+    sessions = pytest.importorskip("celery_singleton_lock.stores.zookeeper.sessions")
     from celery_singleton_lock.core.clock import SystemClock
     from celery_singleton_lock.stores.endpoints import ClusterUrl
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps
 
 from celery_singleton_lock import OnConflict
-from celery_singleton_lock.arrival import Outcome, decide
 from celery_singleton_lock.cli.table import describe, table
 from celery_singleton_lock.core.key import PER_TASK, KeyMaker, Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.store import Refused, Relation
-from celery_singleton_lock.delivery import HEADER, TICK_HEADER, Delivery
 from celery_singleton_lock.errors import LockKeyError
-from celery_singleton_lock.request import SingletonRequestMixin
+from celery_singleton_lock.publish.header import HEADER, TICK_HEADER, Delivery
+from celery_singleton_lock.task.conflict import Outcome, decide
+from celery_singleton_lock.worker.request import SingletonRequestMixin
 
 #: With control characters, lone surrogates and what our own names are made of.
 TEXT = st.text(st.characters(), max_size=300) | st.text("{}:|#%+~ ./\x00\n\ud800*", max_size=12)

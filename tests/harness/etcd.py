@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import requests
 
-from celery_singleton_lock.testing.server import free_port
+from example_project.private_server import free_port
 from tests.harness.certificates import Certificates
 from tests.harness.processes import POLL, Process
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.testing.server import PrivateServer, ServerNotFound, find_valkey
+from example_project.private_server import PrivateServer, ServerNotFound, find_valkey
 from tests.conftest import missing
 
 

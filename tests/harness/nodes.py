@@ -20,7 +20,7 @@ from pytest_celery import (
     CeleryTestWorker,
 )
 
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.worker import CeleryWorker
 
 

@@ -19,7 +19,7 @@ from typing import Self
 
 import psutil
 
-from celery_singleton_lock.testing.server import tied_to_parent
+from example_project.private_server import tied_to_parent
 
 #: The root of the repository; processes start here, so that `tests.apps` can be imported.
 ROOT = Path(__file__).resolve().parents[2]

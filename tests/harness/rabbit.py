@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-from celery_singleton_lock.testing.server import free_port
+from example_project.private_server import free_port
 from tests.harness.processes import Process
 
 #: Where Debian's package has the scripts; those on the PATH are wrappers which switch to the user

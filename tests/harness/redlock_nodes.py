@@ -9,7 +9,7 @@ from typing import Self
 
 import redis
 
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 
 
 class RedlockNodes:

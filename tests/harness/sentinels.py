@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import redis
 
-from celery_singleton_lock.testing.server import PrivateServer, find_binary, free_port
+from example_project.private_server import PrivateServer, find_binary, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import Process
 from tests.harness.tls import Certificates

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from celery_singleton_lock.testing.server import free_port
+from example_project.private_server import free_port
 from tests.harness.certificates import Certificates
 from tests.harness.processes import POLL, Process
 

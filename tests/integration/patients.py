@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.diagnosis import Finding, Severity, diagnose
+from celery_singleton_lock.doctor import Finding, Severity, diagnose
 from celery_singleton_lock.runtime import Runtime
 
 

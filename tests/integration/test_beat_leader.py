@@ -20,7 +20,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.cli.table import row_of
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.processes import Process
 from tests.harness.ticks import Beats, Ticks, faults, longest_gap
 from tests.harness.worker import CeleryBeat, CeleryWorker

@@ -26,7 +26,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker

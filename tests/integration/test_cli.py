@@ -23,7 +23,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Phase, Token
 from celery_singleton_lock.core.store import Admit, ClaimChange
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing.server import PrivateServer, free_port
+from example_project.private_server import PrivateServer, free_port
 from tests.harness.journal import Journal, Record
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker

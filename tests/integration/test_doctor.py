@@ -15,9 +15,9 @@ from celery import Celery
 
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.diagnosis import Severity
-from celery_singleton_lock.diagnosis.probe import probe
-from celery_singleton_lock.testing.server import PrivateServer, free_port
+from celery_singleton_lock.doctor import Severity
+from celery_singleton_lock.doctor.probe import probe
+from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.processes import ROOT

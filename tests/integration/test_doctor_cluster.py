@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.diagnosis import Severity
-from celery_singleton_lock.testing.server import PrivateServer, free_port
+from celery_singleton_lock.doctor import Severity
+from example_project.private_server import PrivateServer, free_port
 from tests.harness.cluster import Cluster
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock

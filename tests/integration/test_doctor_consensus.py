@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.diagnosis import Severity
+from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
 from tests.conftest import missing

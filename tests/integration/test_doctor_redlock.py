@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from celery_singleton_lock.diagnosis import Severity
-from celery_singleton_lock.diagnosis.redlock import examine_redlock
-from celery_singleton_lock.testing.server import PrivateServer, ServerNotFound, find_binary
+from celery_singleton_lock.doctor import Severity
+from celery_singleton_lock.doctor.redlock import examine_redlock
+from example_project.private_server import PrivateServer, ServerNotFound, find_binary
 from tests.conftest import missing
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.diagnosis import Severity
+from celery_singleton_lock.doctor import Severity
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.sentinels import MASTER, Sentinels, client_of, cut_replication

@@ -29,9 +29,9 @@ from celery_singleton_lock import OnConflict, hold, is_skipped
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.core.store import Acquire, Granted
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redis import RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import new_token
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, told
 from tests.harness.journal import Record, overlaps
 from tests.harness.worker import CeleryWorker

@@ -122,7 +122,6 @@ def test_a_broadcast_runs_once_in_each_worker(
     assert len(set(workers)) == count
     assert (journal.overlaps() == []) == (name != "plain")
 
-
     def no_claim() -> bool:
         return not [key for key in redis_client.keys("csl:*") if Keyspace("celery").is_claim(key)]
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 from pytest_celery import CeleryTestSetup
 
-from celery_singleton_lock.testing.server import PrivateServer, ServerStartFailed
+from example_project.private_server import PrivateServer, ServerStartFailed
 from tests.harness.journal import Journal, Record, most_at_once, overlaps, runs
 from tests.harness.processes import ROOT, Process, is_running, kill_process
 from tests.harness.rabbit import RabbitServer
@@ -130,7 +130,7 @@ def test_a_server_whose_port_is_taken_says_so(private_redis: PrivateServer) -> N
 def test_a_server_dies_with_the_process_that_started_it() -> None:
     program = (
         "import os\n"
-        "from celery_singleton_lock.testing.server import PrivateServer\n"
+        "from example_project.private_server import PrivateServer\n"
         "print(PrivateServer().start().pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

@@ -17,7 +17,7 @@ import redis
 
 from celery_singleton_lock import DuplicateTask
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing.server import ExternalServer, PrivateServer
+from example_project.private_server import ExternalServer, PrivateServer
 from tests.chaos.proxy import Proxy
 from tests.harness.journal import Journal
 from tests.harness.processes import kill_process

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import StoreError, StoreUnavailable, hold
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.worker import CeleryWorker
 
 StartWorker = Callable[..., CeleryWorker]

@@ -25,7 +25,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import new_token
-from celery_singleton_lock.testing.server import ExternalServer, PrivateServer
+from example_project.private_server import ExternalServer, PrivateServer
 from tests.harness.cluster import Cluster
 from tests.harness.processes import Process
 from tests.harness.sentinels import MASTER, Sentinels, client_of, cut_replication

@@ -19,7 +19,7 @@ import redis
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
 from tests.harness.journal import Journal

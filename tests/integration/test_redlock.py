@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
-from celery_singleton_lock.testing.server import ServerNotFound, find_binary
+from example_project.private_server import ServerNotFound, find_binary
 from tests.conftest import missing
 from tests.harness.deliveries import RedisBroker, received, told, wait_until, wait_until_settled
 from tests.harness.journal import Journal

@@ -16,7 +16,7 @@ from celery_singleton_lock import LeaseLost, hold, is_skipped
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lease import Kind, Lease, Record, Token
 from celery_singleton_lock.core.store import Renewal
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, Run
 from tests.harness.keys import Keys

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.journal import Journal, Record
 from tests.harness.processes import ROOT, Process
 from tests.harness.worker import CeleryWorker
@@ -176,7 +176,7 @@ def test_a_thousand_leases_cost_one_thread_and_a_pipeline_every_third_of_the_ttl
         [sys.executable, "-c", HOLDER, counted.url], env={"PYTHONPATH": str(ROOT)}
     ).start()
     held = process.wait_for_log("held by .*").group()
-    assert held == "held by 2 ['MainThread', 'singleton-keeper']"
+    assert held == "held by 2 ['MainThread', 'singleton-heartbeat']"
     # The first one may have begun before MONITOR did.
     _, *pipelines = pipelines_of(renewals(counted.client, 6 * len(SIZES)), 5)
     for pipeline in pipelines:

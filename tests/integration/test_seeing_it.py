@@ -28,12 +28,12 @@ from celery_singleton_lock import (
     lease_released,
     singleton_task,
 )
-from celery_singleton_lock.arrival import Outcome
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder
 from celery_singleton_lock.instrumentation.logging import log_event
+from celery_singleton_lock.task.conflict import Outcome
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.journal import Journal, Record
 from tests.harness.worker import CeleryWorker
 
@@ -152,7 +152,7 @@ def test_a_loss_that_the_body_s_own_check_sees_first_is_told_and_is_its_error(
 ) -> None:
     @singleton_task(app=celery_app, name="checking", shared=False, on_lost="fail")
     def checking() -> None:
-        singleton_store.clock.advance(60)  # the keeper's thread sleeps on: nobody wakes it
+        singleton_store.clock.advance(60)  # the heartbeat's thread sleeps on: nobody wakes it
         current_lease().check()
 
     result = checking.delay()

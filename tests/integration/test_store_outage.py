@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import redis
 
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal, events
 from tests.harness.keys import Keys

@@ -24,11 +24,11 @@ from celery_singleton_lock import (
     StoreUnavailable,
     hold,
     is_skipped,
-    publish,
     singleton_task,
 )
+from celery_singleton_lock.publish import unique as publish_unique
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import most_at_once
 from tests.harness.processes import Process
@@ -173,7 +173,7 @@ def test_the_last_call_is_followed_by_a_run_unless_the_claim_stays_through_the_b
 ) -> None:
     if without:
         # The publisher would see that the claim is that of a running task, and not count it.
-        monkeypatch.setattr(publish, "_stands_for", lambda existing, claim: True)
+        monkeypatch.setattr(publish_unique, "_stands_for", lambda existing, claim: True)
     soon = stage.app.soon.s(name, gate=name)
     if without:
         soon.set(queue=name)

@@ -33,8 +33,8 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.store import Capabilities
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.testing import hold_lock
-from celery_singleton_lock.testing.server import PrivateServer
-from celery_singleton_lock.worker import check_tasks
+from celery_singleton_lock.worker.bootstep import check_tasks
+from example_project.private_server import PrivateServer
 from tests.harness.worker import CeleryWorker
 
 StartWorker = Callable[..., CeleryWorker]

@@ -22,7 +22,7 @@ from celery_singleton_lock.core.store import Acquire, Granted, Release, Store
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.testing.server import PrivateServer
+from example_project.private_server import PrivateServer
 from tests.load.memory import Sample, sample
 
 _SHARES = (0.2, 0.6)

@@ -129,7 +129,7 @@ inline free_key() {
   key_nonce = 0
 }
 
-/* What the store makes of an acquire. [stores/lua/acquire.lua] [stores/rules.py _relation] [stores/rules.py _refusal_by_marker] */
+/* What the store makes of an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/rules.py _relation] [stores/transitions/rules.py _refusal_by_marker] */
 inline relate() {
   if
 #ifndef NO_MARKER
@@ -166,7 +166,7 @@ inline grant() {
 }
 
 /* Give back, to become `next` of the next attempt or nothing, and write `mark`; met says what was
- * found. [stores/lua/release.lua] [stores/rules.py _release] */
+ * found. [stores/redis/lua/release.lua] [stores/transitions/rules.py _release] */
 inline release(next, mark) {
   if
   :: MINE ->
@@ -377,7 +377,7 @@ inline yield_to_twin() {
 proctype life(byte me) {
 end:
   do
-  /* A delivery arrives and gets a nonce. [request.py SingletonRequestMixin.__init__] [delivery.py Delivery.of] */
+  /* A delivery arrives and gets a nonce. [worker/request.py SingletonRequestMixin.__init__] [publish/header.py Delivery.of] */
   TAKE_FROM(0)
   TAKE_FROM(1)
   TAKE_FROM(2)
@@ -385,7 +385,7 @@ end:
   TAKE_FROM(4)
   TAKE_FROM(5)
 
-  /* The store answers the acquire, and the table decides. [execution.py Execution._acquire] [arrival.py decide] */
+  /* The store answers the acquire, and the table decides. [task/run.py Execution._acquire] [task/conflict.py decide] */
   :: d_step { child[me].at == ARRIVED ->
       relate();
       if
@@ -406,7 +406,7 @@ end:
       fi;
       met = 0 }
 
-  /* No answer, also not to the release by token: the message goes back. [execution.py Execution._acquire] [case.py Case.try_to_put_back] */
+  /* No answer, also not to the release by token: the message goes back. [task/run.py Execution._acquire] [task/case.py Case.try_to_put_back] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
       faults--;
       put_back(child[me].started) }
@@ -422,29 +422,29 @@ end:
       met = 0;
       put_back(child[me].started) }
 
-  /* The body ends, and nothing hangs on it: its result is stored under the lease. [tenure.py Tenure._ended] */
+  /* The body ends, and nothing hangs on it: its result is stored under the lease. [task/tenure.py Tenure._ended] */
   :: d_step { child[me].at == BODY && child[me].trusts ->
       done[MY(job)] = 1;
       child[me].at = STORED }
 
-  /* It is given back, and marked as done in the same step. [task.py SingletonTask.after_return] [tenure.py Tenure._final_release] [settlement.py give_back] */
+  /* It is given back, and marked as done in the same step. [task/base.py SingletonTask.after_return] [task/tenure.py Tenure._final_release] [task/outcome.py give_back] */
   :: d_step { child[me].at == STORED ->
       release(FREE, DONE);
       leave_soon() }
 
-  /* The body ends, and triggers more, or has lost its lease unheard: released before that. [tenure.py Tenure._ended] [tenure.py Tenure._yield_to_twin] */
+  /* The body ends, and triggers more, or has lost its lease unheard: released before that. [task/tenure.py Tenure._ended] [task/tenure.py Tenure._yield_to_twin] */
   :: d_step { child[me].at == BODY ->
       release(FREE, FINISHING);
       child[me].trusts = 0;
       child[me].at = CALLING;
       yield_to_twin() }
 
-  /* The result is stored. [task.py SingletonTask.after_return] */
+  /* The result is stored. [task/base.py SingletonTask.after_return] */
   :: d_step { child[me].at == CALLING ->
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* And the attempt is marked. [tenure.py Tenure._mark_done] [stores/lua/mark.lua] [stores/rules.py mark] */
+  /* And the attempt is marked. [task/tenure.py Tenure._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/rules.py mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
       MY_MARKER.sequence = 0; /* it counts no more */
@@ -457,29 +457,29 @@ end:
       child[me].at = RETRYING;
       sort() }
 
-  /* The key is reserved for the next attempt, and this one marked as done. [settlement.py reserve] [tenure.py Tenure._final_release] */
+  /* The key is reserved for the next attempt, and this one marked as done. [task/outcome.py reserve] [task/tenure.py Tenure._final_release] */
   :: d_step { child[me].at == RETRYING && child[me].trusts ->
       release(RESERVED, DONE);
       leave_soon() }
 
-  /* A lease that was lost meanwhile is given back plainly, or is its twin's. [tenure.py Tenure.run] [tenure.py Tenure._yield_to_twin] */
+  /* A lease that was lost meanwhile is given back plainly, or is its twin's. [task/tenure.py Tenure.run] [task/tenure.py Tenure._yield_to_twin] */
   :: d_step { child[me].at == RETRYING && !child[me].trusts ->
       release(FREE, UNKNOWN);
       child[me].at = MARKING;
       yield_to_twin() }
 
-  /* The lease was lost and the body interrupted: its message goes back. [tenure.py Tenure._interrupted] [tenure.py Tenure._yield_to_twin] */
+  /* The lease was lost and the body interrupted: its message goes back. [task/tenure.py Tenure._interrupted] [task/tenure.py Tenure._yield_to_twin] */
   :: d_step { child[me].at == BODY && !child[me].trusts ->
       release(FREE, UNKNOWN);
       put_back(1);
       yield_to_twin() }
 
-  /* A release, or a mark, that the store doesn't answer. [core/locker.py Locker.release] [tenure.py Tenure._mark_done] */
+  /* A release, or a mark, that the store doesn't answer. [core/locker.py Locker.release] [task/tenure.py Tenure._mark_done] */
   :: d_step { (child[me].at == STORED || child[me].at == MARKING || child[me].at == RETRYING) && faults > 0 ->
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is given up. [put_back.py put_back] [put_back.py _publish] [case.py Case.put_back] */
+  /* Publish the copy before the delivery is given up. [task/put_back.py put_back] [task/put_back.py _publish] [task/case.py Case.put_back] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ITS_TURN ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;
@@ -491,7 +491,7 @@ end:
       sort() }
 #endif
 
-  /* Say that older copies count no more. [put_back.py put_back] [stores/lua/mark.lua] [stores/rules.py mark] */
+  /* Say that older copies count no more. [task/put_back.py put_back] [stores/redis/lua/mark.lua] [stores/transitions/rules.py mark] */
   :: d_step { child[me].at == PUBLISHED ->
       MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
       if
@@ -502,7 +502,7 @@ end:
       leave_soon();
       sort() }
 
-  /* The store doesn't answer that. [put_back.py put_back] */
+  /* The store doesn't answer that. [task/put_back.py put_back] */
   :: d_step { child[me].at == PUBLISHED && faults > 0 ->
       faults--;
       leave_soon() }
@@ -513,12 +513,12 @@ end:
       leave();
       sort() }
 
-  /* The holder stalls, and its deadline passes. [core/keeper.py Keeper._declare_overdue] */
+  /* The holder stalls, and its deadline passes. [core/heartbeat.py Heartbeat._declare_overdue] */
   :: d_step { child[me].trusts && child[me].at != DOOMED && faults > 0 ->
       faults--;
       child[me].trusts = 0 }
 
-  /* The hard time limit is announced; the body runs on for a while. [request.py SingletonRequestMixin.on_timeout] [request.py SingletonRequestMixin._settle_leases] */
+  /* The hard time limit is announced; the body runs on for a while. [worker/request.py SingletonRequestMixin.on_timeout] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { child[me].at == BODY && faults > 0 ->
       faults--;
 #ifdef RELEASE_ON_ANNOUNCEMENT
@@ -540,7 +540,7 @@ end:
       child[me].trusts = 0;
       child[me].at = DEAD }
 
-  /* The parent has the proof, and releases by token before the message is given back. [request.py SingletonRequestMixin.on_failure] [request.py SingletonRequestMixin._settle_leases] */
+  /* The parent has the proof, and releases by token before the message is given back. [worker/request.py SingletonRequestMixin.on_failure] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { child[me].at == DEAD ->
       release(FREE, UNKNOWN);
       met = 0;

@@ -196,7 +196,7 @@ inline verify() {
 }
 
 #define GIVE_TURN(i) c[i].latest = (c[i].token == key)
-/* [stores/lua/acquire.lua] [stores/rules.py _acquire] */
+/* [stores/redis/lua/acquire.lua] [stores/transitions/rules.py _acquire] */
 inline grant(whom) {
   key = whom;
   left = TTL;
@@ -214,7 +214,7 @@ inline grant(whom) {
 #endif
 }
 
-/* [stores/lua/renew.lua] [stores/rules.py _renew] */
+/* [stores/redis/lua/renew.lua] [stores/transitions/rules.py _renew] */
 #ifdef RENEWAL_RECREATES
 #define RENEWABLE(whom) (key == (whom) || key == 0)
 #else
@@ -226,7 +226,7 @@ inline renew(whom) {
   left = TTL
 }
 
-/* [stores/lua/release.lua] [stores/rules.py _release] */
+/* [stores/redis/lua/release.lua] [stores/transitions/rules.py _release] */
 #ifdef NO_OWNER_CHECK
 #define RELEASABLE(whom) (key != 0)
 #else
@@ -369,7 +369,7 @@ inline post_again() {
 proctype client(byte me) {
 end:
   do
-  /* A delivery arrives and gets a token that no other has. [request.py SingletonRequestMixin.__init__] [delivery.py mint_nonce] [core/locker.py Locker.acquire] */
+  /* A delivery arrives and gets a token that no other has. [worker/request.py SingletonRequestMixin.__init__] [publish/header.py mint_nonce] [core/locker.py Locker.acquire] */
   :: d_step { c[me].at == IDLE ->
       c[me].token = FIRST_TOKEN(me);
       do
@@ -379,7 +379,7 @@ end:
       c[me].at = ASKING;
       ask() }
 
-  /* The store carries out an acquire. [stores/lua/acquire.lua] [stores/rules.py _acquire] */
+  /* The store carries out an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/rules.py _acquire] */
   :: d_step { c[me].call == SENT && UP && ROOM ->
       if
       :: key == 0 || key == c[me].token ->
@@ -416,7 +416,7 @@ end:
   :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(LATER) }
   :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(NEVER) }
 
-  /* The grant is read: a lease, valid as counted from before it was asked for. [core/locker.py Locker.acquire] [core/keeper.py Keeper.add] */
+  /* The grant is read: a lease, valid as counted from before it was asked for. [core/locker.py Locker.acquire] [core/heartbeat.py Heartbeat.add] */
   :: d_step { c[me].call == YES && (c[me].call_trust > 0 || ANY_GRANT_COUNTS) ->
 #ifdef TRUST_FROM_REPLY
       c[me].trust = TRUST;
@@ -453,12 +453,12 @@ end:
       fi }
 #endif
 
-  /* The keeper sends a renewal, unless the deadline has passed. [core/keeper.py Keeper.sweep] [core/keeper.py Keeper._renew] */
+  /* The keeper sends a renewal, unless the deadline has passed. [core/heartbeat.py Heartbeat.sweep] [core/heartbeat.py Heartbeat._renew] */
   :: d_step { c[me].beat == NOTHING && BELIEVES(me) ->
       c[me].beat = SENT;
       c[me].beat_trust = TRUST }
 
-  /* The store carries out a renewal. [stores/lua/renew.lua] [stores/rules.py _renew] */
+  /* The store carries out a renewal. [stores/redis/lua/renew.lua] [stores/transitions/rules.py _renew] */
   :: d_step { c[me].beat == SENT && UP ->
       if
       :: RENEWABLE(c[me].token) ->
@@ -469,7 +469,7 @@ end:
         c[me].beat_trust = 0
       fi }
 
-  /* "Renewed" is read; after the deadline it counts no more. [core/keeper.py Keeper._renew] [core/entry.py note_renewed] */
+  /* "Renewed" is read; after the deadline it counts no more. [core/heartbeat.py Heartbeat._renew] [core/entry.py note_renewed] */
   :: d_step { c[me].beat == YES ->
       if
       :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)
@@ -478,7 +478,7 @@ end:
       stop_beating();
       verify() }
 
-  /* "Not yours" is read: lost at once. [core/keeper.py Keeper._take] [core/keeper.py Keeper._lose] */
+  /* "Not yours" is read: lost at once. [core/heartbeat.py Heartbeat._take] [core/heartbeat.py Heartbeat._lose] */
   :: d_step { c[me].beat == NO ->
       stop_trusting();
       stop_beating() }
@@ -492,12 +492,12 @@ end:
       stop_beating() }
 
 #ifdef PULSE
-  /* The worker parent renews what its living child holds, with the child's token, unless the deadline has passed. [pulse.py Pulse.sweep] [pulse.py Pulse._renew] [shared_record.py SharedRecord.of_living] */
+  /* The worker parent renews what its living child holds, with the child's token, unless the deadline has passed. [worker/parent_heartbeat.py ParentHeartbeat.sweep] [worker/parent_heartbeat.py ParentHeartbeat._renew] [worker/shared_memory.py SharedMemory.of_living] */
   :: d_step { c[me].pulse == NOTHING && BELIEVES(me) ->
       c[me].pulse = SENT;
       c[me].pulse_trust = TRUST }
 
-  /* The store carries that out; "not yours" is ignored by the parent. [stores/lua/renew.lua] [stores/rules.py _renew] */
+  /* The store carries that out; "not yours" is ignored by the parent. [stores/redis/lua/renew.lua] [stores/transitions/rules.py _renew] */
   :: d_step { c[me].pulse == SENT && UP ->
       if
       :: RENEWABLE(c[me].token) ->
@@ -509,14 +509,14 @@ end:
       fi;
       verify() }
 
-  /* The parent notes for how long that vouches, however late; what the child has seen as lost stays so. [pulse.py Pulse._take] [shared_record.py SharedRecord.advance] [core/lease.py Lease.deadline] */
+  /* The parent notes for how long that vouches, however late; what the child has seen as lost stays so. [worker/parent_heartbeat.py ParentHeartbeat._take] [worker/shared_memory.py SharedMemory.advance] [core/lease.py Lease.deadline] */
   :: d_step { c[me].pulse == YES ->
       c[me].trust = (c[me].trust > c[me].pulse_trust -> c[me].trust : c[me].pulse_trust);
       c[me].pulse = NOTHING;
       c[me].pulse_trust = 0;
       verify() }
 
-  /* No reply to the parent. [pulse.py Pulse._take] */
+  /* No reply to the parent. [worker/parent_heartbeat.py ParentHeartbeat._take] */
   :: d_step { c[me].pulse == SENT ->
       stray_on(RENEW);
       c[me].pulse = NOTHING;
@@ -525,16 +525,16 @@ end:
 #endif
 
 #ifndef NO_DEADLINE
-  /* The deadline has passed: lost for good. [core/keeper.py Keeper._declare_overdue] [core/keeper.py Keeper._lose] */
+  /* The deadline has passed: lost for good. [core/heartbeat.py Heartbeat._declare_overdue] [core/heartbeat.py Heartbeat._lose] */
   :: d_step { c[me].held && c[me].trust == 0 -> stop_trusting() }
 #endif
 
-  /* The body ends, well or interrupted, and gives back; a reply to the keeper is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker._release] [core/keeper.py Keeper.discard] */
+  /* The body ends, well or interrupted, and gives back; a reply to the keeper is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker._release] [core/heartbeat.py Heartbeat.discard] */
   :: d_step { c[me].at == BODY -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
 
 #ifdef POSTS
-  /* The body ends, well within its deadline, and nobody needs the reply: first the keeper lets go, and will ask. [core/locker.py Locker.give_back] [core/locker.py Locker._post] [core/keeper.py Keeper.let_go] */
+  /* The body ends, well within its deadline, and nobody needs the reply: first the keeper lets go, and will ask. [core/locker.py Locker.give_back] [core/locker.py Locker._post] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED ->
       stop_trusting();
       stop_beating();
@@ -542,7 +542,7 @@ end:
       c[me].at = POSTING;
       verify() }
 
-  /* The same, and a renewal that is under way arrives later. [core/locker.py Locker._post] [core/keeper.py Keeper.let_go] */
+  /* The same, and a renewal that is under way arrives later. [core/locker.py Locker._post] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED && c[me].beat == SENT ->
       stop_trusting();
       stray_on(RENEW);
@@ -551,7 +551,7 @@ end:
       c[me].at = POSTING;
       verify() }
 
-  /* The release is sent; the keeper will ask for it, even if it has just looked. [stores/posted.py PostedReleases.begin] [stores/connections.py Connections.post] [core/keeper.py Keeper.sent] */
+  /* The release is sent; the keeper will ask for it, even if it has just looked. [stores/redis/async_release.py PostedReleases.begin] [stores/redis/connection.py Connections.post] [core/heartbeat.py Heartbeat.sent] */
   :: d_step { c[me].at == POSTING && !POSTED ->
       c[me].owed = SENT;
       c[me].owed_token = c[me].token;
@@ -561,11 +561,11 @@ end:
       leave();
       verify() }
 
-  /* It can't be, without waiting: no connection stands. [stores/posted.py PostedReleases.withdraw] [core/locker.py Locker.release] */
+  /* It can't be, without waiting: no connection stands. [stores/redis/async_release.py PostedReleases.withdraw] [core/locker.py Locker.release] */
   :: d_step { c[me].at == POSTING -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == POSTING) -> end_with(LATER) }
 
-  /* The store carries out a posted release. [stores/lua/release.lua] [stores/rules.py _release] */
+  /* The store carries out a posted release. [stores/redis/lua/release.lua] [stores/transitions/rules.py _release] */
   :: d_step { c[me].owed == SENT && UP ->
       if
       :: RELEASABLE(c[me].owed_token) -> free_key()
@@ -577,35 +577,35 @@ end:
   /* The store refuses it: it has forgotten the script, or is a replica. [environment] */
   :: d_step { c[me].owed == SENT -> c[me].owed = NO }
 
-  /* Its connection is closed, for whatever reason, and with it the reply; or the release may still arrive. [stores/connections.py _close] [stores/posted.py PostedRelease.lose] */
+  /* Its connection is closed, for whatever reason, and with it the reply; or the release may still arrive. [stores/redis/connection.py _close] [stores/redis/async_release.py PostedRelease.lose] */
   :: d_step { c[me].owed == YES -> c[me].owed = NO }
   :: d_step { c[me].owed == SENT ->
       stray_of(RELEASE, c[me].owed_token);
       c[me].owed = NO;
       verify() }
 
-  /* Its reply is read, before that of the connection's next command. [stores/connections.py Exchange.replies] [stores/posted.py PostedRelease.hear] [stores/posted.py PostedReleases.end] [core/locker.py Locker._heard] [core/keeper.py Keeper.confirmed] */
+  /* Its reply is read, before that of the connection's next command. [stores/redis/connection.py Exchange.replies] [stores/redis/async_release.py PostedRelease.hear] [stores/redis/async_release.py PostedReleases.end] [core/locker.py Locker._heard] [core/heartbeat.py Heartbeat.confirmed] */
   :: d_step { c[me].owed == YES -> settle_post(NOTHING) }
 
-  /* It was lost: the first answer of the store after that makes it again. [stores/redis.py RedisStore._ask] [stores/posted.py PostedReleases.repeat] */
+  /* It was lost: the first answer of the store after that makes it again. [stores/redis/store.py RedisStore._ask] [stores/redis/async_release.py PostedReleases.repeat] */
   :: d_step { TO_BE_MADE_AGAIN ->
       post_again();
       settle_post(NOTHING) }
 
-  /* In vain, and it may still arrive. [stores/posted.py PostedReleases.repeat] [stores/posted.py PostedReleases.end] */
+  /* In vain, and it may still arrive. [stores/redis/async_release.py PostedReleases.repeat] [stores/redis/async_release.py PostedReleases.end] */
   :: d_step { HAPPENS(TO_BE_MADE_AGAIN) -> settle_post(FAILED) }
   :: d_step { HAPPENS(TO_BE_MADE_AGAIN) ->
       stray_of(RELEASE, c[me].owed_token);
       settle_post(FAILED) }
 
-  /* The acquire found what this process has given back: it has overtaken the release, which is made again, and so is the acquire. [stores/redis.py RedisStore.acquire] [stores/posted.py PostedReleases.overtaken] [stores/posted.py PostedReleases.make_again] */
+  /* The acquire found what this process has given back: it has overtaken the release, which is made again, and so is the acquire. [stores/redis/store.py RedisStore.acquire] [stores/redis/async_release.py PostedReleases.overtaken] [stores/redis/async_release.py PostedReleases.make_again] */
   :: d_step { c[me].call == NO && c[me].overtook ->
       post_again();
       c[me].overtook = 0;
       c[me].call = SENT;
       verify() }
 
-  /* SIGKILL of a child whose release isn't confirmed: its parent makes it, by the token that was noted. [shared_record.py SharedRecord.of_dead] [request.py SingletonRequestMixin._settle_leases] */
+  /* SIGKILL of a child whose release isn't confirmed: its parent makes it, by the token that was noted. [worker/shared_memory.py SharedMemory.of_dead] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { c[me].at == IDLE && c[me].owed != NOTHING && UP ->
 #ifndef LEDGER_FORGETS
       if
@@ -617,7 +617,7 @@ end:
       c[me].owed_token = 0;
       settle_post(NOTHING) }
 
-  /* The same, later or never; or what the child had sent arrives later. [request.py SingletonRequestMixin._settle_leases] */
+  /* The same, later or never; or what the child had sent arrives later. [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { HAPPENS(c[me].at == IDLE && c[me].owed != NOTHING) ->
       stray_of(RELEASE, c[me].owed_token);
       c[me].owed_token = 0;
@@ -649,7 +649,7 @@ end:
       c[me].stray = NOTHING;
       c[me].stray_token = 0 }
 
-  /* SIGKILL of a child: its parent releases by the token that it noted, now or later. [shared_record.py SharedRecord.note] [shared_record.py SharedRecord.of_dead] [request.py SingletonRequestMixin._settle_leases] */
+  /* SIGKILL of a child: its parent releases by the token that it noted, now or later. [worker/shared_memory.py SharedMemory.note] [worker/shared_memory.py SharedMemory.of_dead] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { c[me].at == CHECKED -> end_with(AT_ONCE) }
   :: d_step { c[me].at == CHECKED -> end_with(LATER) }
 
@@ -664,25 +664,25 @@ end:
 proctype keeper(byte me) {
 end:
   do
-  /* Nothing was sent yet, so there is nothing to hear of. [core/keeper.py Keeper._collect] */
+  /* Nothing was sent yet, so there is nothing to hear of. [core/heartbeat.py Heartbeat._collect] */
   :: d_step { c[me].let_go && !POSTED -> c[me].let_go = 0 }
 
-  /* The reply has come, and no other command has read it. [core/keeper.py Keeper._collect] [stores/redis.py RedisStore.collect] [stores/connections.py Connections.collect] */
+  /* The reply has come, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.collect] [stores/redis/connection.py Connections.collect] */
   :: d_step { c[me].let_go && c[me].owed == YES -> settle_post(NOTHING) }
 
 #ifndef LOST_FOR_GOOD
-  /* Nothing good has come: the keeper makes it again. [core/keeper.py Keeper._collect] [stores/redis.py RedisStore.collect] [stores/posted.py PostedReleases.repeat] */
+  /* Nothing good has come: the keeper makes it again. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.collect] [stores/redis/async_release.py PostedReleases.repeat] */
   :: d_step { c[me].let_go && POSTED ->
       post_again();
       settle_post(NOTHING) }
 
-  /* The same, and the first may still arrive. [stores/redis.py RedisStore.collect] [stores/posted.py PostedReleases.repeat] */
+  /* The same, and the first may still arrive. [stores/redis/store.py RedisStore.collect] [stores/redis/async_release.py PostedReleases.repeat] */
   :: d_step { c[me].let_go && c[me].owed == SENT ->
       post_again();
       stray_of(RELEASE, c[me].owed_token);
       settle_post(NOTHING) }
 
-  /* In vain, and it may still arrive. [stores/posted.py PostedReleases.repeat] [stores/posted.py PostedReleases.end] [core/locker.py Locker._heard] */
+  /* In vain, and it may still arrive. [stores/redis/async_release.py PostedReleases.repeat] [stores/redis/async_release.py PostedReleases.end] [core/locker.py Locker._heard] */
   :: d_step { HAPPENS(c[me].let_go && POSTED) -> settle_post(FAILED) }
   :: d_step { HAPPENS(c[me].let_go && POSTED) ->
       stray_of(RELEASE, c[me].owed_token);

@@ -26,9 +26,9 @@
 #endif
 #define DRIFT 1
 #define TRUST (TTL - DRIFT)
-/* Ticks that a key is kept for who was called, and the call with it. [stores/lua/line.lua] */
+/* Ticks that a key is kept for who was called, and the call with it. [stores/redis/lua/line.lua] */
 #define KEPT 1
-/* Ticks that who waits counts as waiting after a look. [line.py Waiter.ask] */
+/* Ticks that who waits counts as waiting after a look. [task/waiter.py Waiter.ask] */
 #define COUNTED 2
 
 /* Where a client is. */
@@ -163,7 +163,7 @@ inline free_key() {
   blank = 0
 }
 
-/* [stores/lua/line.lua] */
+/* [stores/redis/lua/line.lua] */
 inline call_next() {
   assert(!listed && !kept);
   listed = 1;
@@ -179,7 +179,7 @@ inline call_next() {
 #define OF_TOKEN(whose) (key == (whose) && !kept)
 #define IS_CALLED (blank && SOMEBODY_WAITS)
 #endif
-/* [stores/lua/release.lua] */
+/* [stores/redis/lua/release.lua] */
 inline release(whose) {
   if
   :: OF_TOKEN(whose) && IS_CALLED -> call_next()
@@ -191,11 +191,11 @@ inline release(whose) {
 proctype client(byte me) {
 end:
   do
-  /* A call begins. [delivery.py mint_nonce] [execution.py Execution._acquire] [holding.py hold] */
+  /* A call begins. [publish/header.py mint_nonce] [task/run.py Execution._acquire] [task/context.py hold] */
   :: d_step { c[me].at == IDLE ->
       ask() }
 
-  /* The store carries out an acquire; who waits is counted, and the holder's value says so. [stores/lua/acquire.lua] [stores/lua/line.lua] */
+  /* The store carries out an acquire; who waits is counted, and the holder's value says so. [stores/redis/lua/acquire.lua] [stores/redis/lua/line.lua] */
   :: d_step { c[me].call == SENT ->
       if
       :: key == FREE || MINE || KEPT_FOR_ME ->
@@ -215,7 +215,7 @@ end:
       c[me].again = 1;
       ask() }
 
-  /* No answer, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [line.py Waiter.leave] */
+  /* No answer, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [task/waiter.py Waiter.leave] */
   :: d_step { c[me].at == ASKING ->
       release(me + 1);
       leave();
@@ -224,7 +224,7 @@ end:
       leave();
       verify() }
 
-  /* The grant is read. [core/locker.py Locker.acquire] [line.py Waiter.leave] */
+  /* The grant is read. [core/locker.py Locker.acquire] [task/waiter.py Waiter.leave] */
   :: d_step { c[me].call == YES && c[me].call_trust > 0 ->
       c[me].trust = c[me].call_trust;
       stop_asking();
@@ -232,7 +232,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: who waits goes on waiting, the other is skipped. [line.py Waiter.ask] [execution.py Execution._carry_out] */
+  /* The refusal is read: who waits goes on waiting, the other is skipped. [task/waiter.py Waiter.ask] [task/run.py Execution._carry_out] */
   :: d_step { c[me].call == NO ->
       if
       :: WAITS(me) ->
@@ -241,27 +241,27 @@ end:
       :: else -> leave()
       fi }
 
-  /* Block on the list of calls. [line.py Waiter.wait] [stores/places.py _Place.wait] [stores/places.py _Place._block] */
+  /* Block on the list of calls. [task/waiter.py Waiter.wait] [stores/redis/wait_queue.py _Place.wait] [stores/redis/wait_queue.py _Place._block] */
   :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
 
-  /* The server gives a call to one who blocks, also while that one looks. [stores/lua/line.lua] */
+  /* The server gives a call to one who blocks, also while that one looks. [stores/redis/lua/line.lua] */
   :: d_step { c[me].blocks && listed && c[me].call != SENT ->
       c[me].turn = VALID;
       c[me].blocks = 0;
       listed = 0;
       called = me + 1 }
 
-  /* Called: ask, and show the turn. [stores/places.py _Place._called] [line.py Waiter.ask] */
+  /* Called: ask, and show the turn. [stores/redis/wait_queue.py _Place._called] [task/waiter.py Waiter.ask] */
   :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
       ask() }
 
 #ifndef NO_LOOKING
-  /* Not called, and half a second is over: look. [line.py Waiter.wait] [line.py Waiter.ask] */
+  /* Not called, and half a second is over: look. [task/waiter.py Waiter.wait] [task/waiter.py Waiter.ask] */
   :: d_step { c[me].at == WAITING && c[me].turn == NOTHING ->
       ask() }
 #endif
 
-  /* The connection of the place is lost, and a call with it: a look is next. [stores/places.py _Place._hang_up] [line.py Waiter.wait] */
+  /* The connection of the place is lost, and a call with it: a look is next. [stores/redis/wait_queue.py _Place._hang_up] [task/waiter.py Waiter.wait] */
   :: d_step { c[me].at == WAITING ->
       hang_up();
 #ifndef NO_LOOKING
@@ -269,36 +269,36 @@ end:
 #endif
       verify() }
 
-  /* The time to wait is over: it is counted no more. [line.py Waiter.leave] [stores/places.py _Place.leave] */
+  /* The time to wait is over: it is counted no more. [task/waiter.py Waiter.leave] [stores/redis/wait_queue.py _Place.leave] */
   :: d_step { c[me].at == WAITING ->
       c[me].counted = 0;
       leave();
       verify() }
 
-  /* The heartbeat: never of a key that is kept. [stores/lua/renew.lua] [core/entry.py note_renewed] */
+  /* The heartbeat: never of a key that is kept. [stores/redis/lua/renew.lua] [core/entry.py note_renewed] */
   :: d_step { BELIEVES(me) && MINE ->
       left = TTL;
       c[me].trust = TRUST }
 
-  /* The body ends, and its release is waited for. [core/locker.py Locker.release] [stores/lua/release.lua] */
+  /* The body ends, and its release is waited for. [core/locker.py Locker.release] [stores/redis/lua/release.lua] */
   :: d_step { c[me].at == BODY ->
       release(me + 1);
       leave();
       verify() }
 
-  /* It is posted. [core/locker.py Locker.give_back] [stores/posted.py PostedReleases.begin] */
+  /* It is posted. [core/locker.py Locker.give_back] [stores/redis/async_release.py PostedReleases.begin] */
   :: d_step { c[me].at == BODY && !WAITS(me) && !owed && BELIEVES(me) ->
       owed = 1;
       key = (key == me + 1 -> POSTED : key);
       leave();
       verify() }
 
-  /* The store carries it out, once or, when its reply was lost, once more. [stores/lua/release.lua] [stores/posted.py PostedReleases.repeat] [stores/posted.py PostedReleases.make_again] */
+  /* The store carries it out, once or, when its reply was lost, once more. [stores/redis/lua/release.lua] [stores/redis/async_release.py PostedReleases.repeat] [stores/redis/async_release.py PostedReleases.make_again] */
   :: d_step { !WAITS(me) && owed ->
       release(POSTED);
       verify() }
 
-  /* It is heard of, or given up, or its process is dead. [stores/posted.py PostedReleases.end] */
+  /* It is heard of, or given up, or its process is dead. [stores/redis/async_release.py PostedReleases.end] */
   :: d_step { !WAITS(me) && owed ->
       owed = 0;
       verify() }

@@ -57,10 +57,15 @@ def test_every_step_of_a_model_has_a_name_or_is_the_environments(model: Path) ->
 
 @pytest.mark.parametrize(
     "reference",
-    ["core/keeper.py Keeper.rest", "core/keeper.py nothing", "core/nobody.py", "lua/nothing.lua"],
+    [
+        "core/heartbeat.py Heartbeat.rest",
+        "core/heartbeat.py nothing",
+        "core/nobody.py",
+        "lua/nothing.lua",
+    ],
 )
 def test_a_function_that_is_gone_is_noticed(reference: str) -> None:
-    assert exists("core/keeper.py Keeper.sweep")
+    assert exists("core/heartbeat.py Heartbeat.sweep")
     assert not exists(reference)
 
 

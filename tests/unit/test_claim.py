@@ -25,10 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Token
-from celery_singleton_lock.core.options import Unique
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
@@ -38,6 +36,8 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
 )
+from celery_singleton_lock.policy import Unique
+from celery_singleton_lock.publish.claim import Claim
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.clock import ManualClock
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.core import native
-from celery_singleton_lock.core.election import Election
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Granted, Permission, Permit, Refused
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.values import Entry, LastRun
+from celery_singleton_lock.stores.transitions.entries import Entry, LastRun
 from celery_singleton_lock.testing.clock import ManualClock
 
 KEY = Keyspace("unit").leader("beats")
@@ -71,13 +71,13 @@ class CuedStore(MemoryStore):
 
 
 class Candidate:
-    """A process: an election with a locker and a keeper of its own."""
+    """A process: an election with a locker and a heartbeat of its own."""
 
     def __init__(self, store: CuedStore, clock: ManualClock, pid: int) -> None:
         self.said: list[Event] = []
         events = Events([self.said.append])
-        self.keeper = Keeper(store, clock, events)
-        locker = Locker(store, clock, self.keeper, events)
+        self.heartbeat = Heartbeat(store, clock, events)
+        locker = Locker(store, clock, self.heartbeat, events)
         holder = Holder(task="celery.beat", task_id="beats", worker="host", pid=pid)
         self.election = Election(locker, events, key=KEY, ttl=TTL, poll=POLL, holder=holder)
 
@@ -92,14 +92,14 @@ class Bench:
         self.a, self.b = (Candidate(self.store, self.clock, pid) for pid in (1, 2))
 
     def advance(self, seconds: float, *running: Candidate) -> None:
-        """Let time pass; the keepers of ``running`` renew, the others' processes stand still."""
+        """Let time pass; the heartbeats of ``running`` renew, the others' processes stand still."""
         end = self.clock.now() + seconds
         while self.clock.now() < end:
-            pauses = [candidate.keeper.sweep() for candidate in running]
+            pauses = [candidate.heartbeat.sweep() for candidate in running]
             steps = [pause for pause in pauses if pause is not None]
             self.clock.advance(min([end - self.clock.now(), *steps, 1.0]) or 1e-6)
         for candidate in running:
-            candidate.keeper.sweep()
+            candidate.heartbeat.sweep()
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_who_is_deposed_while_its_keeper_finds_out_says_that_it_leads_again(benc
     a.election.campaign()
     assert bench.store.free(KEY, None)
     bench.clock.advance(TTL / 3)
-    bench.store.before_permit = a.keeper.sweep
+    bench.store.before_permit = a.heartbeat.sweep
     assert not a.election.permit("e", 1.0)
     assert a.election.campaign()
     assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]

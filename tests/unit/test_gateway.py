@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.etcd import EtcdStore
+from celery_singleton_lock.stores.etcd.store import EtcdStore
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
-from celery_singleton_lock.testing.server import free_port
+from example_project.private_server import free_port
 
 
 @pytest.mark.parametrize("option", ["ca", "cert"])

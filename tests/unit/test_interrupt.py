@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import interrupt as interrupt_module
-from celery_singleton_lock.interrupt import Body, LeaseInterrupt
+from celery_singleton_lock.task import interrupt as interrupt_module
+from celery_singleton_lock.task.interrupt import Body, LeaseInterrupt
 
 #: Seconds after which a body that should have been ended ends by itself, and the test fails.
 LONG = 5.0
@@ -209,7 +209,7 @@ def test_ending_a_body_on_another_thread_leaves_the_interpreter_as_it_was() -> N
     """A request for attention left standing slows all threads, and hangs a debugger on 3.11."""
     program = """
         import sys, threading, time
-        from celery_singleton_lock.interrupt import Body, LeaseInterrupt
+        from celery_singleton_lock.task.interrupt import Body, LeaseInterrupt
 
         def work():
             body = Body()
@@ -375,20 +375,20 @@ GREEN = """\
 import socket, threading, time
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.interrupt import LeaseInterrupt, body_class
+from celery_singleton_lock.task.interrupt import LeaseInterrupt, body_class
 
 
 
 Body = body_class()
 
 def interrupt_natively(*bodies, at=lambda: True):
-    "As the keeper's thread does, once the condition holds."
+    "As the heartbeat's thread does, once the condition holds."
     def interrupt():
         while not at():
             SystemClock().sleep(0.001)
         for body in bodies:
             body.interrupt()
-    native.start_new_thread(interrupt, "keeper")
+    native.start_new_thread(interrupt, "heartbeat")
 
 def ended(body, function):
     try:

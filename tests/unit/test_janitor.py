@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.stores.janitor import Janitor, Kept
+from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Kept
 from tests.harness.deliveries import wait_until
 
 SOON = 5.0

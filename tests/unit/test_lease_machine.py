@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
 from celery_singleton_lock.core.locker import Locker
@@ -246,12 +246,12 @@ FATES = st.lists(st.sampled_from((*ANSWERED, "request lost", "reply lost")), max
 
 
 class Process:
-    """One process: a locker and a keeper, and what it believes to hold."""
+    """One process: a locker and a heartbeat, and what it believes to hold."""
 
     def __init__(self, store: FaultyStore, clock: ManualClock) -> None:
         events = Events([])
-        self.keeper = Keeper(store, clock, events)
-        self.locker = Locker(store, clock, self.keeper, events)
+        self.heartbeat = Heartbeat(store, clock, events)
+        self.locker = Locker(store, clock, self.heartbeat, events)
         self.held: list[Lease] = []
 
     def lose(self, lease: Lease) -> None:
@@ -314,7 +314,7 @@ class SharedStore(RuleBasedStateMachine):
     def the_keeper_sweeps(self, which: int, fates: list[str]) -> None:
         self.store.fates = list(fates)
         process = self.processes[which]
-        process.keeper.sweep()
+        process.heartbeat.sweep()
         self.store.fates = []
         assert not any(lease.lost for lease in process.held), "a sweep declares what is lost"
 
@@ -328,7 +328,7 @@ class SharedStore(RuleBasedStateMachine):
         while self.clock.now() < end:
             self.clock.advance(min(0.25, end - self.clock.now()))
             for process in self.processes:
-                process.keeper.sweep()
+                process.heartbeat.sweep()
 
     @rule(seconds=st.sampled_from((1.0, 3.0, 10.0)))
     def the_store_is_away(self, seconds: float) -> None:
@@ -367,7 +367,7 @@ class SharedStore(RuleBasedStateMachine):
     @invariant()
     def the_keeper_has_what_the_process_holds(self) -> None:
         for process in self.processes:
-            registered = [entry.lease for entry in process.keeper._entries.values()]
+            registered = [entry.lease for entry in process.heartbeat._entries.values()]
             assert registered == process.held
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Record, drift
 from celery_singleton_lock.core.locker import Locker, was_lost
@@ -81,15 +81,15 @@ class Bench:
         self.store = CuedStore(self.clock)
         self.events: list[Event] = []
         events = Events([self.events.append])
-        self.keeper = Keeper(self.store, self.clock, events)
+        self.heartbeat = Heartbeat(self.store, self.clock, events)
         self.ledger = Ledger()
-        self.locker = Locker(self.store, self.clock, self.keeper, events, self.ledger)
+        self.locker = Locker(self.store, self.clock, self.heartbeat, events, self.ledger)
 
     def names(self) -> list[str]:
         return [name for name, _, _ in self.store.calls]
 
     def nothing_is_held(self) -> bool:
-        return self.store.inspect(KEY) is None and not len(self.keeper) and not self.ledger.held
+        return self.store.inspect(KEY) is None and not len(self.heartbeat) and not self.ledger.held
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_grant_is_a_lease_that_is_renewed_written_down_and_told(bench: Bench) 
     assert (lease.key, lease.token, lease.ttl, lease.max_hold) == (KEY, asked.token, 6, 30)
     assert lease.valid_until == bench.clock.now() + 6 - drift(6)
     assert lease.fence > 0
-    assert len(bench.keeper) == 1
+    assert len(bench.heartbeat) == 1
     assert bench.ledger.held == {str(asked.token): (KEY,)}
     assert [event.name for event in bench.events] == [EventName.ACQUIRED]
     assert [timeout for _, _, timeout in bench.store.calls] == [1.0]
@@ -150,7 +150,7 @@ def test_a_refusal_is_a_value_and_leaves_nothing_behind(bench: Bench) -> None:
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.OTHER
     assert (bench.events, bench.ledger.held) == (events, held)
-    assert len(bench.keeper) == 1
+    assert len(bench.heartbeat) == 1
 
 
 def test_an_acquire_whose_reply_was_lost_is_sent_again_with_the_same_token(bench: Bench) -> None:
@@ -214,7 +214,7 @@ def test_an_exception_thrown_while_others_are_told_leaves_nothing_held(bench: Be
     def terminated(event: Event) -> None:
         raise SystemExit
 
-    bench.keeper._events.sinks.append(terminated)
+    bench.heartbeat._events.sinks.append(terminated)
     with pytest.raises(SystemExit):
         bench.locker.acquire(call())
     assert bench.nothing_is_held()
@@ -350,7 +350,7 @@ def test_a_release_that_nobody_answers_is_told_and_never_raises(bench: Bench) ->
     assert bench.locker.release(lease, give(lease)) is None
     assert bench.events[-1].name is EventName.RELEASE_FAILED
     assert bench.events[-1].data == {"error": "away", "frees_in": 6}
-    assert len(bench.keeper) == 0, "a key that can't be released is renewed no more"
+    assert len(bench.heartbeat) == 0, "a key that can't be released is renewed no more"
     assert bench.ledger.held, "the parent may release it, should this process die"
 
 
@@ -391,7 +391,7 @@ def test_a_loss_that_the_keeper_has_told_is_not_told_again(bench: Bench) -> None
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None)
-    bench.keeper.ask(lease)
+    bench.heartbeat.ask(lease)
     bench.locker.release(lease, give(lease))
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LOST]
 
@@ -420,7 +420,7 @@ def test_an_exception_thrown_into_the_end_of_a_task_ends_the_renewing(
     monkeypatch.setattr(bench.clock, "now", terminated)
     with pytest.raises(SystemExit):
         bench.locker.give_back(lease, give(lease))
-    assert len(bench.keeper) == 0
+    assert len(bench.heartbeat) == 0
 
 
 # --- events --------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def test_a_sink_that_raises_breaks_no_lock_and_no_other_sink(
     def broken(event: Event) -> None:
         raise ZeroDivisionError
 
-    bench.keeper._events.sinks.insert(0, broken)
+    bench.heartbeat._events.sinks.insert(0, broken)
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     assert bench.locker.release(lease, give(lease)) is Released.RELEASED

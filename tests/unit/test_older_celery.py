@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.publish import is_chords_body
+from celery_singleton_lock.publish.unique import is_chords_body
 
 # Its classes take parameters when they run only since then (`EagerResult[int]`); the types are
 # older. Django's and RedBeat's schedulers are left out: they ask for more than an import.
@@ -43,7 +43,7 @@ def test_everything_is_imported_where_celerys_classes_take_no_parameters() -> No
     "change", ["del utils.HIDDEN_SETTINGS", "utils.HIDDEN_SETTINGS = ('API', 'TOKEN')"]
 )
 def test_an_import_needs_no_pattern_of_celerys_report(change: str) -> None:
-    program = f"import celery.app.utils as utils; {change}; import celery_singleton_lock.task"
+    program = f"import celery.app.utils as utils; {change}; import celery_singleton_lock.task.base"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

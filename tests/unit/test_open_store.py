@@ -16,9 +16,9 @@ from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.endpoints import ClusterUrl
-from celery_singleton_lock.stores.hosts import masked
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.worker import check_tasks
+from celery_singleton_lock.stores.urls import masked
+from celery_singleton_lock.worker.bootstep import check_tasks
 
 KNOWN = frozenset({"ca", "cert", "key"})
 

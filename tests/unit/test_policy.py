@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_singleton_lock import PER_TASK, OnConflict
-from celery_singleton_lock.core.options import (
+from celery_singleton_lock.policy import (
+    APP_OPTIONS,
+    CALL_OPTIONS,
     ConflictAction,
     OnDuplicate,
     OnLost,
     OnStoreError,
+    Policy,
     Unique,
+    merge,
     seconds,
 )
-from celery_singleton_lock.core.policy import APP_OPTIONS, CALL_OPTIONS, Policy, merge
 
 
 def policy(**options: Any) -> Policy:

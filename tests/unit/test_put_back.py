@@ -10,9 +10,9 @@ from celery.app.task import Context
 from kombu import Exchange, Queue
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.delivery import QUEUE_KEY, Delivery
-from celery_singleton_lock.put_back import put_back
+from celery_singleton_lock.publish.header import QUEUE_KEY, Delivery
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task.put_back import put_back
 from celery_singleton_lock.testing import SingletonStore
 
 

@@ -11,9 +11,9 @@ from celery import Celery
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
-from celery_singleton_lock.stores.hosts import masked
-from celery_singleton_lock.stores.redlock import RedlockStore
-from celery_singleton_lock.stores.redlock_url import read_nodes
+from celery_singleton_lock.stores.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redlock.url import read_nodes
+from celery_singleton_lock.stores.urls import masked
 
 THREE = "redlock://a:1,b:2,c:3/0"
 

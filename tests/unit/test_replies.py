@@ -9,8 +9,8 @@ import pytest
 import redis
 from redis.connection import Connection
 
-from celery_singleton_lock.stores.replies import receive, told
-from celery_singleton_lock.stores.resp import ErrorReply
+from celery_singleton_lock.stores.redis.replies import receive, told
+from celery_singleton_lock.stores.redis.resp import ErrorReply
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.claim import Claim
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.options import Unique
-from celery_singleton_lock.delivery import HEADER
-from celery_singleton_lock.request import SingletonRequestMixin
+from celery_singleton_lock.policy import Unique
+from celery_singleton_lock.publish.claim import Claim
+from celery_singleton_lock.publish.header import HEADER
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.shared_record import SharedRecord
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.contract.calls import publish, record_of, take
+from celery_singleton_lock.worker.request import SingletonRequestMixin
+from celery_singleton_lock.worker.shared_memory import SharedMemory
 from tests.unit.pool_child import Child
 
 pytestmark = [
@@ -51,7 +51,7 @@ class Parent:
 
     def __init__(self) -> None:
         self.store = MemoryStore(SystemClock())
-        self.record = SharedRecord()
+        self.record = SharedMemory()
         self.runtime = Runtime(app, store=self.store)
 
     def claim_of(self, name: str) -> Claim:
@@ -63,7 +63,7 @@ class Parent:
 def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parent]:
     parent = Parent()
     Runtime.install(app, parent.runtime)
-    monkeypatch.setattr(Runtime, "shared_record", parent.record)
+    monkeypatch.setattr(SharedMemory, "current", parent.record)
     yield parent
     Runtime.install(app, None)
 

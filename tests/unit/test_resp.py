@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import pytest
 
-from celery_singleton_lock.stores.resp import ErrorReply, ProtocolError, Replies, pack
+from celery_singleton_lock.stores.redis.resp import ErrorReply, ProtocolError, Replies, pack
 
 STREAM = (
     b"+OK\r\n:-1\r\n$-1\r\n$4\r\na\r\nb\r\n-NOSCRIPT no\r\n*3\r\n$1\r\nx\r\n*0\r\n:5\r\n$0\r\n\r\n"

@@ -9,8 +9,8 @@ import pytest
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.endpoints import ClusterUrl
-from celery_singleton_lock.stores.sessions import OPTIONS, Session, Sessions
-from celery_singleton_lock.testing.server import free_port
+from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Session, Sessions
+from example_project.private_server import free_port
 
 
 def test_a_session_whose_threads_could_not_be_started_is_started_by_the_next_call(

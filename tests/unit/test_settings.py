@@ -15,14 +15,14 @@ from celery import Celery
 
 from celery_singleton_lock import SettingsError
 from celery_singleton_lock import settings as settings_module
-from celery_singleton_lock.core.options import ConflictAction
+from celery_singleton_lock.policy import ConflictAction
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
-from celery_singleton_lock.stores.connection_url import connection_url
-from celery_singleton_lock.stores.hosts import Hosts
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import RedisStore
-from celery_singleton_lock.stores.sentinel import SentinelConnections
+from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.url_options import connection_url
+from celery_singleton_lock.stores.urls import Hosts
 
 REDIS, OTHER = "redis://:secret@one:6379/1", "redis://two:6379/2"
 

@@ -14,8 +14,8 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores import votes
-from celery_singleton_lock.stores.quorum import PENDING, Poll
+from celery_singleton_lock.stores.redlock import votes
+from celery_singleton_lock.stores.redlock.fanout import PENDING, Poll
 
 YES = Granted(key="k", fence=7)
 DOWN = StoreUnavailable("down")

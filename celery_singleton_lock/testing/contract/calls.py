@@ -144,7 +144,7 @@ def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) 
 
 
 def renew(store: Store, leases: Sequence[Lease]) -> list[Renewal]:
-    if isinstance(store, StreamingStore):  # the keeper asks it this way
+    if isinstance(store, StreamingStore):  # the heartbeat asks it this way
         return [*chain.from_iterable(store.renewals(leases, timeout=TIMEOUT))]
     return store.renew(leases, timeout=TIMEOUT)
 

@@ -13,9 +13,9 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.delivery import NONCE_KEY
+from celery_singleton_lock.publish.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.contest import Contender, Role, run
 from tests.benchmarks.micro.finding import Finding
 from tests.benchmarks.micro.listing import fill

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import redis
 
-from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.micro.finding import Finding
 from tests.benchmarks.micro.processor import processor_time
 from tests.benchmarks.samples import spread

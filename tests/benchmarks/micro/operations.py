@@ -16,7 +16,7 @@ from celery_singleton_lock import singleton_task
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire, Admit, Refused
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks import peers
 from tests.benchmarks.contest import Contender, Role, run
 from tests.benchmarks.micro.finding import Finding

@@ -15,13 +15,13 @@ import redis
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
-from celery_singleton_lock.core.keeper import Keeper
+from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Store
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.micro.finding import Finding
 from tests.benchmarks.micro.processor import processor_time
 from tests.benchmarks.samples import spread
@@ -75,12 +75,12 @@ def _sweeps(store: Store, client: Any, number: int, sweeps: int) -> list[Finding
     clock = _Ahead()
     tracemalloc.start()
     before = _traced()
-    keeper, leases = _held(store, clock, number, _TTL, thread=False)
+    heartbeat, leases = _held(store, clock, number, _TTL, thread=False)
     traced = _traced() - before
     tracemalloc.stop()
     stored = _used(client) - empty
     # The first teaches the server its script; what it takes is no sweep's.
-    measured = [_sweep(keeper, clock, client) for _ in range(sweeps + 1)][1:]
+    measured = [_sweep(heartbeat, clock, client) for _ in range(sweeps + 1)][1:]
     times, scripts, servers, clients, stalls = zip(*measured, strict=True)
     assert not any(lease.lost for lease in leases)
     found = [
@@ -124,7 +124,7 @@ def _sweeps(store: Store, client: Any, number: int, sweeps: int) -> list[Finding
     return found
 
 
-def _sweep(keeper: Keeper, clock: _Ahead, client: Any) -> tuple[float, ...]:
+def _sweep(heartbeat: Heartbeat, clock: _Ahead, client: Any) -> tuple[float, ...]:
     """Milliseconds: of a sweep, and of it those of the server's scripts, of the server's processor,
     of the client's, and of the longest command.
     """
@@ -135,7 +135,7 @@ def _sweep(keeper: Keeper, clock: _Ahead, client: Any) -> tuple[float, ...]:
     client.slowlog_reset()
     server = processor_time(client)
     begin, mine = time.perf_counter(), time.thread_time()
-    keeper.sweep()
+    heartbeat.sweep()
     seconds, mine = time.perf_counter() - begin, time.thread_time() - mine
     server = processor_time(client) - server
     client.config_set("slowlog-log-slower-than", -1)
@@ -162,7 +162,7 @@ def _body(store: Store, number: int, rounds: int, seconds: float) -> list[Findin
 
 @contextmanager
 def _renewed(store: Store, number: int) -> Iterator[None]:
-    keeper, leases = _held(store, SystemClock(), number, _SHORT_TTL, thread=True)
+    heartbeat, leases = _held(store, SystemClock(), number, _SHORT_TTL, thread=True)
     try:
         yield
         assert not any(lease.lost for lease in leases), (
@@ -170,8 +170,8 @@ def _renewed(store: Store, number: int) -> Iterator[None]:
         )
     finally:
         for lease in leases:
-            keeper.discard(lease)
-        keeper.close()
+            heartbeat.discard(lease)
+        heartbeat.close()
 
 
 def _mean_lap(seconds: float) -> float:
@@ -206,11 +206,11 @@ def _spin(times: int) -> int:
 
 def _held(
     store: Store, clock: SystemClock, number: int, ttl: float, *, thread: bool
-) -> tuple[Keeper, list[Lease]]:
-    keeper = Keeper(store, clock, Events())
+) -> tuple[Heartbeat, list[Lease]]:
+    heartbeat = Heartbeat(store, clock, Events())
     # Without its thread, a sweep is called by whoever wants to time one.
-    keeper._running = not thread
-    locker, keyspace, leases = Locker(store, clock, keeper, Events()), Keyspace(), []
+    heartbeat._running = not thread
+    locker, keyspace, leases = Locker(store, clock, heartbeat, Events()), Keyspace(), []
     for one in range(number):
         task_id = f"7c1f8f6e-0d0b-4b6c-9a52-{one:012x}"
         lease = locker.acquire(
@@ -229,7 +229,7 @@ def _held(
         )
         assert isinstance(lease, Lease)
         leases.append(lease)
-    return keeper, leases
+    return heartbeat, leases
 
 
 def _traced() -> int:

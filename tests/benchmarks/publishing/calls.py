@@ -23,7 +23,7 @@ import redis
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Admit
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.admission import Admissions
+from celery_singleton_lock.stores.redis.admission import Admissions
 from tests.benchmarks.publishing import parts
 from tests.benchmarks.publishing.contenders import CONTENDERS, OURS, PLAIN
 from tests.benchmarks.worker.parts import Stopwatch

@@ -11,7 +11,7 @@ import sys
 from contextlib import ExitStack
 from typing import Final
 
-from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.machine import machine, packages, servers
 from tests.benchmarks.publication import publish
 from tests.benchmarks.publishing import report

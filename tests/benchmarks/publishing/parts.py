@@ -17,22 +17,24 @@ _KEY: Final = "the key, of the lock and of the claim"
 
 PARTS: Final = (
     Part("celery.app.task", "Task.apply_async", _CELERY, step=_CELERY),
-    Part(f"{_OURS}.task", "SingletonTask.apply_async", "the call: header, policy", step=_CALL),
+    Part(f"{_OURS}.task.base", "SingletonTask.apply_async", "the call: header, policy", step=_CALL),
     # It makes one anyway, where none is given.
-    Part(f"{_OURS}.call", "uuid", f"{_CELERY} task id"),
-    Part(f"{_OURS}.call", "_key_of", _KEY),
-    Part(f"{_OURS}.publish", "_claim", _KEY),
+    Part(f"{_OURS}.publish.apply_async", "uuid", f"{_CELERY} task id"),
+    Part(f"{_OURS}.publish.apply_async", "_key_of", _KEY),
+    Part(f"{_OURS}.publish.unique", "_claim", _KEY),
     Part(
         "celery.utils.collections",
         "ConfigurationView.__getitem__",
         "is it eager, by Celery's configuration",
         of_steps=True,
     ),
-    Part(f"{_OURS}.call", "publish", "the claim: owner, terms, in the header"),
-    Part(f"{_OURS}.stores.redis", "RedisStore.admit", "the store: its command", step=_STORE),
-    Part(f"{_OURS}.stores.connections", "Connections.run", "connection, parsing", of_steps=True),
+    Part(f"{_OURS}.publish.apply_async", "publish", "the claim: owner, terms, in the header"),
+    Part(f"{_OURS}.stores.redis.store", "RedisStore.admit", "the store: its command", step=_STORE),
+    Part(
+        f"{_OURS}.stores.redis.connection", "Connections.run", "connection, parsing", of_steps=True
+    ),
     Part("redis.connection", "AbstractConnection.send_packed_command", "sending", of_steps=True),
-    Part(f"{_OURS}.stores.connections", "receive", "waiting for the reply", of_steps=True),
+    Part(f"{_OURS}.stores.redis.connection", "receive", "waiting for the reply", of_steps=True),
 )
 
 

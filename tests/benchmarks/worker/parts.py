@@ -52,25 +52,27 @@ SENDING: Final = "sending"
 WAITING: Final = "waiting for the reply"
 PARTS: Final = (
     Part("celery.worker.request", "Request.__init__", CELERYS),
-    Part(f"{_OURS}.request", "SingletonRequestMixin.__init__", "the delivery: nonce, headers"),
-    Part(f"{_OURS}.task", "SingletonTask.__call__", _HOOKS),
-    Part(f"{_OURS}.task", "SingletonTask.after_return", _HOOKS),
-    Part(f"{_OURS}.execution", "Execution.__init__", "the case: message, policy, claim"),
-    Part(f"{_OURS}.task", "SingletonTask.singleton_rest", _KEY),
+    Part(
+        f"{_OURS}.worker.request", "SingletonRequestMixin.__init__", "the delivery: nonce, headers"
+    ),
+    Part(f"{_OURS}.task.base", "SingletonTask.__call__", _HOOKS),
+    Part(f"{_OURS}.task.base", "SingletonTask.after_return", _HOOKS),
+    Part(f"{_OURS}.task.run", "Execution.__init__", "the case: message, policy, claim"),
+    Part(f"{_OURS}.task.base", "SingletonTask.singleton_rest", _KEY),
     Part(f"{_OURS}.core.key", "Keyspace.lock", _KEY),
-    Part(f"{_OURS}.execution", "Execution.run", "the call, and running the body"),
-    Part(f"{_OURS}.execution", "Execution.settle", "settling: what becomes of the key"),
+    Part(f"{_OURS}.task.run", "Execution.run", "the call, and running the body"),
+    Part(f"{_OURS}.task.run", "Execution.settle", "settling: what becomes of the key"),
     Part(f"{_OURS}.core.locker", "Locker.acquire", _LEASE),
     Part(f"{_OURS}.core.locker", "Locker.give_back", _LEASE),
-    Part(f"{_OURS}.core.keeper", "Keeper.add", _HEARTBEAT),
-    Part(f"{_OURS}.core.keeper", "Keeper.let_go", _HEARTBEAT),
-    Part(f"{_OURS}.core.keeper", "Keeper.confirmed", _HEARTBEAT),
-    Part(f"{_OURS}.stores.redis", "RedisStore.acquire", "acquire: the store", step="acquire"),
-    Part(f"{_OURS}.stores.redis", "RedisStore.post", "release: the store", step="release"),
-    Part(f"{_OURS}.stores.connections", "pack", "packing", of_steps=True),
+    Part(f"{_OURS}.core.heartbeat", "Heartbeat.add", _HEARTBEAT),
+    Part(f"{_OURS}.core.heartbeat", "Heartbeat.let_go", _HEARTBEAT),
+    Part(f"{_OURS}.core.heartbeat", "Heartbeat.confirmed", _HEARTBEAT),
+    Part(f"{_OURS}.stores.redis.store", "RedisStore.acquire", "acquire: the store", step="acquire"),
+    Part(f"{_OURS}.stores.redis.store", "RedisStore.post", "release: the store", step="release"),
+    Part(f"{_OURS}.stores.redis.connection", "pack", "packing", of_steps=True),
     Part("redis.connection", "AbstractConnection.send_packed_command", SENDING, of_steps=True),
-    Part(f"{_OURS}.stores.connections", "receive", WAITING, of_steps=True),
-    Part(f"{_OURS}.stores.resp", "Replies.feed", "parsing", of_steps=True),
+    Part(f"{_OURS}.stores.redis.connection", "receive", WAITING, of_steps=True),
+    Part(f"{_OURS}.stores.redis.resp", "Replies.feed", "parsing", of_steps=True),
 )
 
 _CALIBRATING: Final = 20_000
@@ -161,7 +163,7 @@ def install() -> None:
         holder, name, function = find(part.module, part.path)
         timed = watch.around(function, part.name, step=part.step, of_steps=part.of_steps)
         setattr(holder, name, timed)
-    _, _, receiver = find(f"{_OURS}.task", "_settle_rest")
+    _, _, receiver = find(f"{_OURS}.task.base", "_settle_rest")
     task_postrun.disconnect(receiver)
     task_postrun.connect(watch.around(receiver, _HOOKS), weak=False)
 

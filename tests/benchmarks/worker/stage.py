@@ -20,7 +20,7 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock import hold
-from celery_singleton_lock.testing.server import PrivateServer, find_binary
+from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.wire import Count
 from tests.benchmarks.worker.contenders import BY_NAME, CELERY, Contender
 from tests.harness.app_module import fresh_module

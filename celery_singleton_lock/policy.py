@@ -1,0 +1,454 @@
+"""The options of one task, validated where they are written, merged in one pure function.
+
+Precedence: call > task > app > default. A call may set some of them only (``CallOptions``): never
+key, scope or limit, for these decide who excludes whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Final, Literal, TypedDict, TypeVar
+
+from celery_singleton_lock.core.key import KeySpec
+
+__all__ = [
+    "APP_OPTIONS",
+    "CALL_OPTIONS",
+    "DEFAULT_MAX_WAIT",
+    "MIN_TTL",
+    "OPTIONS",
+    "CallOptions",
+    "ConflictAction",
+    "OnConflict",
+    "OnDuplicate",
+    "OnLost",
+    "OnStoreError",
+    "Policy",
+    "Unique",
+    "check_call",
+    "check_claim_options",
+    "choice",
+    "merge",
+    "seconds",
+    "suggestion",
+]
+
+_E = TypeVar("_E", bound=StrEnum)
+
+#: Seconds that ``on_conflict="retry"`` waits unless it is told otherwise.
+DEFAULT_MAX_WAIT: Final = 3600.0
+
+
+class ConflictAction(StrEnum):
+    SKIP = "skip"
+    REVOKE = "revoke"
+    RETRY = "retry"
+    WAIT = "wait"
+    RAISE = "raise"
+
+
+class OnLost(StrEnum):
+    RETRY = "retry"
+    FAIL = "fail"
+    CONTINUE = "continue"
+
+
+class OnStoreError(StrEnum):
+    RETRY = "retry"
+    RAISE = "raise"
+    RUN = "run"
+
+
+class Unique(StrEnum):
+    """How long a published message keeps equal calls from being published."""
+
+    UNTIL_START = "until_start"
+    UNTIL_DONE = "until_done"
+
+
+class OnDuplicate(StrEnum):
+    RETURN_EXISTING = "return_existing"
+    SKIP = "skip"
+    RAISE = "raise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnConflict:
+    """What a call that has not run yet does when somebody else holds its key.
+
+    A plain string stands for the action with these defaults.
+
+    Attributes:
+        delay: Seconds before the first put-back returns; doubles, with jitter.
+        max_delay: Seconds; the longest pause between two tries.
+        max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never.
+        timeout: Seconds that ``wait`` blocks the worker, then FAILURE with LockConflict.
+    """
+
+    action: ConflictAction
+    delay: float = 1.0
+    max_delay: float = 60.0
+    max_wait: float | None = DEFAULT_MAX_WAIT
+    timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        # Also where a user names the action as a plain str: it would equal no member by identity.
+        action = choice("OnConflict(action)", ConflictAction, self.action)
+        object.__setattr__(self, "action", action)
+        for name in ("delay", "max_delay", "max_wait", "timeout"):
+            value = getattr(self, name)
+            if value is not None or name != "max_wait":
+                object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
+        if not (self.delay and self.max_delay):
+            raise ValueError(
+                f"OnConflict.retry(delay={self.delay:g}, max_delay={self.max_delay:g}): give more "
+                "than 0 seconds, or the message goes round as fast as the broker can"
+            )
+
+    @classmethod
+    def retry(
+        cls,
+        delay: float | timedelta = 1,
+        max_delay: float | timedelta = 60,
+        max_wait: float | timedelta | None = DEFAULT_MAX_WAIT,
+    ) -> OnConflict:
+        """Put the message back with growing, jittered delays (all in seconds)."""
+        return cls(
+            action=ConflictAction.RETRY,
+            delay=seconds("OnConflict.retry(delay)", delay),
+            max_delay=seconds("OnConflict.retry(max_delay)", max_delay),
+            max_wait=None if max_wait is None else seconds("OnConflict.retry(max_wait)", max_wait),
+        )
+
+    @classmethod
+    def wait(cls, timeout: float | timedelta = 5) -> OnConflict:
+        """Block in the worker for at most ``timeout`` seconds."""
+        return cls(action=ConflictAction.WAIT, timeout=seconds("OnConflict.wait(timeout)", timeout))
+
+    @classmethod
+    def of(cls, value: OnConflict | str) -> OnConflict:
+        if isinstance(value, OnConflict):
+            return value
+        return cls(action=choice("on_conflict", ConflictAction, value))
+
+    def to_header(self) -> str | dict[str, Any]:
+        """The form that travels in a message; :meth:`from_header` reads it."""
+        if self == OnConflict(action=self.action):
+            return str(self.action)
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __json__(self) -> str | dict[str, Any]:
+        # For kombu's encoder: the options of a signature travel in other messages.
+        return self.to_header()
+
+    @classmethod
+    def from_header(cls, value: Any) -> OnConflict:
+        """Raises TypeError or ValueError for what :meth:`to_header` didn't write."""
+        if not isinstance(value, Mapping):
+            return cls.of(value)
+        action = choice("on_conflict", ConflictAction, value.get("action"))
+        if action is ConflictAction.RETRY:
+            return cls.retry(value["delay"], value["max_delay"], value["max_wait"])
+        if action is ConflictAction.WAIT:
+            return cls.wait(value["timeout"])
+        return cls(action=action)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for a name that is close to a known one, else the known ones."""
+    known = sorted(known)
+    import difflib  # not for those who make no mistake
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
+
+
+def seconds(name: str, value: Any) -> float:
+    """``value`` (a number or timedelta) in seconds, not negative.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is negative, infinite or no number.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r}: give seconds as a number, or a timedelta")
+    if not 0 <= value < 1e9:
+        raise ValueError(f"{name}={value!r}: give seconds from 0 to 1e9")
+    return float(value)
+
+
+def choice(name: str, kind: type[_E], value: Any) -> _E:
+    """The member of ``kind`` that ``value`` names; ValueError with a suggestion if none."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = [str(member) for member in kind]
+        raise ValueError(f"{name}={value!r}{suggestion(str(value), known)}") from None
+
+
+# A lease shorter than this would be lost to one slow reply: renewal every ttl/3, timeout ttl/6.
+MIN_TTL: Final = 0.3
+# One script looks through all slots of a key.
+_MAX_LIMIT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """One task's options, complete. The table in the README says what each one does.
+
+    Attributes:
+        impatient: No option: ``on_conflict`` as it was said, where ``unique="until_start"`` made
+            something else of it. A layer above that takes ``unique`` back gets it again.
+    """
+
+    key: KeySpec = None
+    scope: str | None = None
+    limit: int = 1
+    ttl: float = 60.0
+    max_hold: float | None = None
+    min_hold: float = 0.0
+    on_conflict: OnConflict = field(default_factory=lambda: OnConflict(action=ConflictAction.SKIP))
+    needs_fence: bool = False
+    hold_on_retry: bool = True
+    on_lost: OnLost | None = None  # None: "retry" for acks_late tasks, else "fail"
+    on_store_error: OnStoreError = OnStoreError.RETRY
+    unique: Unique | None = None
+    unique_for: float = 3600.0
+    on_duplicate: OnDuplicate = OnDuplicate.RETURN_EXISTING
+    impatient: OnConflict | None = None
+
+
+class CallOptions(TypedDict, total=False):
+    """What ``apply_async(singleton={...})`` may set for one call."""
+
+    ttl: float | timedelta
+    on_conflict: OnConflict | str
+    unique: Literal["until_start", "until_done"] | None
+    unique_for: float | timedelta
+    on_duplicate: Literal["return_existing", "skip", "raise"]
+
+
+OPTIONS: Final = frozenset(f.name for f in fields(Policy)) - {"impatient"}
+CALL_OPTIONS: Final = frozenset(CallOptions.__annotations__)
+#: What may be set for all tasks of an app, as ``singleton_lock_<name>``.
+APP_OPTIONS: Final = OPTIONS - {"key", "scope", "limit", "min_hold"}
+
+
+def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
+    """``base`` with ``options`` on top, each one checked.
+
+    Args:
+        base: The lower layer, complete.
+        options: Of the upper layer.
+        where: Names the layer in errors, such as ``@singleton_task on app.sync``.
+
+    Raises:
+        TypeError: A name or a type is wrong.
+        ValueError: A value is out of range, or two options contradict each other.
+    """
+    unknown = sorted(set(options) - OPTIONS)
+    if unknown:
+        raise TypeError(f"{where}: unknown option {unknown[0]!r}{suggestion(unknown[0], OPTIONS)}")
+    try:
+        checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
+        policy = _with_patience(base, replace(base, **checked), named="on_conflict" in options)
+        _check_together(policy)
+    except (TypeError, ValueError) as exc:
+        raise type(exc)(f"{where}: {exc}") from None
+    return policy
+
+
+def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dict[str, Any] | None:
+    """The options of one call, each checked; None if it sets none.
+
+    Args:
+        policy: Gives the task's policy, where there is something to check.
+        options: As given; False leaves out the claim, and nothing else.
+        where: Names the call in errors.
+
+    Raises:
+        TypeError, ValueError: A call can't set one of them, or not so.
+    """
+    if options is None:
+        return None
+    if options is False:
+        return {"unique": None}
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{where}: give a dict, such as {{'ttl': 120}}, or False, not {options!r}")
+    for name in options:
+        if name not in CALL_OPTIONS:
+            raise TypeError(
+                f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
+                "scope and limit decide who excludes whom, and stand at the task"
+            )
+    check_claim_options(merge(policy(), options, where=where), options, where=where)
+    return dict(options)
+
+
+def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str) -> None:
+    """Refuse options of a claim if no layer sets ``unique``.
+
+    Args:
+        policy: The merged one, because a lower layer may set ``unique``.
+        given: The options of the layer that is checked.
+        where: The name of that layer, for the message.
+
+    Raises:
+        ValueError: One of them would have no effect.
+    """
+    for name in ("on_duplicate", "unique_for"):
+        if policy.unique is None and name in given:
+            raise ValueError(
+                f"{where}: {name}={given[name]!r} has no effect without unique: add "
+                'unique="until_done" or unique="until_start", or drop it'
+            )
+
+
+def _check_ttl(name: str, value: Any) -> float:
+    ttl = seconds(name, value)
+    if ttl < MIN_TTL:
+        raise ValueError(
+            f"{name}={value!r}: at least {MIN_TTL} seconds, for the lease is renewed every ttl/3"
+        )
+    return ttl
+
+
+def _check_max_hold(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not seconds(name, value):
+        raise ValueError(f"{name}={value!r}: more than 0 seconds, or None for no bound")
+    return seconds(name, value)
+
+
+def _check_unique_for(name: str, value: Any) -> float:
+    if not seconds(name, value):
+        raise ValueError(f"{name}={value!r}: more than 0 seconds, or the claim ends at once")
+    return seconds(name, value)
+
+
+def _check_limit(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r}: give a whole number")
+    if not 1 <= value <= _MAX_LIMIT:
+        raise ValueError(f"{name}={value!r}: from 1 to {_MAX_LIMIT}")
+    return value
+
+
+def _check_scope(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: give a name as str")
+    if not value or len(value) > 200:
+        raise ValueError(f"{name}={value!r}: give a name of 1 to 200 characters")
+    return value
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: give True or False")
+    return value
+
+
+def _check_on_conflict(name: str, value: Any) -> OnConflict:
+    if isinstance(value, Mapping):
+        try:
+            return OnConflict.from_header(value)  # it has been in a message
+        except KeyError as exc:
+            raise ValueError(f"{name}={value!r}: {exc} is missing") from None
+    if not isinstance(value, (str, OnConflict)):
+        raise TypeError(f"{name}={value!r}: give a str, or OnConflict.retry(...) or .wait(...)")
+    return OnConflict.of(value)
+
+
+_CHECKS: Final[dict[str, Any]] = {
+    # A key is checked by KeyMaker, which knows the signature.
+    "key": lambda name, value: value,
+    "scope": _check_scope,
+    "limit": _check_limit,
+    "ttl": _check_ttl,
+    "max_hold": _check_max_hold,
+    "min_hold": seconds,
+    "on_conflict": _check_on_conflict,
+    "needs_fence": _check_flag,
+    "hold_on_retry": _check_flag,
+    "on_lost": lambda name, value: None if value is None else choice(name, OnLost, value),
+    "on_store_error": lambda name, value: choice(name, OnStoreError, value),
+    "unique": lambda name, value: None if value is None else choice(name, Unique, value),
+    "unique_for": _check_unique_for,
+    "on_duplicate": lambda name, value: choice(name, OnDuplicate, value),
+}
+
+
+def _with_patience(base: Policy, policy: Policy, *, named: bool) -> Policy:
+    """``policy``, merged on ``base``, with the ``on_conflict`` that its ``unique`` asks for.
+
+    Args:
+        base: The lower layer.
+        policy: Both layers.
+        named: Whether the upper one says ``on_conflict``.
+    """
+    if policy.unique is not Unique.UNTIL_START:
+        said = policy.on_conflict if named else base.impatient or policy.on_conflict
+        return replace(policy, on_conflict=said, impatient=None)
+    if base.unique is Unique.UNTIL_START and not named:
+        return policy  # the layer below has seen to it, and may have said "raise"
+    said = policy.on_conflict
+    rule = _patient(said, named=named)
+    return replace(policy, on_conflict=rule, impatient=None if rule == said else said)
+
+
+def _patient(rule: OnConflict, *, named: bool) -> OnConflict:
+    """What a waiting call does beside ``unique="until_start"``: it waits, as long as it takes.
+
+    It stands for all calls that were answered with it, so it must not be given up.
+
+    Args:
+        rule: The layers' ``on_conflict``.
+        named: Whether the layer that is merged says it; a lower one's was meant for other tasks.
+
+    Raises:
+        ValueError: It would be given up, and the layer says so itself.
+    """
+    if rule.action is ConflictAction.RETRY:
+        if named and rule.max_wait not in (None, DEFAULT_MAX_WAIT):
+            raise ValueError(
+                f'unique="until_start" with max_wait={rule.max_wait:g}: the one waiting call '
+                "stands for all others, so it waits as long as it takes. Drop max_wait"
+            )
+        return replace(rule, max_wait=None)
+    if not named:
+        return OnConflict.retry(max_wait=None)
+    if rule.action in (ConflictAction.SKIP, ConflictAction.REVOKE):
+        raise ValueError(
+            f'unique="until_start" with on_conflict="{rule.action}": the one waiting call stands '
+            'for all others, and would be dropped. Use on_conflict="retry", which is its default, '
+            'or unique="until_done"'
+        )
+    return rule
+
+
+def _check_together(policy: Policy) -> None:
+    if policy.scope is not None and policy.key is None:
+        raise ValueError(
+            f"scope={policy.scope!r} needs an explicit key: tasks with different arguments can't "
+            'share a key made of all of them. Write key="account:{account_id}" or the like'
+        )
+    if policy.needs_fence and policy.limit > 1:
+        raise ValueError(
+            f"needs_fence=True with limit={policy.limit}: several holders at a time have no order, "
+            "so there is no fence; use limit=1"
+        )
+    if policy.max_hold is not None and policy.max_hold < policy.min_hold:
+        raise ValueError(f"max_hold={policy.max_hold} is shorter than min_hold={policy.min_hold}")
+    retry = policy.on_conflict
+    if retry.action is ConflictAction.RETRY and retry.max_delay < retry.delay:
+        raise ValueError(
+            f"OnConflict.retry: max_delay={retry.max_delay} is shorter than delay={retry.delay}"
+        )

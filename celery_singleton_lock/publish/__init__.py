@@ -1,0 +1,1 @@
+"""Publishing a singleton task: message header, claim, duplicates."""

@@ -1,0 +1,340 @@
+"""One arrival of a message at a body: its token, and what its earlier arrivals left in the header.
+
+The header is ours but travels through brokers and foreign publishers: whatever in it is not what we
+write is ignored, never trusted and never fatal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.policy import CALL_OPTIONS, OnConflict
+
+__all__ = [
+    "HEADER",
+    "NONCE_KEY",
+    "QUEUE_KEY",
+    "SERIALIZER_KEY",
+    "TICK_HEADER",
+    "UNNAMED_KEY",
+    "Delivery",
+    "call_header",
+    "call_in_queue",
+    "call_of",
+    "count_published",
+    "header_of",
+    "is_unnamed",
+]
+
+#: Message header with everything of ours: an object.
+HEADER: Final = "singleton_lock"
+#: Message header of the runs that a beat of ours sends: when its run was due, in ISO 8601 and UTC.
+#: The task reads it as ``self.request.singleton_tick``.
+TICK_HEADER: Final = "singleton_tick"
+#: Key of the request in which the worker parent puts the nonce of a delivery.
+NONCE_KEY: Final = "singleton_nonce"
+#: Key of the request in which it puts the name of the serializer that the message came with.
+SERIALIZER_KEY: Final = "singleton_serializer"
+#: Key of the request that it sets if the message came without a name of its call, and got one that
+#: is made of its queue's.
+UNNAMED_KEY: Final = "singleton_unnamed"
+#: Key of the request in which it puts the name of the queue that the message came from, if the
+#: message does not name it.
+QUEUE_KEY: Final = "singleton_queue"
+# Attribute of a running request: how many messages it has published, by task id.
+_PUBLISHED: Final = "singleton_published"
+
+# kombu's names of the brokers whose ``redelivered`` flag reaches the task. Its other virtual
+# transports restore a message without it.
+_MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
+
+# No message is put back more often than this in a lifetime; a larger number was not written by us.
+_COUNTS: Final = range(10**9)
+_MAX_NAME: Final = 32
+# The year 5138: no clock is there yet, and a float counts the milliseconds until then.
+_MAX_MOMENT: Final = 1e11
+# What a header may be. In this order: of a dict no ABC is asked, which costs as much as all else
+# about a header.
+_MAPPINGS: Final = (dict, Mapping)
+
+
+@dataclass(slots=True, kw_only=True)
+class Delivery:
+    """What is known of a message when its body is about to run. Not changed once it is made.
+
+    Attributes:
+        token: Names this delivery of this attempt.
+        started: Whether work of this task may have begun: then it is never skipped.
+        sequence: How often this attempt was put back; only the newest copy counts.
+        tries: Conflicts in a row, for the backoff.
+        since: Seconds since the epoch of the first of them; None before.
+        losses: How often this task was put back after a lost lease.
+        options: The policy's options that the call set.
+        claim: What the header says of its claim; unread.
+        requeued: By how much the token's nesting exceeds Celery's: a message that a task published
+            under its own id is its next attempt, and Celery does not count it.
+    """
+
+    token: Token
+    started: bool = False
+    sequence: int = 0
+    tries: int = 0
+    since: float | None = None
+    losses: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    claim: Any = None
+    requeued: int = 0
+
+    @classmethod
+    def of(cls, request: Any) -> Delivery:
+        """Read the request of the running task (``celery.app.task.Context``)."""
+        nonce = getattr(request, NONCE_KEY, None)
+        task_id = str(request.id)
+        header = header_of(request.__dict__, task_id)
+        nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
+        requeued = 0
+        if "requeued" in header:
+            requeued = _count(header["requeued"])
+            nesting = min(nesting + requeued, _COUNTS[-1])
+        token = Token(
+            task_id,
+            nesting,
+            retries,
+            # Minted by the worker parent; eager runs have none.
+            nonce if isinstance(nonce, str) and nonce.isalnum() else mint_nonce(),
+            call_of(header),
+        )
+        info = request.delivery_info or {}
+        # A replaced task or a retry continues work that began.
+        started = bool(info.get("redelivered") or nesting or retries)
+        options, claim = _options(header.get("options")), header.get("claim")
+        if header.get("attempt") != f"{nesting}.{retries}":
+            # Written for an earlier attempt: only what the call said lives on.
+            return cls(
+                token=token, started=started, options=options, claim=claim, requeued=requeued
+            )
+        return cls(
+            token=token,
+            started=started or header.get("started") is True,
+            sequence=_count(header.get("sequence")),
+            tries=_count(header.get("tries")),
+            since=_moment(header.get("since")),
+            losses=_count(header.get("losses")),
+            options=options,
+            claim=claim,
+            requeued=requeued,
+        )
+
+    def named(self) -> Delivery:
+        """This delivery under a call name that no other message has.
+
+        It counts as started, because a task with its id has run or is running.
+        """
+        token = replace(self.token, call=self.token.nonce)
+        return replace(self, token=token, started=True)
+
+    def copied(self) -> Delivery:
+        """What the next copy of this message says of itself: that it is newer.
+
+        The highest number that :meth:`of` believes stays what it is: beyond it, a copy would be
+        read as the oldest, and dropped for this one.
+        """
+        return replace(self, sequence=min(self.sequence + 1, _COUNTS[-1]))
+
+    def header(self) -> dict[str, Any]:
+        """What travels with the next copy; :meth:`of` reads it."""
+        return {
+            "id": self.token.task_id,
+            "call": self.token.call,
+            "attempt": f"{self.token.nesting}.{self.token.retries}",
+            "started": self.started,
+            "sequence": self.sequence,
+            "tries": self.tries,
+            "since": self.since,
+            "losses": self.losses,
+            "options": _plain(self.options),
+            "claim": self.claim,
+            "requeued": self.requeued,
+        }
+
+    def call_header(self) -> dict[str, Any]:
+        """What travels with the next attempt of the same call."""
+        header = self.header()
+        kept = {name: header[name] for name in ("options", "claim", "requeued") if header[name]}
+        return {"id": header["id"], "call": header["call"], **kept}
+
+
+def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
+    """Our header among those of a message, if it was written for ``task_id``; else empty.
+
+    Agents, receivers and base classes write ``headers["headers"]``, which then replaces all other
+    headers in Celery's request. So both levels are searched for our header.
+
+    Args:
+        message: Its headers, or the attributes of its request, by name.
+        task_id: The message's own. Users copy the headers of one message to another.
+    """
+    header = message.get(HEADER)
+    if isinstance(header, _MAPPINGS) and header.get("id", task_id) == task_id:
+        return header
+    nested = message.get("headers")
+    header = nested.get(HEADER) if nested and isinstance(nested, _MAPPINGS) else None
+    if isinstance(header, _MAPPINGS) and header.get("id", task_id) == task_id:
+        return header
+    return {}
+
+
+def is_unnamed(request: Any, driver: str) -> bool:
+    """Whether ``request`` is of the first delivery of a message without our header.
+
+    If it is, the store's records of its task id belong to another message: copies that we make have
+    our header, and redeliveries are marked by the broker. Not by every broker: SQS and Google
+    Pub/Sub deliver a message again, once its visibility timeout is over, as they did at first.
+
+    Args:
+        request: Of the running task.
+        driver: kombu's ``driver_type`` of the broker.
+    """
+    if driver not in _MARK_REDELIVERIES or request.is_eager:
+        return False
+    if (request.delivery_info or {}).get("redelivered"):
+        return False
+    fields = request.__dict__
+    return bool(fields.get(UNNAMED_KEY)) or not header_of(fields, str(request.id))
+
+
+def mint_nonce() -> str:
+    """A name for one delivery that no other has."""
+    return os.urandom(8).hex()
+
+
+def call_header(
+    message: Mapping[str, Any],
+    *,
+    task_id: str,
+    options: Mapping[str, Any] | None,
+    running: Any = None,
+) -> dict[str, Any]:
+    """The header of a message about to be published.
+
+    Args:
+        message: Celery's options for it.
+        task_id: The message's.
+        options: The policy's options that the call sets (validated before).
+        running: The task that publishes it, Celery's ``current_worker_task``; None: there is none.
+    """
+    headers = message.get("headers")
+    earlier = header_of(headers, task_id) if headers else {}
+    if running is not None:
+        header = _within(running, message, task_id, earlier)
+    elif message.get("retries") and "call" in earlier:
+        # The worker parent retries the task of a lost child (`Task.retry_on_worker_lost`).
+        header = {**earlier, "call": call_of(earlier)}
+    else:
+        header = {"id": task_id, "call": os.urandom(4).hex()}
+        if earlier and earlier.get("options"):
+            header["options"] = earlier["options"]
+    return header if options is None else {**header, "options": _plain(options)}
+
+
+def count_published(running: Any, task_id: str) -> None:
+    """Note that the ``running`` task has sent a message under ``task_id``.
+
+    Called once the broker has the message: a body that sends again, because sending failed, makes
+    no other call. Its lease and its claim are kept for the name of the first.
+    """
+    published = running.request.__dict__.setdefault(_PUBLISHED, {})
+    published[task_id] = published.get(task_id, 0) + 1
+
+
+def _within(
+    running: Any, message: Mapping[str, Any], task_id: str, earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The header of a message that the ``running`` task publishes."""
+    request = running.request
+    delivery = Delivery.of(request)
+    token = delivery.token
+    before = request.__dict__.get(_PUBLISHED, {}).get(task_id, 0)
+    header: dict[str, Any] = {"id": task_id}
+    if before or task_id != token.task_id:
+        # Named after the attempt: if the attempt runs again (its worker was killed before it
+        # acknowledged the message), a chain link that it publishes again, under the same id, is
+        # the same call. Several messages under one id are several calls.
+        header["call"] = _name_of_call(f"{token.attempt}|{before}" if before else token.attempt)
+    else:
+        # A message under the task's own id continues its work as its next attempt: it waits until
+        # this attempt has ended, and this attempt's marker does not apply to it. Celery counts
+        # retries and replacements. All others, as self.apply_async(task_id=self.request.id), are
+        # counted in the header.
+        nesting = _count(message.get("replaced_task_nesting"))
+        retries = _count(message.get("retries"))
+        requeued = delivery.requeued
+        if (nesting + requeued, retries) <= (token.nesting, token.retries):
+            requeued = token.nesting + 1 - nesting
+        if retries > token.retries:
+            # self.retry(headers=...) and base classes drop the headers of the message.
+            header = delivery.call_header()
+        header |= {"call": token.call, "requeued": requeued}
+    if earlier.get("options"):
+        header["options"] = earlier["options"]
+    return header
+
+
+def _name_of_call(attempt: str) -> str:
+    """The name of all calls that one attempt of a task publishes; their ids tell them apart."""
+    return _digest(attempt)
+
+
+def call_in_queue(call: str, queue: str) -> str:
+    """The name of the call that one message makes in one of several queues.
+
+    The same for a retry of that call.
+    """
+    ending = _digest(queue)
+    return call if call.endswith(ending) else _digest(call) + ending
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+
+
+def call_of(header: Any) -> str:
+    """The name of a call, empty if ``header`` has none."""
+    call = header.get("call") if isinstance(header, _MAPPINGS) else None
+    return call if isinstance(call, str) and call.isalnum() and len(call) <= _MAX_NAME else ""
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name, value in options.items():
+        if hasattr(value, "total_seconds"):
+            value = value.total_seconds()
+        plain[name] = value.to_header() if isinstance(value, OnConflict) else value
+    return plain
+
+
+def _options(value: Any) -> dict[str, Any]:
+    if value is None or not isinstance(value, _MAPPINGS):
+        return {}
+    options = {name: value[name] for name in CALL_OPTIONS if name in value}
+    if "on_conflict" in options:
+        try:
+            options["on_conflict"] = OnConflict.from_header(options["on_conflict"])
+        except (TypeError, ValueError, KeyError, AttributeError):
+            del options["on_conflict"]
+    return options
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value in _COUNTS else 0  # True is no count
+
+
+def _moment(value: Any) -> float | None:
+    """Seconds since the epoch; NaN would end a wait at once, infinity never."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < _MAX_MOMENT else None

@@ -1,0 +1,1 @@
+"""Locks on one Redis or Valkey server, behind Sentinel, or in a Redis Cluster."""

@@ -1,0 +1,197 @@
+"""What the command line and the doctor ask of Redis: they look at every server there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any, Final
+
+import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis.replies import checked
+from celery_singleton_lock.stores.redis.resp import Packed, packed_word
+from celery_singleton_lock.stores.redis.transport import Command, Transport
+
+__all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
+
+#: Seconds; nobody holds a lease meanwhile.
+OPERATOR_TIMEOUT: Final = 2.0
+
+# A step of the server's, which its other clients wait for: some 0.15 ms.
+_SCAN_COUNT: Final = 100
+# Reads in one pipeline. Each is a step of its own.
+_READ_AT_ONCE: Final = 500
+
+
+class RedisOperators:
+    """The reading half of a store."""
+
+    _connections: Transport
+
+    def inspect(self, key: str) -> Record | None:
+        value, ttl = self._connections.run([("GET", key), ("PTTL", key)], OPERATOR_TIMEOUT)
+        return None if value is None else record_of(key.encode(), value, ttl)
+
+    def scan(self, pattern: str) -> Iterator[Record]:
+        return self.survey(pattern, lambda name, what: None)
+
+    def survey(self, pattern: str, tell: Callable[[str, str], None]) -> Iterator[Record]:
+        """As :meth:`scan`, and of what :meth:`strays` finds ``tell`` hears meanwhile.
+
+        Each key is named and read once: both one after the other would take twice as long.
+        """
+        # The names first: of a million keys they fit into memory, what is in them hardly does.
+        names = [name for page in self._pages(pattern) for name in page]
+        names.sort()
+        keys = (name for name, _ in groupby(names))  # SCAN may tell of a key twice
+        for batch in iter(lambda: [*islice(keys, _READ_AT_ONCE)], []):
+            found = [*self._read_each("GET", batch)]
+            others = [key for key, value, _ in found if isinstance(value, Exception)]
+            kinds = {key: kind for key, kind, _ in self._read_each("TYPE", others)}
+            for key, value, ttl_ms in found:
+                if key in kinds or ttl_ms == -1:
+                    name = key.decode(errors="replace")
+                    if what := _stray(name, kinds.get(key, b"string"), ttl_ms):
+                        tell(name, what)
+                if key not in kinds and value is not None:
+                    record = record_of(key, value, ttl_ms)
+                    if record is not None:
+                        yield record
+
+    def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
+        """Keys under ``pattern`` that this library can't have written, and what is wrong with them.
+
+        A lock of a recipe that shares the name: SETNX without an expiry, a list, a set.
+        """
+        seen: set[bytes] = set()  # of these few alone
+        for page in self._pages(pattern):
+            for key, kind, ttl_ms in self._read_each("TYPE", page):
+                what = _stray(key.decode(errors="replace"), kind, ttl_ms)
+                if what and key not in seen:
+                    seen.add(key)
+                    yield key.decode(errors="replace"), what
+
+    def missing_rights(self, key: str) -> list[str]:
+        """Of the commands by which those who wait for ``key`` are called, what the login may not.
+
+        Nobody waits for ``key``; nothing stays.
+        """
+        line = Keyspace.line(key)
+        called = f"{line}!"
+        commands: list[Command] = [
+            ("RPUSH", called, "you"),
+            ("BLPOP", called, 0.01),
+            ("ZADD", line, "XX", 0, "you"),
+            ("ZCOUNT", line, 0, 0),
+            ("ZREM", line, "you"),
+        ]
+        missing = [str(command[0]) for command in commands if self._is_denied(command)]
+        if "BLPOP" in missing:
+            self._connections.run([("DEL", called)], OPERATOR_TIMEOUT)
+        return missing
+
+    def _is_denied(self, command: Command) -> bool:
+        try:
+            self._connections.run([command], OPERATOR_TIMEOUT)
+        except StoreError as exc:
+            if isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
+                return True
+            raise
+        return False
+
+    def command(self, *words: Any) -> Any:
+        """The reply to one command, for operators."""
+        return self.servers()[0].run([words], OPERATOR_TIMEOUT)[0]
+
+    def info(self, section: str) -> dict[str, str]:
+        """One section of INFO, of a server that may evict leases if there is one.
+
+        Empty where the servers deny it.
+        """
+        found: dict[str, str] = {}
+        for server in self.servers():
+            found = info_of(server, section)
+            if found.get("maxmemory_policy", "noeviction") != "noeviction":
+                break
+        return found
+
+    def servers(self) -> Sequence[Transport]:
+        """Those that have keys of ours."""
+        return [self._connections]
+
+    def _pages(self, pattern: str) -> Iterator[list[bytes]]:
+        """The keys that match, some at a time, of each server; some of them twice."""
+        for server in self.servers():
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+                ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
+                yield keys
+                if cursor == b"0":
+                    break
+
+    def _read_each(self, read: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Any, int]]:
+        """Each key, what the command ``read`` says of it, and its ttl in ms.
+
+        GET says of a list or a set what is wrong with that: an exception.
+        """
+        reads: list[Command] = []
+        for key in keys:
+            name = packed_word(key)
+            reads += (_packed(read, key, name), _packed("PTTL", key, name))
+        replies = self._connections.attempt(reads, OPERATOR_TIMEOUT) if reads else []
+        refusals = [one for one in replies if isinstance(one, Exception) and not _is_of_type(one)]
+        for refusal in refusals:
+            if isinstance(refusal, StoreError):
+                raise refusal  # of a node
+        checked(refusals)
+        each = iter(replies)
+        return zip(keys, each, each, strict=False)
+
+
+def _is_of_type(error: Exception) -> bool:
+    return str(error).startswith("WRONGTYPE ")
+
+
+def _packed(command: str, key: bytes, name: bytes) -> Packed:
+    return Packed((command, key, _NAMES[command] + name))
+
+
+_NAMES: Final = {command: b"*2\r\n" + packed_word(command) for command in ("GET", "PTTL", "TYPE")}
+
+
+def _stray(name: str, kind: bytes, ttl_ms: int) -> str:
+    """What is wrong with a key; empty: nothing."""
+    if kind not in (b"string", b"none") and not Keyspace.is_line(name):
+        return f"is a {kind.decode()}, not a string"
+    return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
+
+
+def info_of(server: Transport, section: str) -> dict[str, str]:
+    """One section of a server's INFO; empty where it denies it.
+
+    Raises:
+        StoreUnavailable: It doesn't answer.
+        StoreError: It refuses the login.
+    """
+    try:
+        (text,) = server.run([("INFO", section)], OPERATOR_TIMEOUT)
+    except StoreUnavailable:
+        raise
+    except StoreError as exc:
+        if isinstance(exc.__cause__, redis.exceptions.AuthenticationError):
+            raise  # it isn't INFO that is denied
+        return {}
+    lines = text.decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def record_of(key: bytes, value: bytes, ttl_ms: float) -> Record | None:
+    """The record in a key's value; None for what something else wrote, or a newer version."""
+    try:
+        return Record.parse(key.decode(), value.decode(), max(ttl_ms, 0) / 1000)
+    except ValueError:
+        return None

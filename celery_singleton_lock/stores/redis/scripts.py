@@ -1,0 +1,41 @@
+"""A Lua script of this package, and the commands that run it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from celery_singleton_lock.stores.redis.transport import Command
+
+__all__ = ["Call", "Script", "milliseconds"]
+
+#: KEYS and ARGV of one run; the keys are of one shard.
+Call = tuple[Sequence[Any], Sequence[Any]]
+
+
+class Script:
+    """The files ``lua/<name>.lua``, one behind the other."""
+
+    __slots__ = ("sha", "source")
+
+    def __init__(self, *names: str) -> None:
+        folder = files("celery_singleton_lock.stores.redis") / "lua"
+        self.source = b"".join((folder / f"{name}.lua").read_bytes() for name in names)
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
+
+    def evalsha(self, call: Call) -> Command:
+        """By its digest, of which the server knows the script."""
+        keys, arguments = call
+        return ("EVALSHA", self.sha, f"{len(keys)}", *keys, *arguments)
+
+    def eval(self, call: Call) -> Command:
+        """By its source, which teaches it to the server."""
+        keys, arguments = call
+        return ("EVAL", self.source, len(keys), *keys, *arguments)
+
+
+def milliseconds(seconds: float) -> int:
+    """For ARGV; at least one, for the server refuses a ttl of none."""
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,152 @@
+"""Connections to the master that Redis Sentinel names at present.
+
+Promises
+    A new connection leads to a server that calls itself a master at that moment. Whatever breaks a
+    connection makes the next one ask the sentinels again, each in its turn.
+
+Does not promise
+    That there is no other master: an old one that nobody reaches but this process still answers it,
+    until a sentinel demotes it. ``wait_replicas`` and ``min-replicas-to-write`` narrow that; only
+    the fence closes it.
+
+How a master is found::
+
+    (unknown) --a sentinel names it, and ROLE says master--> known --any failure--> (unknown)
+
+The sentinels are asked when a connection is made, so never while there is an idle one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import redis
+
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis.connection import Connections
+from celery_singleton_lock.stores.redis.replies import read
+from celery_singleton_lock.stores.urls import Hosts
+
+__all__ = ["SentinelConnections"]
+
+_PORT: Final = 26379
+
+
+class SentinelConnections(Connections):
+    """To the master of one name.
+
+    Args:
+        url: ``sentinel://:password@host1:26379/0;sentinel://host2:26379/0`` as kombu has it, or
+            ``sentinel://:password@host1:26379,host2:26379/0?master_name=mymaster``. Password and
+            database are the master's. ``sentinels://`` is TLS to all of them.
+        options: For the connections to the master; and kombu's ``master_name`` and
+            ``sentinel_kwargs``, which is for those to the sentinels.
+
+    Raises:
+        SettingsError: The URL or an option can't be read, or no master is named.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        options = dict(options or {})
+        try:
+            hosts = Hosts.of(url, default_port=_PORT)
+        except ValueError as exc:
+            raise SettingsError(f"the store's URL can't be read: {exc}") from exc
+        query = hosts.query
+        self._name = _named(query.pop("master_name", None), options.pop("master_name", None))
+        # Of the connections to the sentinels; those to the master have what is left.
+        kwargs: dict[str, Any] = dict(options.pop("sentinel_kwargs", None) or {})
+        for name in ("username", "password"):
+            if value := query.pop(f"sentinel_{name}", None):
+                kwargs[name] = value
+        tls = {
+            name: value for name, value in {**query, **options}.items() if name.startswith("ssl_")
+        }
+        all_tls = hosts.scheme == "sentinels"
+        if kwargs.pop("ssl", all_tls):
+            sentinel = Connections("rediss://localhost", {**tls, **kwargs})
+        else:
+            sentinel = Connections("redis://localhost", kwargs)
+        servers = hosts.redis_url(tls=all_tls or bool(tls), query=query)
+        super().__init__(servers, options)
+        self._servers = Connections(servers, options)
+        self._sentinels = deque(sentinel.at(*address) for address in hosts.addresses)
+        self._master: tuple[str, int] | None = None
+
+    @property
+    def master_name(self) -> str:
+        """As the sentinels know it."""
+        return self._name
+
+    @property
+    def sentinels(self) -> list[Connections]:
+        """To each of those that the URL names."""
+        return list(self._sentinels)
+
+    def at(self, host: str, port: int) -> Connections:
+        """To one server, whether or not it is the master."""
+        return self._servers.at(host, port)
+
+    def new(self, timeout: float) -> Any:
+        host, port = self._master = self._master or self._discovered(timeout)
+        return self._made(timeout, host=host, port=port)
+
+    def greet(self, connection: Any) -> None:
+        """Ask for its role: a replica answers, too, but with what is old.
+
+        Raises:
+            StoreUnavailable: It is no master.
+        """
+        connection.send_command("ROLE", check_health=False)
+        role = read(connection)
+        if isinstance(role, redis.exceptions.ResponseError):
+            return  # no right to ask; a write will tell
+        if role[0] not in (b"master", "master"):
+            self.drop()
+            raise StoreUnavailable(
+                f"{connection.host}:{connection.port} is no master of {self._name!r} now: a "
+                "failover is under way"
+            )
+
+    def drop(self) -> None:
+        super().drop()
+        if self._master is not None:
+            # Who named it may be cut off from the others; the next one is asked first.
+            self._master = None
+            self._sentinels.rotate(-1)
+
+    def close(self) -> None:
+        super().close()
+        for sentinel in list(self._sentinels):
+            sentinel.close()
+
+    def _discovered(self, timeout: float) -> tuple[str, int]:
+        error: StoreError | None = None
+        for _ in range(len(self._sentinels)):
+            sentinel = self._sentinels[0]
+            try:
+                command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._name)
+                (reply,) = sentinel.run([command], timeout / len(self._sentinels))
+                if reply:
+                    return reply[0].decode(), int(reply[1])
+                error = error or StoreError(f"no sentinel knows a master named {self._name!r}")
+            except StoreError as exc:
+                error = StoreUnavailable(f"no sentinel names a master: {exc}")
+            finally:
+                sentinel.close()  # seldom asked, and there are many workers
+            self._sentinels.rotate(-1)
+        assert error is not None
+        raise error
+
+
+def _named(*names: Any) -> str:
+    for name in names:
+        if isinstance(name, str) and name:
+            return name
+    raise SettingsError(
+        "the store is behind Sentinel, but which master? Set master_name in "
+        "broker_transport_options or result_backend_transport_options, or write "
+        "sentinel://...?master_name=mymaster"
+    )

@@ -1,0 +1,136 @@
+"""The URL of one server, in the forms that users have, and the options of a connection to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+import redis
+from kombu.utils.imports import symbol_by_name
+from redis.connection import parse_url
+
+from celery_singleton_lock.policy import suggestion
+
+__all__ = ["connection_options", "connection_url"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Valkey speaks Redis' protocol; redis-py reads only the names that Redis has.
+_AS_REDIS: Final = {"valkey": "redis", "valkeys": "rediss"}
+
+# Options of redis-py's connections for address and login. Those of TLS are used too.
+_USED: Final = frozenset(
+    (
+        *("connection_class", "host", "port", "path", "db", "socket_type"),
+        *("username", "password", "credential_provider", "client_name"),
+        *("socket_keepalive", "socket_keepalive_options", "redis_connect_func"),
+    )
+)
+# Options of redis-py's pools and clients, and of kombu: timeouts, retries, decoding, pool sizes.
+# The store has its own.
+_NOT_USED: Final = frozenset(
+    (
+        *("max_connections", "timeout", "socket_timeout", "socket_connect_timeout"),
+        *("socket_read_size", "retry", "retry_on_timeout", "retry_on_error"),
+        *("health_check_interval", "protocol", "legacy_responses", "decode_responses"),
+        *("encoding", "encoding_errors", "parser_class", "driver_info", "lib_name", "lib_version"),
+        *("connect_timeout", "heartbeat", "login_method", "insist"),
+    )
+)
+
+
+def connection_options(url: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments of redis-py's connection class, and that class as ``connection_class``.
+
+    Args:
+        url: In the form of redis-py, Celery or kombu.
+        options: Further options, which override those of the URL.
+
+    Raises:
+        ValueError: The URL or an option can't be read.
+    """
+    found = {**parse_url(connection_url(url)), **(options or {})}
+    for name in found:
+        if name not in _USED | _NOT_USED and not name.startswith("ssl_"):
+            known = [*sorted(_USED - {"connection_class", "redis_connect_func"}), "ssl_..."]
+            raise ValueError(f"{name!r} is no option of a connection{suggestion(name, known)}")
+    if not_used := sorted(_NOT_USED.intersection(found)):
+        _note_once(", ".join(not_used))
+    found = {name: value for name, value in found.items() if name not in _NOT_USED}
+    if provider := found.get("credential_provider"):
+        # As in Celery's backend and kombu, a provider replaces user and password of the URL.
+        found["credential_provider"] = _Credentials(provider)
+        found.pop("username", None)
+        found.pop("password", None)
+    return found
+
+
+@cache
+def _note_once(names: str) -> None:
+    logger.info(
+        "singleton: %s of the store's URL: without effect on locks, whose connections have "
+        "their own timeouts and retries",
+        names,
+    )
+
+
+class _Credentials(redis.CredentialProvider):
+    """A credential provider whose failures are raised as connection errors.
+
+    Args:
+        provider: A provider of redis-py's, or the dotted path of a class without arguments.
+
+    Raises:
+        ValueError: It is neither.
+    """
+
+    def __init__(self, provider: Any) -> None:
+        if isinstance(provider, str):
+            try:
+                provider = symbol_by_name(provider)()
+            except Exception as exc:
+                raise ValueError(f"credential_provider={provider!r}: {exc}") from exc
+        if not isinstance(provider, redis.CredentialProvider):
+            raise ValueError(f"credential_provider: {provider!r} is no redis.CredentialProvider")
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except Exception as exc:
+            name = type(self._provider).__name__
+            raise redis.exceptions.ConnectionError(f"{name} gives no login: {exc}") from exc
+
+
+def connection_url(url: str) -> str:
+    """The form redis-py reads, of a URL in Celery's or kombu's form.
+
+    ``redis+socket:///path?virtual_host=1`` is kombu's for a unix socket; the ssl module's names of
+    ``ssl_cert_reqs`` are Celery's; ``valkey://`` and ``valkeys://`` are read as Redis' own names.
+
+    Raises:
+        ValueError: The path of a server's URL is no database number.
+    """
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    parts = parts._replace(scheme=_AS_REDIS.get(parts.scheme, parts.scheme))
+    if parts.scheme == "redis+socket":
+        db = query.pop("virtual_host", "") or query.pop("db", "") or "0"
+        query["db"] = db.strip("/")
+        parts = parts._replace(scheme="unix", path=unquote(parts.path))
+    elif parts.scheme != "unix":
+        path = parts.path.strip("/")
+        if path and not path.isdecimal():
+            # Not shown: it may be the rest of a password with a "/".
+            raise ValueError("its path is no number of a database: write redis://host:6379/0")
+        virtual_host = query.pop("virtual_host", "").strip("/")
+        if virtual_host and not path:
+            query.setdefault("db", virtual_host)
+    if "ssl_cert_reqs" in query:
+        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
+    # Not geturl(): it drops the // of a unix:// URL, which has no host.
+    suffix = f"?{urlencode(query)}" if query else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{suffix}"

@@ -1,0 +1,1 @@
+"""Redlock: locks by majority over independent Redis nodes."""

@@ -1,0 +1,162 @@
+"""Reads and writes of nodes: a moment's view of some keys, and a change if it still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.transitions.entries import Entry
+from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
+from celery_singleton_lock.stores.zookeeper.znodes import Layout, Seen, ServerTime, to_text
+
+__all__ = ["Ensemble", "Versions", "View"]
+
+#: What was read of each key, and the versions of the buckets that it was read from. A key whose
+#: bucket has none was not read, but guessed to have no node.
+View = dict[str, Seen]
+Versions = dict[str, int]
+
+_MIN_TTL: Final = 0.001
+_ANY_VERSION: Final = -1
+_INTERFERENCE: Final = (
+    BadVersionError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+
+class Ensemble:
+    """The nodes, through this process's sessions.
+
+    Every method may raise StoreUnavailable and StoreError.
+    """
+
+    def __init__(self, sessions: Sessions, layout: Layout, clock: Clock) -> None:
+        self.sessions = sessions
+        self.layout = layout
+        self._clock = clock
+        self._server_time = ServerTime()
+
+    def read(self, keys: Sequence[str], deadline: float) -> tuple[View, Versions]:
+        """All keys at one moment, and the versions of their buckets."""
+        session = self.sessions.common(deadline)
+        client, buckets = session.client, self.layout.buckets(keys)
+        while True:
+            # Sent together. The first lets this member catch up with the leader.
+            requests = [client.sync_async(self.layout.root)]
+            requests += [client.exists_async(bucket) for bucket in buckets]
+            requests += [client.get_async(self.layout.path(key)) for key in keys]
+            requests += [client.exists_async(bucket) for bucket in buckets]
+            replies = session.collect(requests, deadline)[1:]
+            before, after = replies[: len(buckets)], replies[len(buckets) + len(keys) :]
+            if None in before:
+                self._make(session, buckets, deadline)
+            elif [stat.version for stat in before] == [stat.version for stat in after]:
+                nodes = replies[len(buckets) : len(buckets) + len(keys)]
+                now = self._server_now(session, nodes, deadline)
+                view = {
+                    key: self.layout.seen(node, now) for key, node in zip(keys, nodes, strict=True)
+                }
+                return view, {b: s.version for b, s in zip(buckets, before, strict=True)}
+            if self._clock.now() >= deadline:
+                raise StoreUnavailable(f"others kept changing what is near {keys[0]!r}")
+
+    def commit(
+        self,
+        session: Session,
+        view: View,
+        versions: Versions,
+        changes: Mapping[str, Entry | None],
+        deadline: float,
+    ) -> list[Any] | None:
+        """Write ``changes`` if ``view`` still holds; None if it doesn't.
+
+        A key whose bucket has a version in ``versions`` was read there, and comparing that proves
+        it unchanged. One whose bucket has none was guessed to have no node, and the transaction
+        proves that by creating one: if there is one, that fails, and all the rest with it
+        (ZooKeeper has a check that a node has a version, but none that there is no node). What
+        isn't to stand there is deleted in the same transaction, so nobody ever sees it. A node
+        that has ended by the time in its text counts as one: then the guess is wrong.
+
+        Returns:
+            Of the changed buckets, in order, the stats.
+        """
+        transaction = session.client.transaction()
+        changed = self.layout.buckets(changes)
+        for bucket in changed:
+            transaction.set_data(bucket, b"", versions.get(bucket, _ANY_VERSION))
+        for bucket, version in versions.items():
+            if bucket not in changed:
+                transaction.check(bucket, version)
+        for key in view:
+            if changes.get(key) is None and self.layout.bucket(key) not in versions:
+                transaction.create(self.layout.path(key))
+                transaction.delete(self.layout.path(key))
+        for key, entry in changes.items():
+            path = self.layout.path(key)
+            if view[key].exists:
+                transaction.delete(path)
+            if entry is not None:
+                ttl = max(entry.ttl, _MIN_TTL)
+                ttl = min(ttl, session.timeout) if entry.kept else ttl
+                text = to_text(entry.value, ttl, entry.kept)
+                transaction.create(path, text, ephemeral=entry.kept)
+        results = session.collect([transaction.commit_async()], deadline)[0]
+        stats = _written(results)
+        if stats:
+            self._server_time.note(stats[0], self._clock.now())
+        return stats
+
+    def session_for(self, changes: Mapping[str, Entry | None], deadline: float) -> Session:
+        """The one that the changes shall end with; the common one if none shall."""
+        ttls = [entry.ttl for entry in changes.values() if entry is not None and entry.kept]
+        if not ttls:
+            return self.sessions.common(deadline)
+        return self.sessions.of_ttl(max(ttls), deadline)
+
+    def prove_alive(self, sessions: Iterable[Session], deadline: float) -> None:
+        """A write in each: a read could be answered by a member that has lost its leader."""
+        sent = [(s, s.client.set_async(self.layout.clock, b"")) for s in sessions]
+        for session, request in sent:
+            stat = session.collect([request], deadline)[0]
+            if stat is None:  # the first of all
+                self._make(session, [self.layout.clock], deadline)
+                again = session.client.set_async(self.layout.clock, b"")
+                stat = session.collect([again], deadline)[0]
+            if stat is not None:
+                self._server_time.note(stat, self._clock.now())
+
+    def _server_now(self, session: Session, nodes: Sequence[Any], deadline: float) -> float | None:
+        """The server's time, if a node was found that has an end by it."""
+        if not any(node is not None and node[0][:1] == b"p" for node in nodes):
+            return None
+        if self._server_time.at(self._clock.now()) is None:
+            self.prove_alive([session], deadline)
+        return self._server_time.at(self._clock.now())
+
+    @staticmethod
+    def _make(session: Session, paths: Sequence[str], deadline: float) -> None:
+        for path in paths:
+            session.collect([session.client.ensure_path_async(path)], deadline)
+
+
+def _written(results: Sequence[Any]) -> list[Any] | None:
+    """The stats of the buckets; None if somebody interfered."""
+    errors = [result for result in results if isinstance(result, KazooException)]
+    for error in errors:
+        if not isinstance(error, _INTERFERENCE):
+            raise StoreError(f"the store refuses: {error!r}") from error
+    return None if errors else [r for r in results if hasattr(r, "mzxid")]

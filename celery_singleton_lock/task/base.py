@@ -1,0 +1,434 @@
+"""The task base class: Celery's hooks, each handing over to an execution, or to a publication.
+
+Whoever declares tasks imports this, and most of those processes run none. So what publishes and
+what runs is imported by the first hook that needs it; a worker has it all before its pool forks, by
+its bootstep.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, wraps
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    cast,
+)
+
+from celery import Celery, Task, signals, states
+from celery.app.task import Task as BaseTask
+from kombu.utils.json import dumps as kombu_dumps
+
+from celery_singleton_lock.core.key import KeyMaker
+from celery_singleton_lock.errors import NoLease
+from celery_singleton_lock.instrumentation.report import hide_store_url
+from celery_singleton_lock.policy import OPTIONS, CallOptions, Policy, check_call, merge
+from celery_singleton_lock.publish.arguments import as_sent as see_as_sent
+from celery_singleton_lock.publish.arguments import signature_of, validate
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult, EagerResult
+
+    from celery_singleton_lock.core.lease import Lease
+    from celery_singleton_lock.runtime import Runtime
+    from celery_singleton_lock.task.run import Execution
+
+__all__ = ["SingletonTask", "current_lease", "singleton_base"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+hide_store_url()
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# By name: what a worker needs is imported when it starts.
+_STEP = "celery_singleton_lock.worker.bootstep:SingletonStep"
+#: Where a request keeps its execution between ``__call__`` and ``task_postrun``.
+_EXECUTION = "singleton_execution"
+
+if TYPE_CHECKING:
+
+    class _Base(Task[P, R], Generic[P, R]): ...
+
+else:
+
+    class _Base(Task, Generic[P, R]):
+        abstract = True
+
+
+class SingletonTask(_Base[P, R]):
+    """A task of which at most one body per lock key runs at a time.
+
+    Use :func:`singleton_task`, or ``@app.task(base=SingletonTask, singleton={"key": ...})``.
+
+    Attributes:
+        singleton: The policy's options; what is left out comes from the app's settings.
+    """
+
+    abstract = True
+    Request = "celery_singleton_lock.worker.request:SingletonRequest"
+    singleton: Mapping[str, Any] | None = None
+    _tracks_started = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "_decorated" in cls.__dict__ and cls.__bases__ == (SingletonTask,):
+            # The class that Celery makes of a function with base=SingletonTask lacks the app's own
+            # Task (Django's has delay_on_commit). Mix it in, as @singleton_task does; but without a
+            # policy of that Task.
+            apps_own = cls.__dict__["app"].Task
+            if not issubclass(apps_own, SingletonTask):
+                cls.__bases__ = (singleton_base(apps_own),)
+        super().__init_subclass__(**kwargs)
+        others = [c for c in cls.__mro__ if c not in (SingletonTask, BaseTask)]
+        request = next((c.__dict__["Request"] for c in others if "Request" in c.__dict__), None)
+        if request is not None:
+            from celery_singleton_lock.worker.request import mixed_request
+
+            cls.Request = mixed_request(request)  # type: ignore[assignment]
+        owner = next(c for c in cls.__mro__ if "__call__" in c.__dict__)
+        if owner is cls or not issubclass(owner, SingletonTask):
+            # Its own, or a mixin's: in front of ours it would run the body without a lock.
+            cls.__call__ = _under_lease(owner.__dict__["__call__"])  # type: ignore[method-assign]
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Celery calls this once the class has its app."""
+        super().on_bound(app)
+        app.steps["worker"].add(_STEP)
+        if cls.track_started:
+            # Celery writes STARTED before it calls us: over the result of a run whose late twin is
+            # about to be dropped, and for calls that are about to be skipped. So we write it.
+            cls.track_started, cls._tracks_started = False, True
+        if "_decorated" in cls.__dict__ and (strays := sorted(OPTIONS.intersection(cls.__dict__))):
+            # Celery made attributes of them, which nothing reads: the lock would have the defaults.
+            given = ", ".join(f"{name!r}: ..." for name in strays)
+            raise TypeError(
+                f"the task {cls.name} was given {', '.join(strays)} as attributes. With "
+                f"base=SingletonTask the options of the lock go into singleton={{{given}}}; "
+                "@singleton_task takes them by their own names"
+            )
+        if cls.run is not BaseTask.run:
+            validate(cls.singleton or {}, signature_of(cls), str(cls.name or cls.__name__))
+
+    @staticmethod
+    def preload() -> None:
+        """Import what bodies need; called in the worker before its pool forks.
+
+        Otherwise each pool child imports it while the time limit of its first task runs.
+        """
+        _execution_class()
+        _publish_call()
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        request = self.request  # asked for once: Celery looks it up in a stack each time
+        if self._wants_lease(request):
+            return self._call_under_lease(request, None, args, kwargs)
+        execution = _execution_of(request)
+        if execution is None or execution.entered:
+            # task(...) is a function call, also when the task's own body makes it.
+            return super().__call__(*args, **kwargs)
+        execution.entered = True
+        return cast(R, self._body(*args, **kwargs))
+
+    def _wants_lease(self, request: Any) -> bool:
+        """Whether this call is Celery's: of a delivery, whose body has not begun."""
+        return not request.called_directly and _execution_of(request) is None
+
+    def _call_under_lease(
+        self,
+        request: Any,
+        own: Callable[..., Any] | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> R:
+        """Celery's call, of a delivery whose body has not begun.
+
+        Args:
+            request: Of the delivery.
+            own: The ``__call__`` of a subclass, which goes before ours.
+            args, kwargs: Of the call.
+        """
+        execution = request.__dict__[_EXECUTION] = _execution_class()(self, request, args, kwargs)
+
+        def body() -> Any:
+            if self._tracks_started:
+                self._tell_started(request)
+            if own is not None:
+                return own(self, *args, **kwargs)
+            execution.entered = True
+            return self._body(*args, **kwargs)
+
+        # It may also be the value of a skipped call: what Celery stores, not R.
+        result: R = execution.run(body)
+        return result
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Releases the lease, now that the result is stored.
+
+        On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives;
+        the parent's request has no execution, so nothing happens there.
+        """
+        if (execution := _execution_of(self.request)) is not None:
+            execution.settle(status, retval)
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+
+    def lock_key(self, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """The key such a call would use; None where a callable key says "no lock".
+
+        For a call with the task's own serializer: JSON changes values that pickle keeps.
+
+        Raises:
+            TypeError: The arguments don't fit the task's signature.
+            LockKeyError: They make no key.
+        """
+        rest = self.singleton_rest(args, kwargs, as_sent=True)
+        if rest is None:
+            return None
+        return self._runtime().keyspace.lock(self.singleton_scope, rest)
+
+    def singleton_rest(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, as_sent: bool
+    ) -> str | None:
+        """What the key is made of behind its scope.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            as_sent: Whether to convert the arguments as the task's own serializer does: JSON turns
+                tuples into lists, and members of a str-Enum into plain strings.
+
+        Raises:
+            TypeError, LockKeyError: As of :meth:`lock_key`.
+        """
+        if as_sent:
+            serializer = self.serializer
+            # Celery dumps pydantic models when it publishes, except with pickle.
+            dump = getattr(self, "_dump_pydantic_arguments", None)
+            if dump and serializer != "pickle":
+                args, kwargs = dump(args, kwargs)
+            args, kwargs = see_as_sent(args, kwargs, serializer)
+        return self.singleton_key_maker(args, kwargs)
+
+    def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
+        """This task's policy, with the ``options`` of one call on top."""
+        if not options:
+            return self._policy
+        try:
+            return merge(self._policy, options, where=f"the options of a call of {self.name}")
+        except (TypeError, ValueError) as exc:
+            # Validated where the call was made; this came from elsewhere.
+            logger.warning("singleton: %.500s; the call's options are ignored", exc)
+            return self._policy
+
+    @cached_property
+    def _policy(self) -> Policy:
+        defaults = self._runtime().settings.policy
+        return merge(defaults, self.singleton or {}, where=f"@singleton_task on {self.name}")
+
+    @cached_property
+    def singleton_scope(self) -> str:
+        """The namespace of this task's keys."""
+        return self._policy.scope or str(self.name)
+
+    @cached_property
+    def singleton_key_maker(self) -> KeyMaker:
+        """What makes its keys."""
+        return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
+
+    def _runtime(self) -> Runtime:
+        from celery_singleton_lock.runtime import Runtime
+
+        return Runtime.of(self.app)
+
+    def _tell_started(self, request: Any) -> None:
+        """Write the state STARTED, as ``track_started`` asks for, now that the body will run."""
+        if request.is_eager:
+            return
+        from celery_singleton_lock.task.outcome import stores_result
+
+        if stores_result(self, request):
+            meta = {"pid": os.getpid(), "hostname": request.hostname}
+            self.backend.store_result(request.id, meta, states.STARTED, request=request)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        *,
+        singleton: CallOptions | Literal[False] | None = None,
+        **options: Any,
+    ) -> AsyncResult[R]:
+        """Celery's, and ``singleton``: policy options for this call alone.
+
+        ``singleton=False`` publishes without a claim, and beside one; never without the lock.
+
+        Raises:
+            DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
+            LockKeyError: The task is ``unique``, and its key can't be computed, or is not stable.
+            TypeError, ValueError: ``singleton`` holds what a call may not set, or a wrong value.
+        """
+        given = None
+        if singleton is not None:
+            where = f"apply_async(singleton=...) of {self.name}"
+            given = check_call(self.singleton_policy, singleton, where=where)
+
+        # The apply_async of a base class may have only args, kwargs and **options: all others are
+        # passed by keyword, and only if given.
+        if producer is not None:
+            options["producer"] = producer
+        if link is not None:
+            options["link"] = link
+        if link_error is not None:
+            options["link_error"] = link_error
+        if shadow is not None:
+            options["shadow"] = shadow
+
+        def send(task_id: str, options: dict[str, Any]) -> AsyncResult[R]:
+            return super(SingletonTask, self).apply_async(args, kwargs, task_id=task_id, **options)
+
+        return _publish_call()(self, args, kwargs, send, options, task_id=task_id, given=given)
+
+    def signature_from_request(
+        self,
+        request: Any = None,
+        args: Any = None,
+        kwargs: Any = None,
+        queue: str | None = None,
+        **extra_options: Any,
+    ) -> Any:
+        """As Celery's, with the options that the call has set: the request's headers lack them.
+
+        The signature of a next attempt (a retry) also has the name of the call; any other is a new
+        call.
+        """
+        from celery_singleton_lock.publish.header import HEADER, Delivery
+
+        request = self.request if request is None else request
+        signature = super().signature_from_request(request, args, kwargs, queue, **extra_options)
+        header = Delivery.of(request).call_header()
+        if extra_options.get("retries", 0) <= request.retries:
+            header = {"id": header["id"], "options": header.get("options")}
+        headers = signature.options.get("headers") or {}
+        signature.options["headers"] = {HEADER: header, **headers}
+        return signature
+
+    @cached_property
+    def publishes_through_others(self) -> bool:
+        """Whether a base class after SingletonTask in the MRO overrides ``apply_async``."""
+        mro = type(self).__mro__
+        after = mro[mro.index(SingletonTask) + 1 :]
+        return next(cls for cls in after if "apply_async" in cls.__dict__) is not BaseTask
+
+    @cached_property
+    def _body(self) -> Callable[..., Any]:
+        """What runs under the lease: the ``__call__`` of a base behind ours, else ``run``.
+
+        Not Celery's own ``__call__``, which outside a worker would push an empty request over the
+        real one: an eager body would see no id and couldn't retry.
+        """
+        mro = type(self).__mro__
+        after = mro[mro.index(SingletonTask) + 1 :]
+        owner = next(cls for cls in after if "__call__" in cls.__dict__)
+        if owner is BaseTask:
+            return lambda *args, **kwargs: self.run(*args, **kwargs)
+        return super().__call__
+
+    if TYPE_CHECKING:
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...
+        def apply(self, *args: Any, **kwargs: Any) -> EagerResult[R]: ...
+
+
+def singleton_base(base: Any) -> type:
+    """``base`` (an app's own Task, Django's, a user's) with ours mixed in before it."""
+    if issubclass(base, SingletonTask):
+        return cast(type, base)
+    attributes: dict[str, Any] = {"abstract": True, "__module__": base.__module__}
+    return type(f"Singleton{base.__name__}", (SingletonTask, base), attributes)
+
+
+def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A subclass's ``__call__`` (the idiom of Flask's context), entered when there is a lease."""
+
+    @wraps(own)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        if self._wants_lease(request):
+            return self._call_under_lease(request, own, args, kwargs)
+        return own(self, *args, **kwargs)
+
+    return call
+
+
+def current_lease() -> Lease:
+    """The innermost lease held where this is called.
+
+    Raises:
+        NoLease: None is: the task was called directly, its key is None, or this is another thread.
+    """
+    from celery_singleton_lock.task.tenure import held_leases
+
+    leases = held_leases.get()
+    if not leases:
+        raise NoLease(
+            "no lease is held here: current_lease() works inside the body of a singleton task or a "
+            "hold() block, on the same thread; a task that is called directly takes no lock"
+        )
+    return leases.innermost
+
+
+@signals.task_postrun.connect
+def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
+    """Settle what ``after_return`` didn't.
+
+    It isn't called for Retry, Ignore, Reject and SystemExit, nor where a user's override leaves out
+    ``super()``.
+    """
+    if not isinstance(sender, SingletonTask):
+        return
+    request = sender.request
+    if (execution := _execution_of(request)) is not None:
+        execution.settle(state, retval)
+        execution.let_go()
+    else:
+        from celery_singleton_lock.task.case import settle_claim_of
+
+        settle_claim_of(sender, request, state, retval)
+
+
+def _execution_of(request: Any) -> Execution | None:
+    # By its type: a header of a foreign publisher becomes an attribute of the request, too, and one
+    # of this name must not pass for a body that has begun.
+    found = request.__dict__.get(_EXECUTION)
+    return found if found is not None and isinstance(found, _execution_class()) else None
+
+
+@cache
+def _execution_class() -> type[Execution]:
+    # Asked for several times in each task: an import statement there costs ten times as much.
+    from celery_singleton_lock.task.run import Execution
+
+    return Execution
+
+
+@cache
+def _publish_call() -> Callable[..., AsyncResult[Any]]:
+    # As above: of each call.
+    from celery_singleton_lock.publish.apply_async import publish_call
+
+    return publish_call

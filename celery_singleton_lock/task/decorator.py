@@ -1,0 +1,183 @@
+"""``@singleton_task``: from a function to a task, every option checked where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import getattr_static
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+
+from celery import Celery, Task, _state
+from celery.app.task import Task as BaseTask
+from celery.local import Proxy
+
+from celery_singleton_lock.core.key import KeySpec
+from celery_singleton_lock.policy import OPTIONS
+from celery_singleton_lock.publish.arguments import signature_without_self, validate
+from celery_singleton_lock.task.base import SingletonTask, singleton_base
+
+__all__ = ["singleton_task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Celery's own decorator options that are no attributes of its Task.
+_DECORATOR_OPTIONS = frozenset(
+    {
+        *("autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_jitter"),
+        *("retry_backoff", "retry_backoff_max"),
+        *("base", "bind", "filter", "lazy", "name", "shared"),
+        *("pydantic", "pydantic_context", "pydantic_dump_kwargs", "pydantic_strict"),
+        *("delivery_mode", "exchange", "exchange_type", "queue", "routing_key"),
+    }
+)
+
+
+@overload
+def singleton_task(fun: Callable[P, R], /) -> SingletonTask[P, R]: ...
+@overload
+def singleton_task(
+    *, bind: Literal[True], app: Celery | None = None, key: KeySpec = None, **options: Any
+) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
+@overload
+def singleton_task(
+    *, bind: Literal[False] = False, app: Celery | None = None, key: KeySpec = None, **options: Any
+) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
+def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
+    """Make a function a task of which at most one body per key runs at a time.
+
+    ``@singleton_task``, ``@singleton_task(key=..., ttl=...)`` or ``@singleton_task(app=app, ...)``;
+    without ``app`` it is registered with every app, like Celery's ``shared_task``.
+
+    Args:
+        *args: The function, where no options are given.
+        app: The Celery app.
+        **options: The policy's (``key``, ``scope``, ``limit``, ``ttl`` ...) and Celery's (``bind``,
+            ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...). Others become attributes of
+            the task, as Celery's do.
+
+    Raises:
+        TypeError: An option is of a wrong type, or close to the name of an option.
+        ValueError: An option has a wrong value, or two contradict each other.
+    """
+    if len(args) > 1 or (args and not callable(args[0])):
+        raise TypeError("@singleton_task takes one function, and options by keyword")
+
+    def decorate(fun: Callable[..., Any]) -> Any:
+        if isinstance(fun, (Proxy, Task)):
+            raise TypeError(f"{fun!r} is a task already: remove one of the decorators")
+        return _create(fun, app, dict(options))
+
+    return decorate(args[0]) if args else decorate
+
+
+def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
+    base = options.pop("base", None)
+    given = {name: options.pop(name) for name in OPTIONS & set(options)}
+    where = f"@singleton_task on {fun.__qualname__}"
+    _refuse_mistakes(options, base, where)
+    signature = signature_without_self(fun, bool(options.get("bind")))
+    validate(_policy(base, given), signature, fun.__qualname__)
+
+    def options_for(app: Any) -> dict[str, Any]:
+        real_base = base or app.Task
+        policy = _policy(real_base, given)
+        return {**options, "base": singleton_base(real_base), "singleton": policy}
+
+    if app is not None:
+        return app.task(fun, **options_for(app))
+    return _create_shared(fun, options_for, options.get("name"))
+
+
+def _policy(base: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**(getattr(base, "singleton", None) or {}), **given}
+
+
+def _create_shared(
+    fun: Callable[..., Any], options_for: Callable[[Any], dict[str, Any]], given_name: str | None
+) -> Any:
+    """As Celery's shared_task, but with each app's own Task as the base."""
+
+    def create(app: Any) -> Any:
+        return app._task_from_fun(fun, **options_for(app))
+
+    state: Any = _state
+    state.connect_on_app_finalize(create)
+    for app in state._get_active_apps():
+        if app.finalized:
+            with app._finalize_mutex:
+                create(app)
+
+    def task() -> Any:
+        app = state.get_current_app()
+        name = given_name or app.gen_task_name(fun.__name__, fun.__module__)
+        return app.tasks[name]
+
+    return Proxy(task)
+
+
+def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
+    """Refuse mistyped options: Celery makes every unknown keyword an attribute of the task.
+
+    Raises:
+        TypeError: A keyword is close to the name of an option, or names an attribute that every
+            singleton task has.
+    """
+    for name in options:
+        if name in _DECORATOR_OPTIONS or hasattr(BaseTask, name):
+            continue
+        if hasattr(SingletonTask, name):
+            raise TypeError(
+                f"{where}: every singleton task has an attribute {name!r}. Give the lock's options "
+                "by their own names, such as ttl=60, and another name to an attribute of yours"
+            )
+        if hasattr(base, name):
+            continue
+        if name in _CELERY_SINGLETONS:
+            raise TypeError(
+                f"{where}: {name!r} is an option of celery-singleton. Here the same is "
+                f"{_CELERY_SINGLETONS[name]}"
+            )
+        if (known := _meant(name)) is not None:
+            raise TypeError(
+                f"{where}: there is no option {name!r} (did you mean {known!r}?). For an attribute "
+                "of that name, declare it in a class of your own, given as base="
+            )
+
+
+# Options of celery-singleton's tasks, and ours. As attributes they would be ignored silently, and a
+# task that is moved to this package would lose what they were for.
+_CELERY_SINGLETONS = {
+    "lock_expiry": "unique_for (seconds of a claim) and ttl (seconds of a dead holder's lease)",
+    "raise_on_duplicate": 'unique="until_done", on_duplicate="raise"',
+    "unique_on": 'key=("name of an argument", ...)',
+}
+# Methods of Celery's Task are no options, except the hooks.
+_HOOKS = ("after_", "before_", "on_", "shadow_")
+
+
+def _meant(name: str) -> str | None:
+    """The option of which ``name`` is a misspelling, or the setting for all tasks."""
+    celery_options = {
+        known
+        for known in dir(BaseTask)
+        if not known.startswith("_")
+        and (known.startswith(_HOOKS) or not callable(getattr_static(BaseTask, known)))
+    }
+    name = name.removeprefix("singleton_lock_")
+    most = 2 if len(name) > 7 else 1
+    known_names = sorted({*OPTIONS, *_DECORATOR_OPTIONS, *celery_options})
+    return next((known for known in known_names if _is_mistyped(name, known, most)), None)
+
+
+def _is_mistyped(name: str, known: str, most: int) -> bool:
+    """Whether one is the other with ``most`` letters left out, added, replaced or swapped."""
+    if not name or not known:
+        return len(name) + len(known) <= most
+    if name[0] == known[0]:
+        return _is_mistyped(name[1:], known[1:], most)
+    return most > 0 and (
+        _is_mistyped(name[1:], known, most - 1)
+        or _is_mistyped(name, known[1:], most - 1)
+        or _is_mistyped(name[1:], known[1:], most - 1)
+        or (name[:2] == known[1::-1] and _is_mistyped(name[2:], known[2:], most - 1))
+    )

@@ -1,0 +1,192 @@
+"""Putting a message back: published again, same id, later, before this copy is given up.
+
+Promises
+    The copy keeps id, arguments, serializer, queue, priority, expiry, time limits, headers, parent,
+    root, group, chord, links and the user's retry count. The function returns once the broker has
+    it.
+
+Does not promise
+    That there is only one copy: a crash between publishing and marking leaves two. Each carries a
+    sequence number, and the store drops the older.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any, Final
+
+from celery.app.task import Task as BaseTask
+from celery.utils.quorum_queues import detect_quorum_queues
+from kombu import Exchange, Queue
+
+from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
+from celery_singleton_lock.core.store import MarkerState
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.publish.claim import Claim
+from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY, Delivery
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker.origin import reached_with_delay, without_delay
+
+__all__ = ["backoff", "driver_of", "put_back", "why_not"]
+
+_MAX_DOUBLINGS: Final = 30
+
+
+def backoff(delay: float, max_delay: float, tries: int) -> float:
+    """Seconds: ``delay`` doubled ``tries`` times, at most ``max_delay``, half of it jitter.
+
+    "Equal jitter": waiters that met at one release don't meet again at the next, and none comes
+    back at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
+    """
+    top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))
+    return top * (0.5 + 0.5 * random.random())
+
+
+def put_back(
+    task: Any,
+    request: Any,
+    delivery: Delivery,
+    key: str,
+    *,
+    runtime: Runtime,
+    delay: float,
+    reason: str,
+    claim: Claim | None = None,
+) -> None:
+    """Publish the running message again, to arrive in ``delay`` seconds.
+
+    Args:
+        task: The running task.
+        request: Its request.
+        delivery: What the copy's header shall say; its sequence is raised here.
+        key: The lock key, for the marker and the log.
+        runtime: Of the task's app.
+        delay: Seconds, cut to a third of the visibility timeout.
+        reason: For the log.
+        claim: The message's, if it is to be in the queue again.
+
+    Raises:
+        Exception: Whatever publishing raises; nothing was given up then.
+    """
+    longest = runtime.settings.longest_countdown
+    delay = delay if longest is None else min(delay, longest)
+    if _delays_natively(task.app):
+        delay = math.ceil(delay)
+    copy = delivery.copied()
+    _publish(task, request, copy.header(), delay)
+    try:
+        runtime.store.mark(
+            key,
+            delivery.token,
+            MarkerState.WAITING,
+            copy.sequence,
+            runtime.settings.marker_ttl + delay,
+            timeout=MAX_TIMEOUT,
+            claim=claim.queued(delay) if claim else None,
+        )
+    except StoreError:
+        pass  # the price is a copy more than needed, should the broker deliver this one again
+    runtime.events.emit(
+        Event(
+            name=EventName.PUT_BACK,
+            key=key,
+            task=task.name,
+            task_id=delivery.token.task_id,
+            data={"delay": round(delay, 3), "reason": reason, "sequence": copy.sequence},
+        )
+    )
+
+
+def why_not(app: Any, request: Any) -> str | None:
+    """Why the message of ``request`` can't be put back; None: it can.
+
+    A message from a fanout exchange has to go back to the queue of this worker alone. RabbitMQ can
+    do that. With the other transports workers subscribe to the exchange and don't read the queue.
+    """
+    name = getattr(request, QUEUE_KEY, None)
+    queue = None if name is None else app.amqp.queues.get(name)
+    if queue is None or queue.exchange.type != "fanout" or (driver := driver_of(app)) == "amqp":
+        return None
+    return (
+        f"it came by the fanout exchange {queue.exchange.name!r}, on which {driver} can't put a "
+        "message back for one worker"
+    )
+
+
+def driver_of(app: Any) -> str:
+    """kombu's ``driver_type`` of the broker."""
+    return str(app.producer_pool.connections.connection.transport.driver_type)
+
+
+def _delays_natively(app: Any) -> bool:
+    """Whether Celery has the broker wait for a countdown (quorum queues of RabbitMQ).
+
+    Such a countdown is a routing key of whole seconds, cut off; at less than one second publishing
+    raises ValueError.
+    """
+    return bool(detect_quorum_queues(app, driver_of(app))[0])
+
+
+def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:
+    headers = {**(request.as_execution_options().get("headers") or {}), HEADER: header}
+    signature = task.signature_from_request(
+        request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
+    )
+    _send_to_its_queue(task.app, request, signature.options)
+    # Celery makes what is published inside a task its child: a top-level message put back would
+    # come out with its own id as its parent. A request called directly has no children.
+    request.called_directly = True
+    try:
+        # Celery's own apply_async, because this is no new call: that of a base class may replace
+        # the headers, or encrypt the arguments a second time.
+        BaseTask.apply_async(
+            task, signature.args, signature.kwargs, add_to_parent=False, **signature.options
+        )
+    finally:
+        request.called_directly = False
+
+
+def _kept(request: Any) -> dict[str, Any]:
+    """Options of the call that Celery's own retry forgets.
+
+    Its arguments' representation may be there to keep a password out of the log; and what was
+    pickled, the app's own serializer may not be able to write: such a message could never go back.
+    """
+    names = {"serializer": SERIALIZER_KEY, "argsrepr": "argsrepr", "kwargsrepr": "kwargsrepr"}
+    options = {option: getattr(request, name, None) for option, name in names.items()}
+    # Kept by Celery itself since 5.7. What the message says, a False too; not the class's False.
+    options["ignore_result"] = vars(request).get("ignore_result")
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
+    """Address a copy to the one queue that its message came from.
+
+    Published to the exchange again, it would reach every queue bound there: each worker would get a
+    copy of every copy of a broadcast. Besides, with a virtual transport (Redis) a pool child does
+    not know the types of exchanges, treats the exchange as direct, and finds no queue.
+    """
+    info = request.delivery_info or {}
+    exchange, arrived = info.get("exchange"), info.get("routing_key")
+    name = arrived if exchange == "" else getattr(request, QUEUE_KEY, None)
+    if not isinstance(name, str) or not isinstance(arrived, str):
+        return  # no queue of the app's configuration: sent as Celery's own retry sends it
+    queue = app.amqp.queues.get(name)  # not [name], which creates a missing queue
+    # Set, not removed: Celery fills in what is missing from task_routes and from the attributes of
+    # the task class, and those lead to their own exchange. Only None counts as missing.
+    options["exchange"], options["routing_key"] = "", name
+    if queue is not None and queue.exchange.type == "direct":
+        options["queue"] = name  # Celery's way to send to the queue itself
+        return
+    key = without_delay(arrived)
+    if exchange and _delays_natively(app) and reached_with_delay(app, key) == [name]:
+        # Celery takes exchange type and routing key from a Queue, and declares nothing of it then.
+        # Before Celery 5.7 a key that was delayed before would get a second prefix.
+        options["queue"] = Queue(name, Exchange(str(exchange), "topic"), routing_key=key)
+        return
+    # The default exchange routes to the queue that the routing key names; the worker waits for the
+    # delay. The queue is not declared, because its arguments here may differ from the broker's.
+    options["queue"], options["declare"] = Queue(name, Exchange("", "direct")), []

@@ -1,0 +1,263 @@
+"""The worker's bootstep: checks what only a starting worker can, prepares memory for its pool, and
+starts the parent heartbeat over it. With this module comes all that bodies need, before the pool
+forks.
+
+A bootstep that raises stops the worker; an exception in ``worker_init`` or ``worker_ready`` would
+only be logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import click
+from celery import Celery, bootsteps
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.pace import MAX_TIMEOUT
+from celery_singleton_lock.core.store import Acquire, Release, Store
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.instrumentation.monitor import Monitor
+from celery_singleton_lock.policy import Policy, check_claim_options
+from celery_singleton_lock.publish.header import mint_nonce
+from celery_singleton_lock.publish.unique import RPC_CURE, sends_results_to_first_caller
+from celery_singleton_lock.runtime import IN_MEMORY, Runtime, singleton_tasks
+from celery_singleton_lock.settings import Settings
+from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
+from celery_singleton_lock.worker.shared_memory import SharedMemory
+
+__all__ = ["SingletonStep", "check_eviction", "check_results", "check_tasks"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Seconds: ttl of the lease with which a starting worker tests the store.
+_TRIAL_TTL: Final = 10.0
+
+
+class SingletonStep(bootsteps.StartStopStep):
+    """Made before any step starts, so before the pool forks; started when it has forked."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._heartbeat: ParentHeartbeat | None = None
+        app = worker.app
+        Runtime.worker_name = worker.hostname
+        ParentHeartbeat.running = None
+        Monitor.worker = worker.hostname if worker.task_events else ""
+        forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        if forks:
+            Runtime.ledger = SharedMemory.current = SharedMemory()
+        try:
+            runtime = Runtime.of(app)
+            if forks and runtime.store.capabilities.name == "memory":
+                raise SettingsError(IN_MEMORY)
+            check_tasks(app, runtime.store)
+            for task in singleton_tasks(app):
+                task.preload()
+            _warn_of_timeouts(app, runtime.settings)
+            if problem := check_results(app):
+                logger.warning("singleton: %s. %s", problem, RPC_CURE)
+            _warn_of_short_holds(app)
+            _check_store(runtime)
+            _check_shards(runtime.store, runtime.keyspace)
+        except SettingsError as exc:
+            if click.get_current_context(silent=True) is None:
+                raise  # an embedded worker: its caller may catch it
+            # `celery worker`: one line where its log is (a daemon has no stderr), no traceback.
+            logger.critical("singleton: %s", exc)
+            raise SystemExit(1) from None
+
+    def start(self, worker: Any) -> None:
+        """Celery's: the main thread, after the pool's first fork."""
+        runtime, record = Runtime.of(worker.app), SharedMemory.current
+        if record is None or not runtime.store.capabilities.renews_for_others:
+            return
+        ParentHeartbeat.running = self._heartbeat = ParentHeartbeat(
+            record, runtime.open_store(), runtime.clock
+        )
+        self._heartbeat.start()
+
+    def stop(self, worker: Any) -> None:
+        """Celery's, and before the pool's own: in a warm shutdown bodies still run."""
+        if self._heartbeat is not None:
+            self._heartbeat.finish(worker.blueprint.shutdown_complete.is_set)
+
+    def terminate(self, worker: Any) -> None:
+        """Celery's, in a cold shutdown: the bodies are ended."""
+        self.stop(worker)
+
+
+def check_tasks(app: Celery, store: Store) -> None:
+    """Check each task's policy against the others' and the store.
+
+    Raises:
+        SettingsError: Tasks of one scope have unequal limits, one needs a fence that there is none
+            of, or one contradicts the app's settings.
+    """
+    limits: dict[str, tuple[int, str]] = {}
+    for task in singleton_tasks(app):
+        try:
+            policy = task.singleton_policy()
+            where = f"@singleton_task on {task.name}"
+            check_claim_options(policy, task.singleton or {}, where=where)
+        except (TypeError, ValueError) as exc:
+            # Valid where it was written; contradicts what the app's settings say.
+            raise SettingsError(f"{exc} (with the defaults that singleton_lock_* sets)") from None
+        scope = policy.scope or task.name
+        limit, other = limits.setdefault(scope, (policy.limit, task.name))
+        if limit != policy.limit:
+            raise SettingsError(
+                f"{task.name} has limit={policy.limit} and {other} has limit={limit}, but both are "
+                f"in scope {scope!r}: give them one limit, or two scopes"
+            )
+        _check_capabilities(task.name, policy, store)
+        if policy.needs_fence and not store.capabilities.fence:
+            raise SettingsError(
+                f"{task.name} has needs_fence=True, but the store ({store.capabilities.name}) has "
+                "no fencing tokens: choose a store that does, or drop needs_fence"
+            )
+
+
+def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
+    able = store.capabilities
+    if policy.ttl < able.min_ttl:
+        raise SettingsError(
+            f"{task} has ttl={policy.ttl:g} s, but the store ({able.name}) keeps no lease for less "
+            f"than {able.min_ttl:g} s: give the task a longer ttl, or choose another store"
+        )
+    if able.max_limit is not None and policy.limit > able.max_limit:
+        raise SettingsError(
+            f"{task} has limit={policy.limit}, but the store ({able.name}) looks through at most "
+            f"{able.max_limit} slots in one step: give the task a lower limit"
+        )
+
+
+def _warn_of_timeouts(app: Celery, settings: Settings) -> None:
+    timeout = settings.visibility_timeout
+    if timeout is None:
+        return
+    for task in singleton_tasks(app):
+        ttl = task.singleton_policy().ttl
+        if ttl > timeout:
+            logger.warning(
+                "singleton: %s has ttl=%g s, longer than the broker's visibility_timeout of %g s: "
+                "a dead worker's message comes back while its lease still stands, and waits. "
+                "Set ttl below visibility_timeout.",
+                task.name,
+                ttl,
+                timeout,
+            )
+
+
+def check_results(app: Celery) -> str:
+    """The warning about tasks whose duplicates get results that never arrive; empty: none."""
+    names = [
+        task.name
+        for task in singleton_tasks(app)
+        if sends_results_to_first_caller(app, task, task.singleton_policy(), {})
+    ]
+    if not names:
+        return ""
+    return (
+        f'{", ".join(names)}: on_duplicate="return_existing" gives every caller the result of the '
+        "first call, but rpc:// delivers it only to the process and thread of that call: anywhere "
+        "else .get() waits for ever"
+    )
+
+
+def _warn_of_short_holds(app: Celery) -> None:
+    for task in singleton_tasks(app):
+        policy = task.singleton_policy()
+        if policy.max_hold is not None and policy.max_hold < policy.ttl:
+            logger.warning(
+                "singleton: %s has max_hold=%g s, shorter than its ttl of %g s: each body that "
+                "takes longer than max_hold loses its lease. Set max_hold above ttl, or ttl below "
+                "max_hold.",
+                task.name,
+                policy.max_hold,
+                policy.ttl,
+            )
+
+
+def _check_store(runtime: Runtime) -> None:
+    """Refuse a store that may evict leases; log if there are no locks now.
+
+    A store that does not answer, or refuses, does not stop the worker: other tasks can run, and the
+    store may be repaired meanwhile.
+    """
+    store, settings = runtime.store, runtime.settings
+    try:
+        check_eviction(store, settings)
+        _try_out(runtime)
+    except StoreUnavailable as exc:
+        logger.warning(
+            "singleton: no locks now, for %s can't be used (%s); tasks are put back until it can",
+            settings.safe_url,
+            exc,
+        )
+    except StoreError as exc:
+        logger.error(
+            "singleton: no locks, because %s refuses them (%s); tasks are put back until this is "
+            "corrected. Check its login, rights, database number and memory, for example with "
+            "`celery -A app singleton doctor`",
+            settings.safe_url,
+            exc,
+        )
+
+
+def _try_out(runtime: Runtime) -> None:
+    """Acquire and release a test lease: a store may answer reads and refuse writes.
+
+    Raises:
+        StoreError, StoreUnavailable: The store refuses it, or does not answer.
+    """
+    store, nonce = runtime.store, mint_nonce()
+    if not hasattr(store, "info"):
+        # The clients of etcd and ZooKeeper may start threads, and this process forks later.
+        return
+    key, token = runtime.keyspace.lock("singleton-start", nonce), Token(nonce, 0, 0, nonce)
+    holder = Holder(task_id=nonce, worker=runtime.worker, since=runtime.clock.wall())
+    call = Acquire(slots=(key,), token=token, holder=holder, ttl=_TRIAL_TTL)
+    store.acquire(call, timeout=MAX_TIMEOUT)
+    store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
+
+
+def check_eviction(store: Store, settings: Settings) -> None:
+    """Refuse a server that may throw leases away: keys with a ttl go first.
+
+    Raises:
+        SettingsError: It may.
+        StoreError: It doesn't answer, so nobody knows.
+    """
+    info = getattr(store, "info", None)
+    if info is None:
+        return
+    memory = info("memory")  # empty where an ACL denies INFO: then there is nothing to check
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return
+    advice = (
+        f"the lock store {settings.safe_url} has maxmemory-policy {policy}: when memory is short "
+        "it removes leases, and two bodies run at once. Set maxmemory-policy noeviction"
+    )
+    if memory.get("maxmemory", "0") == "0" or settings.allow_eviction:
+        logger.warning("singleton: %s (no maxmemory is set, or eviction is allowed)", advice)
+        return
+    raise SettingsError(f"{advice}, or accept it with singleton_lock_allow_eviction = True.")
+
+
+def _check_shards(store: Store, keyspace: Keyspace) -> None:
+    """Refuse a store in which other apps keep the same prefix's locks elsewhere."""
+    disagreement = getattr(store, "disagreement", None)
+    if disagreement is None:
+        return
+    try:
+        problem = disagreement(keyspace.lock("", ""))
+    except StoreError:
+        return  # the check before this one has said so; each task's acquire asks again
+    if problem:
+        raise SettingsError(problem)

@@ -1,0 +1,342 @@
+"""The worker parent's part: naming deliveries, and freeing what a dead child held.
+
+Promises
+    Every delivery gets a nonce of its own before a child sees it: ``redelivered`` and the task id
+    name no delivery. A key that a dead child held is freed once its death is proven, before the
+    message is requeued or its failure reported.
+
+Does not promise
+    To free anything on an announcement: a revoked body that swallows SystemExit ran 7 s more, and
+    on a hard time limit Celery tells while the child still lives. There the key turns into "held by
+    a process that is being killed" for a second.
+
+All of this runs in the main thread of the worker parent (prefork). In other pools the request lives
+in the process that runs the body, and only the nonce matters.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, Final
+
+from celery import Celery
+from celery.app.task import Context, Task
+from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.imports import symbol_by_name
+from celery.worker.request import Request
+from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
+
+from celery_singleton_lock.core.lease import Kind, Token
+from celery_singleton_lock.core.store import ClaimChange, Release, Store
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.publish.claim import Claim
+from celery_singleton_lock.publish.header import (
+    HEADER,
+    NONCE_KEY,
+    QUEUE_KEY,
+    SERIALIZER_KEY,
+    TICK_HEADER,
+    UNNAMED_KEY,
+    call_in_queue,
+    call_of,
+    header_of,
+    mint_nonce,
+)
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker.origin import find_origin
+from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
+from celery_singleton_lock.worker.shared_memory import SharedMemory
+
+__all__ = ["SingletonRequest", "SingletonRequestMixin", "mixed_request"]
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# The parent serves all of its children; it doesn't wait for a silent store longer than this.
+_PARENT_TIMEOUT: Final = 1.0
+# Celery kills with TERM, 0.1 s, KILL.
+_DYING_SECONDS: Final = 1.0
+# Celery makes attributes of the body's request of all headers of a message, whoever sent it.
+_OURS: Final = "singleton_"
+# Headers that are Celery's; all others are the message's own.
+_CELERYS: Final = frozenset(vars(Context)) | {
+    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
+}
+_NOT_TO_HIDE: Final = frozenset(
+    ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
+)
+
+
+class SingletonRequestMixin:
+    """For ``Task.Request``: put before the request class the task has otherwise.
+
+    The names of the arguments are Celery's: it calls some by keyword.
+    """
+
+    # Celery's, set by the class that this one is put before.
+    app: Celery
+    _already_cancelled: bool
+    _already_revoked: bool
+    content_type: str | None
+    id: str
+    task: Any
+    worker_pid: int | None
+    _request_dict: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # a Request's: see mixed_request
+        self._sift()
+        self._request_dict[NONCE_KEY] = mint_nonce()
+        # Celery tells the body everything about its message but this.
+        self._request_dict[SERIALIZER_KEY] = registry.type_to_name.get(self.content_type)
+        self._note_origin()
+        if "singleton" in (self._request_dict.get("properties") or {}):
+            _warn_of_unread_options(self.task.name)
+
+    def _sift(self) -> None:
+        """Take out the headers that would pass for what this process, or Celery, says of the body.
+
+        That it has begun already, so that it ran without a lease; that no message carries it. And
+        those that hide a method: a message that can't be copied can't be put back.
+
+        The body's ``request.headers`` has none of our headers: users copy it to other messages. If
+        the message has a header ``headers`` (agents write one), Celery takes that for all headers;
+        the others are added here. It may be a copy of all headers: Celery's own are left out,
+        because a copy of the message would be sent with their old values (``eta`` is one).
+        """
+        message = self._request_dict
+        header, nested = header_of(message, str(self.id)), message.get("headers")
+        own = {name: message[name] for name in message.keys() - _CELERYS}
+        if isinstance(nested, Mapping):
+            own.update((name, nested[name]) for name in nested.keys() - _CELERYS)
+        for name in [name for name in own if name.startswith(_OURS) and name != TICK_HEADER]:
+            del own[name]
+            message.pop(name, None)
+        for name in _NOT_TO_HIDE.intersection(message):
+            del message[name]
+        message["headers"] = own
+        if header:
+            message[HEADER] = header
+
+    def _note_origin(self) -> None:
+        """Note which queue a message came from, unless it was sent to a queue by name.
+
+        A message that was routed to several queues is a separate call in each, and each has to run:
+        they are not deliveries of one message. Their common claim ends with the first arrival.
+        """
+        info = self._request_dict.get("delivery_info") or {}
+        exchange, routing_key = info.get("exchange"), info.get("routing_key")
+        if not exchange:
+            return
+        origin = find_origin(self.app, exchange, routing_key or "")
+        if origin is None:
+            return
+        self._request_dict[QUEUE_KEY] = origin.queue
+        if not origin.is_shared:
+            return
+        self._settle_claim(comes_back=False)
+        header = dict(self._header())
+        if not header:
+            self._request_dict[UNNAMED_KEY] = True
+        header.pop("claim", None)
+        header |= {"id": str(self.id), "call": call_in_queue(call_of(header), origin.queue)}
+        self._request_dict[HEADER] = header
+
+    def revoked(self) -> bool:
+        """Celery's; a message that is discarded here frees its claim."""
+        discarded = bool(super().revoked())  # type: ignore[misc]
+        if discarded:
+            self._settle_claim(comes_back=False)
+        return discarded
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        try:
+            super().on_timeout(soft, timeout)  # type: ignore[misc]
+        finally:
+            # Afterwards, for billiard kills the child when this returns, and not before: meanwhile
+            # Celery stores the result and calls the user's on_failure, and the body runs on.
+            if not soft:
+                self._settle_leases(Kind.DYING, self._comes_back(TimeLimitExceeded()))
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        exc = getattr(exc_info.exception, "exc", exc_info.exception)  # ExceptionWithTraceback
+        if isinstance(exc, (WorkerLostError, Terminated, SystemExit)):
+            if self._child_is_dead():
+                self._settle_leases(None, self._comes_back(exc))
+            elif self.task.acks_late:
+                # What SystemExit ended has settled its lease, and could not know what Celery does
+                # with the message. A body that runs on keeps its claim.
+                self._settle_claim(self._comes_back(exc))
+        super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
+
+    def _child_is_dead(self) -> bool:
+        # billiard 4.3 reports an exit slightly before the process is gone: then the ttl frees the
+        # key, for an announcement is no proof.
+        return self.worker_pid is not None and not _alive(self.worker_pid)
+
+    def _comes_back(self, exc: BaseException) -> bool:
+        """Whether Celery requeues the message of the child that ``exc`` ended."""
+        if isinstance(exc, TimeLimitExceeded):
+            # Since Celery 5.7, which has a flag for timeouts alone.
+            return bool(self.task.acks_late and not getattr(self.task, "acks_on_timeout", True))
+        if self._already_revoked:
+            return False
+        if self._already_cancelled:  # by a cold shutdown, or for a lost connection to the broker
+            return bool(self.task.acks_late)
+        # A SystemExit is announced before the end, and counts as a lost worker too.
+        if not isinstance(exc, (WorkerLostError, SystemExit)):
+            return False
+        # Since Celery 5.7, which publishes a retry then; before, it is an attribute like any other.
+        if hasattr(Task, "retry_on_worker_lost") and self.task.retry_on_worker_lost:
+            retries, most = self._request_dict.get("retries") or 0, self.task.max_retries
+            return most is None or retries < most
+        return bool(self.task.acks_late and self.task.reject_on_worker_lost)
+
+    def _settle_leases(self, become: Kind | None, comes_back: bool = False) -> None:
+        """Free what the child held, or mark it as dying; by token, so nobody else's is touched."""
+        record = SharedMemory.current
+        if record is None or self.worker_pid is None or self.worker_pid == os.getpid():
+            return
+        store = Runtime.of(self.app).store
+        held_by_child = record.of_dead(self.worker_pid)
+        has_claim = False
+        for held in held_by_child:
+            token = Token.parse(held.token)
+            # An earlier message's stands here until the store has confirmed its release. Its claim
+            # is not this message's, and was settled with it.
+            own_claim = bool(held.claim) and token.task_id == str(self.id)
+            has_claim = has_claim or own_claim
+            call = Release(
+                keys=held.keys,
+                token=token,
+                become=become,
+                become_ttl=_DYING_SECONDS if become else 0.0,
+                claim=self._claim_after(become, comes_back, held.claim) if own_claim else None,
+            )
+            fate = "is being killed" if become else "died"
+            what = f"pid {self.worker_pid} {fate} holding {held.keys[0]}"
+            _ask(store, what, held.ttl, partial(_release, call=call, what=what))
+        if become is None:
+            record.settle(self.worker_pid)
+            if not has_claim:
+                self._settle_claim(comes_back)  # it died before it asked, or after its release
+
+    def _settle_claim(self, comes_back: bool) -> None:
+        """Change the claim of a message that no body runs."""
+        change = self._claim_after(None, comes_back)
+        if change is None:
+            return
+        runtime = Runtime.of(self.app)
+        token = Token(str(self.id), 0, 0, "-", call_of(self._header()))
+        _ask(
+            runtime.store,
+            f"{self.task.name}[{self.id}] has ended with the claim {change.key}",
+            change.ttl or self.task.singleton_policy().unique_for,
+            lambda store: store.settle_claim(token, change, timeout=_PARENT_TIMEOUT),
+        )
+
+    def _claim_after(
+        self, become: Kind | None, comes_back: bool, key: str = ""
+    ) -> ClaimChange | None:
+        """What becomes of this message's claim, with its child dead or (``become``) dying.
+
+        Args:
+            become: As of :meth:`_settle_leases`.
+            comes_back: Whether the message is requeued.
+            key: The claim's, where the message doesn't tell: its publisher knew of none.
+        """
+        policy = self.task.singleton_policy()
+        claim = Claim.from_header(self._header().get("claim"), Runtime.of(self.app).keyspace)
+        if claim is None and key and policy.unique:
+            claim = Claim(key=key, unique=policy.unique, unique_for=policy.unique_for)
+        if claim is None:
+            return None
+        if become is not None and not comes_back:
+            # As long as the body may run. A call that is published now would meet its lease.
+            return claim.granted(_DYING_SECONDS)
+        return claim.queued() if comes_back else claim.freed()
+
+    def _header(self) -> Mapping[str, Any]:
+        return header_of(self._request_dict, str(self.id))
+
+
+def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) -> None:
+    """Carry out ``ask``, or leave it to the parent heartbeat if the store does not answer; never
+    raises.
+
+    If the store does not answer, the parent waits for it once, not for every lease of every dead
+    child.
+
+    Args:
+        store: The one of this thread.
+        what: Text for the log.
+        ttl: Seconds until the lease or claim expires in the store.
+        ask: Sends the request to the store that it is given.
+    """
+    heartbeat = ParentHeartbeat.running
+    if heartbeat is not None and heartbeat.has_left:
+        if not heartbeat.leave(ask, ttl):
+            why = "too many others wait for the store"
+            logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, why)
+        return
+    try:
+        ask(store)
+    except StoreError as exc:
+        if heartbeat is not None and isinstance(exc, StoreUnavailable):
+            logger.warning("singleton: %s: freed when the store answers again (%s)", what, exc)
+            heartbeat.leave(ask, ttl)
+        else:
+            logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, exc)
+
+
+def _release(store: Store, *, call: Release, what: str) -> None:
+    """Carry out ``call``; again if an idle connection, which may have been dropped, got no reply.
+
+    The parent's connection is idle between the deaths of two children.
+    """
+    try:
+        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+    except StoreUnavailable as exc:
+        if not exc.was_idle:
+            raise
+        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+    logger.info("singleton: %s: %s", what, reply)
+
+
+@cache
+def _warn_of_unread_options(task: str) -> None:
+    """Once per task: Celery has made a property of the message of ``singleton``."""
+    logger.warning(
+        "singleton: a call of %s came with singleton={...} that nobody read, so it has no claim. "
+        "Its publisher doesn't know the task: let a plain `celery beat` import it, start beat with "
+        "--scheduler singleton, or use claim_and_send() in place of send_task()",
+        task,
+    )
+
+
+class SingletonRequest(SingletonRequestMixin, Request):  # type: ignore[misc]
+    """What ``SingletonTask.Request`` names."""
+
+
+def mixed_request(base: Any) -> type:
+    """``base`` (a Request class or its qualified name) with our part before it."""
+    cls: type = symbol_by_name(base)
+    if issubclass(cls, SingletonRequestMixin):
+        return cls
+    if cls is Request:
+        return SingletonRequest
+    return type(f"Singleton{cls.__name__}", (SingletonRequestMixin, cls), {})
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

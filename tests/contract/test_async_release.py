@@ -1,0 +1,894 @@
+"""Releases that nobody waits for, on a real server: whatever goes wrong, the key is given back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_singleton_lock import hold, singleton_task
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Lease
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.pace import timeout_for
+from celery_singleton_lock.core.store import (
+    Acquire,
+    ClaimChange,
+    Granted,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+    Released,
+    Renewal,
+)
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.redis import connection as connections
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.contract.calls import HOLDER, admit, publish
+from example_project.private_server import PrivateServer, free_port
+from tests.costs.site import open_site
+from tests.harness.deliveries import wait_until
+from tests.harness.processes import ROOT
+
+from .test_redis_interrupted import fault, struck_at_random, thousand_times
+
+__all__ = ["fault"]
+
+TTL = 60.0
+
+
+class Ledger:
+    """What the worker parent would free, should this process die."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+        self.strikes: list[str] = []
+
+    def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None:
+        if token not in self.held:
+            self.held.append(token)
+
+    def share(self, lease: Lease) -> None:
+        return None
+
+    def strike(self, token: str) -> None:
+        self.strikes.append(token)
+        if token in self.held:
+            self.held.remove(token)
+
+
+class Bench:
+    """A worker process's locker on a real server. Its heartbeat turns when a test says so."""
+
+    def __init__(self, url: str, store: RedisStore, raw: redis.Redis, clock: Any = None) -> None:
+        self.url, self.store, self.raw = url, store, raw
+        self.clock = clock or ManualClock()
+        self.events: list[Event] = []
+        # As in most workers: what is released is logged at DEBUG, and no receiver is connected.
+        events = Events([self.events.append], lambda name: name is not EventName.RELEASED)
+        self.heartbeat = Heartbeat(store, self.clock, events)
+        self.ledger = Ledger()
+        self.locker = Locker(store, self.clock, self.heartbeat, events, self.ledger)
+        # The first one teaches the server the script, and is waited for.
+        self.end(self.begin(new_key()))
+        self.events.clear()
+
+    def begin(self, *slots: str, ttl: float = TTL) -> Lease:
+        call = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=ttl)
+        lease = self.locker.acquire(call)
+        assert isinstance(lease, Lease), lease
+        return lease
+
+    def end(self, lease: Lease, **options: Any) -> None:
+        call = Release(keys=(lease.key,), token=lease.token, **options)
+        self.locker.give_back(lease, call)
+
+    def post(self, lease: Lease) -> None:
+        self.end(lease)
+        assert self.is_owed(lease), "it was waited for"
+
+    def is_owed(self, lease: Lease) -> bool:
+        return str(lease.token) in self.ledger.held
+
+    def turn(self) -> None:
+        """The next turn of the heartbeat."""
+        self.clock.advance(TTL / 3)
+        self.heartbeat.sweep()
+
+    def is_free(self, key: str) -> bool:
+        return self.raw.get(key) is None
+
+    def names(self) -> list[EventName]:
+        return [event.name for event in self.events]
+
+    def cut(self) -> None:
+        """Let the server close the store's connections, of which the store knows nothing yet."""
+        self.raw.client_kill_filter(_type="normal", skipme=True)
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def own_server(request: pytest.FixtureRequest) -> PrivateServer:
+    name = {"redis": "server"}.get(request.param, request.param)
+    server: PrivateServer = request.getfixturevalue(name)
+    return server
+
+
+@pytest.fixture
+def bench(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    # The store would notice that a connection was cut; here it does not.
+    monkeypatch.setattr(connections, "_CHECKED_AFTER", float("inf"))
+    url = own_server.url(db=6)
+    with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
+        yield Bench(url, store, raw)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    wait_until(condition, "what was posted has not come")
+
+
+def asks_for_another(bench: Bench) -> None:
+    """The next task of the process, with a key of its own."""
+    bench.begin(new_key())
+
+
+def turns(bench: Bench) -> None:
+    """There is no next task: the heartbeat's thread looks when its turn comes."""
+    bench.turn()
+
+
+whoever_notices = pytest.mark.parametrize("notices", [asks_for_another, turns])
+
+
+# --- all goes well -------------------------------------------------------------------------------
+
+
+def test_a_release_is_confirmed_by_the_next_command(bench: Bench) -> None:
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    assert lease.lost, "what outlives the body must not take it for one that stands"
+    assert len(bench.heartbeat) == 0
+    until(lambda: bench.is_free(lease.key))
+    asks_for_another(bench)
+    assert not bench.is_owed(lease)
+    assert bench.names() == [EventName.ACQUIRED, EventName.ACQUIRED]
+
+
+def test_where_releases_are_observed_each_is_reported_once_the_store_has_confirmed_it(
+    bench: Bench,
+) -> None:
+    bench.locker._events.hears = lambda name: True
+    lease = bench.begin(new_key())
+    bench.end(lease)
+    assert bench.is_free(lease.key)
+    assert bench.names() == [EventName.ACQUIRED, EventName.RELEASED]
+
+
+def test_the_same_key_is_free_for_the_next_task_of_the_process(bench: Bench) -> None:
+    key = new_key()
+    for _ in range(100):
+        bench.post(bench.begin(key))
+
+
+def test_the_last_one_is_confirmed_by_the_keepers_turn_without_another_command(
+    bench: Bench,
+) -> None:
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    until(lambda: bench.is_free(lease.key))
+    commands = commands_of(bench.raw)
+    bench.clock.advance(TTL / 3 * 0.89)
+    pause = bench.heartbeat.sweep()
+    assert bench.is_owed(lease), "before its turn nobody is in a hurry"
+    assert pause is not None
+    bench.clock.advance(pause)
+    bench.heartbeat.sweep()
+    assert not bench.is_owed(lease)
+    assert commands_of(bench.raw) == commands
+    assert bench.heartbeat.sweep() is None, "nothing is left to look for"
+
+
+def commands_of(raw: redis.Redis) -> int:
+    stats: Any = raw.info("commandstats")
+    return sum(stats[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
+
+
+def test_the_keepers_turn_comes_within_a_third_of_the_ttl_of_the_acquire(bench: Bench) -> None:
+    for ttl in (60.0, 6.0, 600.0):
+        lease = bench.begin(new_key(), ttl=ttl)
+        bench.heartbeat.sweep()
+        bench.post(lease)
+        pause = bench.heartbeat.sweep()
+        assert pause is not None
+        assert pause <= ttl / 3
+        bench.clock.advance(pause)
+        bench.heartbeat.sweep()
+        assert not bench.is_owed(lease)
+
+
+def test_who_held_it_for_long_waits_for_the_reply(bench: Bench) -> None:
+    lease = bench.begin(new_key())
+    bench.clock.advance(1.5)
+    bench.cut()
+    bench.end(lease)
+    assert bench.is_free(lease.key), "a connection that idled for long may be broken"
+    assert not bench.is_owed(lease)
+
+
+def test_who_has_lost_the_lease_waits_for_the_reply(bench: Bench) -> None:
+    lease = bench.begin(new_key(), ttl=0.5)
+    bench.clock.advance(0.6)
+    bench.end(lease)
+    assert not bench.is_owed(lease)
+
+
+def test_a_release_that_somebody_needs_is_waited_for(bench: Bench) -> None:
+    lease = bench.begin(new_key())
+    bench.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+
+
+def test_a_connection_never_owes_more_than_one_reply(bench: Bench) -> None:
+    leases = [bench.begin(new_key()) for _ in range(5)]
+    for lease in leases:
+        bench.end(lease)
+    assert sum(bench.is_owed(lease) for lease in leases) <= 1
+
+
+# --- the lease was lost --------------------------------------------------------------------------
+
+
+def losses(bench: Bench) -> list[str]:
+    return [str(event.data["reason"]) for event in bench.events if event.name is EventName.LOST]
+
+
+def flushed(bench: Bench, lease: Lease) -> None:
+    bench.raw.delete(lease.key)
+
+
+def replaced(bench: Bench, lease: Lease) -> None:
+    bench.raw.delete(lease.key)
+    with closing(RedisStore(bench.url)) as other:
+        assert isinstance(ask(other, lease.key, new_token()), Granted)
+
+
+def freed(bench: Bench, lease: Lease) -> None:
+    assert bench.store.free(lease.key, str(lease.token))
+
+
+however_lost = pytest.mark.parametrize(
+    ("lose", "reason"), [(flushed, "gone"), (replaced, "replaced"), (freed, "gone")]
+)
+
+
+@whoever_notices
+@however_lost
+def test_a_loss_that_a_posted_release_meets_is_reported_once(
+    bench: Bench,
+    lose: Callable[[Bench, Lease], None],
+    reason: str,
+    notices: Callable[[Bench], None],
+) -> None:
+    lease = bench.begin(new_key())
+    lose(bench, lease)
+    bench.post(lease)
+    notices(bench)
+    bench.turn()
+    assert losses(bench) == [reason]
+    assert lease.loss is not None
+    assert lease.loss.reason == reason
+    assert EventName.RELEASE_FAILED not in bench.names()
+
+
+@however_lost
+def test_a_loss_is_reported_where_no_connection_could_take_the_release(
+    bench: Bench, lose: Callable[[Bench, Lease], None], reason: str
+) -> None:
+    lease = bench.begin(new_key())
+    lose(bench, lease)
+    bench.store._connections.close()
+    bench.end(lease)
+    assert not bench.is_owed(lease), "it was not waited for"
+    assert losses(bench) == [reason]
+
+
+@pytest.mark.parametrize("age", [0.5, 1.5])
+def test_a_release_is_not_sent_on_a_connection_that_the_server_has_closed(
+    bench: Bench, age: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
+    lease = bench.begin(new_key())
+    bench.raw.flushall()
+    bench.cut()
+    with closing(RedisStore(bench.url)) as other:
+        ask(other, new_key(), new_token())  # the shard has a fence counter again
+    bench.clock.advance(age)
+    bench.end(lease)
+    assert losses(bench) == ["gone"], "it was sent once, so its reply leaves no doubt"
+
+
+def test_a_loss_before_a_connection_broke_is_reported(bench: Bench) -> None:
+    lease = bench.begin(new_key())
+    replaced(bench, lease)
+    bench.cut()
+    bench.post(lease)
+    asks_for_another(bench)
+    assert losses(bench) == ["replaced"], "the present holder began before the release"
+
+
+def test_a_lease_that_the_store_has_forgotten_was_lost_whatever_became_of_the_connection(
+    bench: Bench,
+) -> None:
+    lease = bench.begin(new_key())
+    bench.raw.flushall()
+    bench.cut()
+    bench.post(lease)
+    bench.turn()
+    assert losses(bench) == ["gone"]
+
+
+def unheard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next release be carried out, and its reply get lost with its connection."""
+    evalsha = bench.store._connections.post
+
+    def post(command: Any, timeout: float, posted: Any) -> bool:
+        bench.raw.execute_command(*command)
+        bench.cut()
+        return bool(evalsha(command, timeout, posted))
+
+    monkeypatch.setattr(bench.store._connections, "post", post)
+
+
+@whoever_notices
+def test_a_release_that_was_merely_sent_twice_is_no_loss(
+    bench: Bench, notices: Callable[[Bench], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(bench, monkeypatch)
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    notices(bench)
+    assert losses(bench) == []
+    failures = [event for event in bench.events if event.name is EventName.RELEASE_FAILED]
+    assert len(failures) == 1
+    assert "does not say which" in str(failures[0].data["error"])
+
+
+@pytest.mark.parametrize("then", ["closes", "breaks", "grows too old"])
+def test_a_reply_that_arrived_before_its_connection_ended_counts(
+    bench: Bench, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    until(lambda: bench.is_free(lease.key))  # the reply is on its way, or in the socket
+    if then == "closes":
+        bench.cut()
+        bench.store._connections.close()
+    elif then == "breaks":
+        # The next command meets the end of the stream behind that reply.
+        bench.raw.flushall()
+        bench.cut()
+        with closing(RedisStore(bench.url)) as other:
+            ask(other, new_key(), new_token())
+        with suppress(StoreUnavailable):
+            bench.store.mark(
+                new_key(), new_token(), MarkerState.WAITING, 1, 60.0, timeout=timeout_for(TTL)
+            )
+    else:
+        monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
+        monkeypatch.setattr(connections, "MAX_IDLE", 0.0)
+        bench.begin(new_key())
+    bench.turn()
+    assert not bench.is_owed(lease)
+    assert {*bench.names()} == {EventName.ACQUIRED}
+
+
+def test_a_release_that_an_acquire_made_again_in_vain_leaves_a_doubt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, bool]] = []
+    lease = bench.begin(new_key())
+    call = Release(keys=(lease.key,), token=lease.token)
+    posted = bench.store._posted.begin(call, TIMEOUT, lambda *outcome: told.append(outcome))
+
+    def carried_out_unheard(call: Release, timeout: float) -> Any:
+        raise StoreUnavailable("its reply was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store._posted, "_release", carried_out_unheard)
+        with pytest.raises(StoreUnavailable):
+            bench.store._posted.make_again(posted)
+    posted.hear(b"not_ours")
+    bench.store._posted.repeat()
+    assert told == [(Released.NOT_OURS, True)]
+
+
+def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_since(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(bench, monkeypatch)
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    with closing(RedisStore(bench.url)) as other:
+        assert isinstance(ask(other, lease.key, new_token()), Granted)
+    bench.turn()
+    assert losses(bench) == []
+
+
+@pytest.mark.parametrize("kind", [Kind.COOLING, Kind.RESERVED])
+def test_what_a_release_sent_twice_has_made_of_the_key_says_that_it_was_carried_out(
+    bench: Bench, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(bench, monkeypatch)
+    lease = bench.begin(new_key())
+    following = lease.token.next_attempt() if kind is Kind.RESERVED else None
+    bench.end(lease, become=kind, become_ttl=60.0, next_token=following)
+    bench.turn()
+    assert losses(bench) == []
+    assert EventName.RELEASE_FAILED not in bench.names()
+
+
+# --- the connection breaks -----------------------------------------------------------------------
+
+
+@whoever_notices
+def test_a_release_that_was_lost_with_its_connection_is_made_again(
+    bench: Bench, notices: Callable[[Bench], None]
+) -> None:
+    lease = bench.begin(new_key())
+    bench.cut()
+    bench.post(lease)
+    assert not bench.is_free(lease.key)
+    notices(bench)
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+    assert EventName.RELEASE_FAILED not in bench.names()
+
+
+def test_what_strikes_while_a_lost_release_is_made_again_leaves_it_to_the_next_call(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = bench.begin(new_key())
+    bench.cut()
+    bench.post(lease)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store._posted, "_release", terminated)
+        with pytest.raises(SystemExit):
+            asks_for_another(bench)
+    asks_for_another(bench)
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+
+
+def terminated(*args: Any) -> Any:
+    raise SystemExit
+
+
+def test_the_next_task_of_the_same_key_never_meets_a_release_that_was_lost(bench: Bench) -> None:
+    lease = bench.begin(new_key())
+    bench.cut()
+    bench.post(lease)
+    bench.begin(lease.key)
+
+
+def test_who_asks_on_another_connection_does_not_overtake_a_release(bench: Bench) -> None:
+    bench.begin(new_key(), ttl=2.0)  # another ttl, and so another connection
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    put_back(bench, lease)
+    bench.begin(lease.key, ttl=2.0)
+
+
+def test_who_asks_for_several_slots_overtakes_the_release_of_none(bench: Bench) -> None:
+    bench.begin(new_key(), ttl=2.0)  # another ttl, and so another connection
+    slots = Keyspace.slots(new_key(), 3)
+    with closing(RedisStore(bench.url)) as other:
+        # A refusal names who has the first slot.
+        assert isinstance(ask(other, slots[0], new_token()), Granted)
+        assert isinstance(ask(other, slots[1], new_token()), Granted)
+    lease = bench.begin(*slots)
+    assert lease.key == slots[2]
+    bench.post(lease)
+    put_back(bench, lease)
+    assert bench.begin(*slots, ttl=2.0).key == slots[2]
+
+
+def test_who_is_refused_all_slots_is_refused_beside_a_release_that_arrived(bench: Bench) -> None:
+    slots = Keyspace.slots(new_key(), 2)
+    lease = bench.begin(*slots)
+    bench.post(lease)
+    until(lambda: bench.is_free(lease.key))
+    with closing(RedisStore(bench.url)) as other:
+        for slot in slots:
+            assert isinstance(ask(other, slot, new_token()), Granted)
+    call = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=TTL)
+    assert isinstance(bench.locker.acquire(call), Refused)
+
+
+def put_back(bench: Bench, lease: Lease) -> None:
+    """As if the server had not read the release yet."""
+    until(lambda: bench.is_free(lease.key))
+    bench.raw.set(lease.key, f"l {lease.token} 1 {HOLDER.to_json()}", px=60_000)
+
+
+def test_who_publishes_on_another_connection_does_not_overtake_a_release(bench: Bench) -> None:
+    key = new_key()
+    claim, token = Keyspace.claim("app.sync", key), new_token()
+    publish(bench.store, claim, token)
+    call = Acquire(slots=(key,), token=token, holder=HOLDER, ttl=TTL)
+    lease = bench.locker.acquire(call)
+    assert isinstance(lease, Lease)
+    value = bench.raw.get(claim)
+    bench.end(lease, claim=ClaimChange(key=claim, phase=None))
+    assert bench.is_owed(lease), "it was waited for"
+    until(lambda: bench.is_free(claim))
+    bench.raw.set(claim, value, px=60_000)
+    assert admit(bench.store, claim, new_token()) is None
+
+
+def test_anothers_lease_is_no_overtaken_release(bench: Bench) -> None:
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    until(lambda: bench.is_free(lease.key))
+    with closing(RedisStore(bench.url)) as other:
+        assert isinstance(ask(other, lease.key, new_token()), Granted)
+    call = Acquire(slots=(lease.key,), token=new_token(), holder=HOLDER, ttl=TTL)
+    assert isinstance(bench.locker.acquire(call), Refused)
+
+
+@whoever_notices
+def test_a_release_that_cannot_be_made_again_is_told_once_and_left_to_the_parent(
+    notices: Callable[[Bench], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    with PrivateServer() as server, redis.Redis.from_url(server.url()) as raw:
+        bench = Bench(server.url(), RedisStore(server.url()), raw)
+        lease = bench.begin(new_key())
+        server.kill()
+        bench.post(lease)
+        try:
+            notices(bench)
+        except StoreUnavailable:
+            pass  # to the next task the store is away, too
+        turns(bench)
+        failures = [e for e in bench.events if e.name is EventName.RELEASE_FAILED]
+        assert [(e.key, e.data["frees_in"]) for e in failures] == [(lease.key, TTL)]
+        assert bench.is_owed(lease)
+        assert bench.heartbeat.sweep() is None
+
+
+# --- the server refuses --------------------------------------------------------------------------
+
+
+@whoever_notices
+def test_a_release_whose_script_was_forgotten_is_made_again(
+    bench: Bench, notices: Callable[[Bench], None]
+) -> None:
+    lease = bench.begin(new_key())
+    bench.raw.script_flush()
+    bench.post(lease)
+    notices(bench)
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+
+
+def test_the_next_task_of_the_same_key_never_meets_a_script_that_was_forgotten(
+    bench: Bench,
+) -> None:
+    lease = bench.begin(new_key())
+    bench.raw.script_flush()
+    bench.post(lease)
+    with closing(RedisStore(bench.url)) as other:
+        # Another process teaches the server to acquire, but not to release.
+        assert isinstance(ask(other, new_key(), new_token()), Granted)
+    bench.begin(lease.key)
+
+
+def test_after_a_flush_the_next_release_is_waited_for(bench: Bench) -> None:
+    bench.raw.script_flush()
+    lease = bench.begin(new_key())
+    bench.end(lease)
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+
+
+@pytest.fixture
+def replica(bench: Bench) -> Iterator[Callable[[bool], None]]:
+    """Makes the server a replica, of nobody, or a master again."""
+
+    def make(is_replica: bool) -> None:
+        bench.raw.replicaof(*(("127.0.0.1", free_port()) if is_replica else ("NO", "ONE")))
+
+    yield make
+    make(False)
+
+
+def test_a_release_that_a_replica_refused_is_told_to_have_failed(
+    bench: Bench, replica: Callable[[bool], None]
+) -> None:
+    lease = bench.begin(new_key())
+    replica(True)
+    bench.post(lease)
+    with pytest.raises(StoreUnavailable, match="replica"):
+        asks_for_another(bench)
+    bench.turn()
+    assert bench.names().count(EventName.RELEASE_FAILED) == 1
+    assert bench.is_owed(lease)
+
+
+def test_a_release_that_a_replica_refused_is_made_again_on_the_new_master(
+    bench: Bench, replica: Callable[[bool], None]
+) -> None:
+    lease = bench.begin(new_key())
+    replica(True)
+    bench.post(lease)
+    replica(False)
+    bench.turn()
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+
+
+def test_a_keeper_that_turns_before_the_release_is_sent_asks_for_it_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The turn of a short ttl may come while the body's thread is between letting go and sending.
+    post = bench.store.post
+
+    def after_a_turn(*args: Any, **options: Any) -> bool:
+        bench.heartbeat.sweep()
+        bench.cut()
+        return post(*args, **options)
+
+    lease = bench.begin(new_key(), ttl=3.0)
+    bench.raw.persist(lease.key)  # no ttl does it instead
+    bench.clock.advance(0.95)
+    monkeypatch.setattr(bench.store, "post", after_a_turn)
+    bench.post(lease)
+    assert not bench.is_free(lease.key)
+    assert bench.heartbeat._alarm.acquire(timeout=0), "it may sleep for ever"
+    bench.heartbeat.sweep()
+    assert bench.is_free(lease.key)
+    assert not bench.is_owed(lease)
+    assert bench.heartbeat.sweep() is None
+
+
+# --- the heartbeat's own thread -------------------------------------------------------------------
+
+
+def test_an_idle_process_makes_a_lost_release_again_by_itself(own_server: PrivateServer) -> None:
+    url = own_server.url(db=7)
+    with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
+        bench = Bench(url, store, raw, SystemClock())
+        lease = bench.begin(new_key(), ttl=3.0)
+        raw.persist(lease.key)  # no ttl does it instead
+        bench.cut()
+        bench.end(lease)
+        until(lambda: bench.is_free(lease.key))
+        until(lambda: not bench.is_owed(lease))
+        bench.heartbeat.close()
+
+
+def test_a_keeper_that_may_not_read_the_bodies_sockets_makes_it_again_and_it_is_told_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As under gevent, where a socket is read in the thread of its hub alone.
+    monkeypatch.setattr(native, "socket_owner", native.get_ident)
+    bench.end(bench.begin(new_key()))
+    lease = bench.begin(new_key())
+    bench.post(lease)
+    heartbeat = threading.Thread(target=bench.turn)
+    heartbeat.start()
+    heartbeat.join()
+    assert not bench.is_owed(lease)
+    asks_for_another(bench)
+    assert bench.ledger.strikes.count(str(lease.token)) == 1
+
+
+def test_threads_never_meet_their_own_releases_and_every_one_is_confirmed(
+    own_server: PrivateServer,
+) -> None:
+    url = own_server.url(db=7)
+    with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
+        bench = Bench(url, store, raw, SystemClock())
+        failures: list[BaseException] = []
+
+        def tasks(number: int) -> None:
+            key = new_key()
+            try:
+                for _ in range(50):
+                    bench.end(bench.begin(key, ttl=(60.0, 3.0)[number % 2]))
+            except BaseException as exc:
+                failures.append(exc)
+
+        threads = [threading.Thread(target=tasks, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        store.collect(timeout=TIMEOUT)
+        assert bench.ledger.held == []
+        assert raw.keys("*}:contract:*") == []
+        bench.heartbeat.close()
+
+
+# --- exceptions thrown into the thread -----------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_interrupted_release_gives_its_reply_to_nobody_else(
+    bench: Bench, fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Release] = []
+    begin = bench.store._posted.begin
+
+    def noting(call: Release, timeout: float, heard: Any) -> Any:
+        posted = begin(call, timeout, heard)
+        begun.append(call)
+        return posted
+
+    monkeypatch.setattr(bench.store._posted, "begin", noting)
+    held = new_key()
+    holder = new_token()
+    ask(bench.store, held, holder)
+
+    def once(fresh: bool) -> None:
+        if fresh:
+            bench.store.close()
+        lease = bench.begin(new_key())
+        begun.clear()
+        try:
+            with struck_at_random(0.0004):
+                bench.end(lease)
+        finally:
+            assert len(bench.heartbeat) == 0 or not lease.released, "it would be renewed for ever"
+            bench.heartbeat.discard(lease)
+            # Each of these has an answer that none of the others has.
+            refused = ask(bench.store, held, new_token())
+            assert isinstance(refused, Refused)
+            assert refused.relation is Relation.OTHER
+            leases = [lease_of(held, holder), lease_of(held, new_token())]
+            assert bench.store.renew(leases, timeout=TIMEOUT) == [
+                Renewal.RENEWED,
+                Renewal.REPLACED,
+            ]
+            bench.turn()
+            if begun:
+                assert bench.is_free(lease.key), "it was about to be sent, and nobody made it again"
+            bench.raw.delete(lease.key)
+
+    thousand_times(fault, once)
+
+
+# --- processes that end, and that fork -----------------------------------------------------------
+
+PROCESS = """
+import os, signal, sys
+from celery import Celery
+from celery_singleton_lock.core.lease import Holder, Lease
+from celery_singleton_lock.core.store import Acquire, Refused, Release
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.testing.contract import new_token
+
+app = Celery("p", broker="memory://")
+app.conf.singleton_lock_url = sys.argv[1]
+
+def begin(name):
+    runtime = Runtime.of(app)
+    key = runtime.keyspace.lock("process", name)
+    token = new_token()
+    return runtime.locker.acquire(Acquire(slots=(key,), token=token, holder=Holder(), ttl=600))
+
+def end(lease):
+    Runtime.of(app).locker.give_back(lease, Release(keys=(lease.key,), token=lease.token))
+
+def owes():
+    return len(Runtime.of(app).store._posted.open())
+
+end(begin("first"))
+lease = begin("last")
+end(lease)
+assert owes() == 1, "it was waited for"
+"""
+
+
+def run(url: str, then: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROCESS + textwrap.dedent(then), url],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [
+        ("sys.exit(0)", 0),
+        ("os._exit(0)", 0),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_a_release_that_was_sent_needs_its_process_no_more(
+    server: PrivateServer, then: str, status: int
+) -> None:
+    url = server.url(db=8)
+    assert run(url, then).returncode == status
+    with redis.Redis.from_url(url) as raw:
+        until(lambda: raw.keys("*}:process:*") == [])
+
+
+@pytest.mark.slow
+def test_a_fork_never_reads_what_its_parents_connection_owes(server: PrivateServer) -> None:
+    then = """
+    held = begin("held")
+    end(begin("last"))
+    assert owes() == 1
+    pid = os.fork()
+    if not pid:
+        reply = begin("held")
+        os._exit(0 if isinstance(reply, Refused) and not owes() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert owes() == 1, "the child has read it"
+    assert isinstance(begin("held"), Refused)
+    assert owes() == 0
+    """
+    assert run(server.url(db=9), then).returncode == 0
+
+
+def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) -> None:
+    app = Celery("ends", broker="memory://")
+    app.conf.singleton_lock_url = server.url(db=10)
+
+    @singleton_task(app=app, key="{name}")
+    def brief(name: str) -> str:
+        return name
+
+    @singleton_task(app=app, key="{name}")
+    def leaving(name: str) -> None:
+        raise SystemExit
+
+    with closing(Runtime.of(app)) as runtime, redis.Redis.from_url(server.url(db=10)) as raw:
+        store = runtime.store
+        assert isinstance(store, RedisStore)
+        assert brief.apply(("first",)).get() == "first"
+        assert brief.apply(("second",)).get() == "second"
+        assert len(store._posted.open()) == 1
+        with hold("third", scope="ends", app=app):
+            assert not store._posted.open()
+        assert not store._posted.open(), "who leaves a block expects it to be free"
+        with pytest.raises(SystemExit):
+            leaving.apply(("fourth",))
+        assert not store._posted.open(), "a process that may be about to end waits"
+        assert raw.keys("*fourth*") == []
+
+
+def test_the_marker_of_a_task_that_is_acknowledged_late_is_waited_for(redis_url: str) -> None:
+    with open_site(redis_url) as site:
+        posted = site.runtime.store._posted  # type: ignore[attr-defined]
+        site.collect()
+        site.run(site.late)
+        assert posted.open() == []
+        site.run(site.ours)
+        assert len(posted.open()) == 1, "an early acknowledged one's release is not"

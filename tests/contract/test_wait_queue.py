@@ -1,0 +1,589 @@
+"""Waiting for a key: who waited longest is called at the release, and no call is relied on."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_singleton_lock import LockConflict, hold
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.store import Granted, Refused, Relation, Released, Renewal
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.redis.resp import pack
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.task import waiter as module
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.contract.calls import give, take
+from example_project.private_server import PrivateServer
+from tests.integration.stage import PATIENCE, wait_until
+
+SCOPE = "line"
+# What docs/options.md lists: without what calls those who wait, and with it.
+LOCKING = ("~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
+           "+pttl", "+pexpire", "+time")  # fmt: skip
+CALLING = ("+blpop", "+rpush", "+zadd", "+zcount", "+zrem")
+
+
+class Desk:
+    """A key, those who wait for it in threads of their own, and who has had it."""
+
+    def __init__(self, url: str, raws: list[redis.Redis]) -> None:
+        self.app = Celery(f"line-{uuid4().hex[:8]}", broker="memory://", set_as_current=False)
+        self.app.conf.singleton_lock_url = url
+        self.runtime = Runtime.of(self.app)
+        self.name = uuid4().hex[:12]
+        self.key = self.runtime.keyspace.lock(SCOPE, self.name)
+        self.line = Keyspace.line(self.key)
+        self.had: list[str] = []
+        self._raws = raws
+        self._threads = ThreadPoolExecutor(32)
+
+    def hold(self, wait: float = 20 * PATIENCE) -> Any:
+        return hold(self.name, scope=SCOPE, wait=wait, ttl=20 * PATIENCE, app=self.app)
+
+    def queue(self, who: str = "") -> Future[None]:
+        """One more that waits, blocked when this returns."""
+        before = self.blocked()
+        waiting = self._threads.submit(self.take_turn, who)
+        wait_until(lambda: self.blocked() > before or waiting.done(), f"{who} is blocked")
+        return waiting
+
+    def take_turn(self, who: str) -> None:
+        with self.hold():
+            self.had.append(who)
+
+    def blocked(self) -> int:
+        return sum(raw.info("clients")["blocked_clients"] for raw in self._raws)
+
+    def left(self) -> list[str]:
+        """What is in the store of this key; no marker, for nobody runs a task."""
+        found = [key for raw in self._raws for key in raw.scan_iter("csl:*")]
+        return [key.decode() for key in found if self.name in key.decode()]
+
+    def close(self) -> None:
+        for raw in self._raws:  # who waits still, where a test has failed, looks then
+            for client in raw.client_list() if self.blocked() else ():
+                if client["cmd"] == "blpop":
+                    raw.client_kill_filter(_id=client["id"])
+        self._threads.shutdown()
+        self.runtime.close()
+
+
+@contextmanager
+def desk_at(url: str, *ports: int) -> Iterator[Desk]:
+    raws = [redis.Redis(port=port) for port in ports]
+    desk = Desk(url, raws)
+    try:
+        yield desk
+    finally:
+        desk.close()
+        for raw in raws:
+            raw.close()
+
+
+@pytest.fixture
+def desk(server: PrivateServer) -> Iterator[Desk]:
+    with desk_at(server.url(), server.port) as found:
+        yield found
+
+
+@pytest.fixture(params=["redis", "valkey", "sentinel", "cluster"])
+def any_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    if request.param == "sentinel":
+        sentinels = request.getfixturevalue("sentinels")
+        where = (sentinels.url, *(server.port for server in sentinels.servers))
+    elif request.param == "cluster":
+        cluster = request.getfixturevalue("cluster")
+        where = (cluster.url, *(node.port for node in cluster.nodes))
+    else:
+        server = request.getfixturevalue("server" if request.param == "redis" else "valkey")
+        where = (server.url(), server.port)
+    with desk_at(*where) as found:
+        yield found
+
+
+@pytest.fixture
+def only_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks by themselves within a test: who gets the key was called."""
+    monkeypatch.setattr(module, "_LONGEST_POLL", 20 * PATIENCE)
+    monkeypatch.setattr(module, "_COUNTED", 60 * PATIENCE)
+
+
+# Being called.
+
+
+@pytest.mark.usefixtures("only_called")
+def test_who_waits_is_called_by_the_release(any_desk: Desk) -> None:
+    with any_desk.hold():
+        waiting = any_desk.queue("first")
+        assert any_desk.had == []
+    waiting.result(PATIENCE)
+    assert any_desk.had == ["first"]
+    assert any_desk.left() == []
+
+
+@pytest.mark.usefixtures("only_called")
+def test_who_waits_longest_is_called_first(desk: Desk) -> None:
+    names = [f"waiter-{number}" for number in range(8)]
+    with desk.hold():
+        waiting = [desk.queue(name) for name in names]
+    for one in waiting:
+        one.result(PATIENCE)
+    assert desk.had == names
+    assert desk.left() == []
+
+
+def asked(raw: redis.Redis, *also: str) -> int:
+    """How many scripts clients have run, and other commands that no script runs."""
+    stats = raw.info("commandstats")
+    names = ("eval", "evalsha", *also)
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
+
+
+@pytest.mark.usefixtures("only_called")
+def test_a_turn_costs_four_commands_however_many_wait(desk: Desk, raw: redis.Redis) -> None:
+    with desk.hold():
+        pass  # the scripts are known
+    with desk.hold():
+        before = asked(raw, "blpop")
+        waiting = [desk.queue(str(number)) for number in range(8)]
+    for one in waiting:
+        one.result(PATIENCE)
+    # Of each: refused, blocked, granted, released; and the release of the one that they met.
+    assert asked(raw, "blpop") - before == 4 * len(waiting) + 1
+
+
+def test_who_comes_in_between_does_not_overtake(redis_store: RedisStore, raw: redis.Redis) -> None:
+    def in_time() -> bool:
+        """Whether all this came before the half second was over; then what it saw is asserted."""
+        (key, holder), first = take_new(redis_store), new_token()
+        list_name = f"{Keyspace.line(key)}!"
+        assert in_line(redis_store, key, first)
+        assert give(redis_store, key, holder) is Released.RELEASED
+        late = ask(redis_store, key, new_token())
+        if not (raw.persist(key) and raw.persist(list_name)):
+            return False
+        assert isinstance(late, Refused)
+        assert late.relation is Relation.OTHER
+        [_, turn] = raw.blpop([list_name], 1)
+        for _ in range(2):  # twice, for a reply may be lost
+            granted = ask(redis_store, key, first, line=1.5, turn=turn.decode())
+            assert isinstance(granted, Granted)
+        assert give(redis_store, key, first) is Released.RELEASED
+        assert names_of(raw, key) == []
+        return True
+
+    wait_until(in_time, "this machine did it within half a second")
+
+
+def take_new(store: RedisStore) -> tuple[str, Any]:
+    key = new_key()
+    return key, take(store, key)
+
+
+def in_line(store: RedisStore, key: str, token: Any, seconds: float = PATIENCE) -> bool:
+    reply = ask(store, key, token, line=seconds)
+    return isinstance(reply, Refused) and reply.relation is Relation.OTHER
+
+
+def names_of(raw: redis.Redis, key: str) -> list[bytes]:
+    """The key, its line and its list, as far as they are there."""
+    line = Keyspace.line(key)
+    return [name for name in (key, line, f"{line}!") if raw.exists(name)]
+
+
+def test_a_release_asks_for_nobody_where_nobody_waits(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    def commands(waiter: Any = None) -> set[str]:
+        """What a release has the server do."""
+        key, holder = take_new(redis_store)
+        assert waiter is None or in_line(redis_store, key, waiter)
+        raw.config_resetstat()
+        give(redis_store, key, holder)
+        return {name.removeprefix("cmdstat_") for name in raw.info("commandstats")}
+
+    commands()  # a server that hasn't seen the script yet is taught it
+    assert commands() - {"info", "config|resetstat"} == {"evalsha", "get", "del"}
+    assert {"zcount", "rpush"} <= commands(new_token())
+
+
+def test_the_ttl_of_a_lease_is_left_alone_by_who_waits(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key, holder = take_new(redis_store)
+    before = redis_store.inspect(key)
+    raw.pexpire(key, 500_000)
+    assert in_line(redis_store, key, new_token())
+    assert 400_000 < raw.pttl(key) <= 500_000
+    after = redis_store.inspect(key)
+    assert before is not None
+    assert after is not None
+    assert (after.token, after.fence, after.holder) == (before.token, before.fence, before.holder)
+    lease = lease_of(key, holder)
+    assert redis_store.renew([lease], timeout=TIMEOUT) == [Renewal.RENEWED]
+
+
+@pytest.mark.parametrize("text", ["l 42", "l a|0.0|n 1 x", "q t-1 queued {}", "r t|0.0|n 1 {}"])
+def test_what_is_no_running_lease_is_not_touched_by_who_waits(
+    redis_store: RedisStore, raw: redis.Redis, text: str
+) -> None:
+    key = new_key()
+    raw.set(key, text, px=600_000)
+    for _ in range(2):
+        assert in_line(redis_store, key, new_token())
+    assert raw.get(key) == text.encode()
+
+
+def test_a_key_that_nobody_waits_for_is_free_at_once(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key, holder = take_new(redis_store)
+    waiter = new_token()
+    assert in_line(redis_store, key, waiter)
+    assert not isinstance(ask(redis_store, key, waiter, line=0.0), Granted)  # it gives up
+    assert give(redis_store, key, holder) is Released.RELEASED
+    assert names_of(raw, key) == []
+    take(redis_store, key)
+
+
+def test_a_key_is_kept_for_who_was_called_for_half_a_second_only(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    def in_time() -> bool:
+        key, holder = take_new(redis_store)
+        assert in_line(redis_store, key, new_token())
+        give(redis_store, key, holder)
+        ttls = [raw.pttl(name) for name in (key, f"{Keyspace.line(key)}!")]
+        refused = ask(redis_store, key, new_token())
+        assert all(ttl <= 500 for ttl in ttls)
+        assert -1 not in ttls
+        if isinstance(refused, Granted):
+            return False
+        assert refused.record is not None
+        assert 0 < refused.record.ttl <= 0.5
+        return True
+
+    wait_until(in_time, "this machine did it within half a second")
+
+
+def test_who_waits_is_counted_no_longer_than_it_said(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key, holder = take_new(redis_store)
+    assert in_line(redis_store, key, new_token(), 0.001)
+    wait_until(lambda: not raw.exists(Keyspace.line(key)), "the line is gone")
+    give(redis_store, key, holder)
+    assert names_of(raw, key) == []
+
+
+def test_who_died_is_counted_no_longer_though_others_came_after(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    key, holder = take_new(redis_store)
+    dead, living = new_token(), new_token()
+    assert in_line(redis_store, key, dead, 0.1)
+    assert in_line(redis_store, key, living)
+    [(_, until)] = raw.zrange(Keyspace.line(key), 0, 0, withscores=True)
+
+    def is_over() -> bool:
+        seconds, micros = raw.time()
+        return seconds * 1000 + micros / 1000 > until + 1
+
+    wait_until(is_over, "the dead one's time is over")
+    ask(redis_store, key, living, line=0.0)
+    give(redis_store, key, holder)
+    assert not raw.exists(key)
+
+
+@pytest.mark.usefixtures("only_called")
+def test_who_waits_for_one_of_several_slots_is_called_by_the_first_that_is_free(
+    desk: Desk,
+) -> None:
+    store, slots = desk.runtime.store, Keyspace.slots(desk.key, 3)
+    tokens = [take(store, slots) for _ in slots]
+    first, second = new_token(), new_token()
+    for token in (first, second):
+        assert isinstance(ask(store, slots, token, line=PATIENCE), Refused)
+    places = [
+        store.place(slots[0], token.nonce, timeout=TIMEOUT)  # type: ignore[attr-defined]
+        for token in (first, second)
+    ]
+    for place in places:
+        assert place.wait(0.01) == ""
+    give(store, slots[2], tokens[2])
+    turn = places[0].wait(PATIENCE)
+    assert turn
+    granted = ask(store, slots, first, line=PATIENCE, turn=turn)
+    assert granted == Granted(key=slots[2], fence=None)
+    give(store, slots[0], tokens[0])
+    turn = places[1].wait(PATIENCE)
+    assert turn
+    assert isinstance(ask(store, slots, second, line=PATIENCE, turn=turn), Granted)
+    for place in places:
+        place.leave(counted=False)
+
+
+# What is lost costs a look.
+
+
+def test_a_call_that_is_lost_costs_no_more_than_a_look(desk: Desk, server: PrivateServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as thief:
+        thief.settimeout(PATIENCE)
+        with desk.hold():
+            # Stands in for a host that stopped: it is first in the line, and takes the call along.
+            before = desk.blocked()
+            thief.sendall(pack([("BLPOP", f"{desk.line}!", 0)]))
+            wait_until(lambda: desk.blocked() > before, "the thief is first")
+            waiting = desk.queue("second")
+            desk.had.append("released")
+        assert b"!" in thief.recv(1000)
+    waiting.result(PATIENCE)
+    assert desk.had == ["released", "second"]
+
+
+@pytest.mark.usefixtures("only_called")
+def test_who_died_while_waiting_is_passed_over(desk: Desk, server: PrivateServer) -> None:
+    with desk.hold():
+        before = desk.blocked()
+        with socket.create_connection(("127.0.0.1", server.port)) as dead:
+            dead.sendall(pack([("BLPOP", f"{desk.line}!", 0)]))
+            wait_until(lambda: desk.blocked() > before, "it is first")
+            waiting = desk.queue("second")
+        wait_until(lambda: desk.blocked() == before + 1, "the server knows")
+    waiting.result(PATIENCE)
+    assert desk.had == ["second"]
+
+
+def test_who_waits_survives_the_loss_of_its_connection(desk: Desk, raw: redis.Redis) -> None:
+    with desk.hold():
+        waiting = desk.queue("first")
+        for client in raw.client_list():
+            if client["cmd"] == "blpop":
+                raw.client_kill_filter(_id=client["id"])
+        wait_until(lambda: desk.blocked() == 0, "it is cut")
+        assert not waiting.done()
+    waiting.result(PATIENCE)
+    assert desk.left() == []
+
+
+def test_who_lost_its_connection_stands_in_the_line_again(desk: Desk, raw: redis.Redis) -> None:
+    stop = threading.Event()
+
+    def again_and_again() -> None:
+        while not stop.is_set():
+            desk.take_turn("other")
+
+    with desk.hold():
+        waiting = desk.queue("first")
+        for client in raw.client_list():
+            if client["cmd"] == "blpop":
+                raw.client_kill_filter(_id=client["id"])
+        wait_until(lambda: desk.blocked() == 0, "it is cut")
+        others = [desk._threads.submit(again_and_again) for _ in range(3)]
+        wait_until(lambda: desk.blocked() >= 3, "there is always somebody in the line")
+    try:
+        waiting.result(PATIENCE)  # who only looked would never meet a free key
+    finally:
+        stop.set()
+    for other in others:
+        other.result(PATIENCE)
+
+
+@pytest.mark.usefixtures("only_called")
+def test_the_end_of_a_dead_holders_ttl_is_noticed_without_a_call(desk: Desk) -> None:
+    take(desk.runtime.store, desk.key, ttl=0.3)
+    desk.queue("after it").result(PATIENCE)
+    assert desk.had == ["after it"]
+    assert desk.left() == []
+
+
+def test_a_key_without_an_expiry_is_looked_at_no_more_often(desk: Desk, raw: redis.Redis) -> None:
+    """After somebody's PERSIST: what is left of its ttl is no time to wait for."""
+
+    def waits() -> None:
+        with desk.hold(wait=1):
+            pass
+
+    with desk.hold(), ThreadPoolExecutor(1) as thread:
+        raw.persist(desk.key)
+        before = asked(raw)
+        with pytest.raises(LockConflict):
+            thread.submit(waits).result(PATIENCE)
+        assert asked(raw) - before <= 5
+
+
+# Leaving.
+
+
+class Struck(Exception):
+    """As Celery's SoftTimeLimitExceeded."""
+
+
+class Late(TimeoutError):
+    """As of people's own handlers: an OSError, like those of a connection that breaks."""
+
+
+@pytest.fixture(params=[Struck])
+def alarm(request: pytest.FixtureRequest) -> Iterator[Callable[[float], None]]:
+    def strike(signum: int, frame: object) -> None:
+        raise request.param
+
+    previous = signal.signal(signal.SIGALRM, strike)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.usefixtures("only_called", "alarm")
+@pytest.mark.parametrize("alarm", [Struck, Late], indirect=True)
+def test_a_waiter_that_is_interrupted_leaves_nothing_behind(desk: Desk) -> None:
+    holder = take(desk.runtime.store, desk.key)
+    blocked = threading.Thread(
+        target=lambda: (
+            wait_until(lambda: desk.blocked() == 1, "it waits"),
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM),
+        )
+    )
+    blocked.start()
+    # What has struck keeps the frames, so nothing is closed by being collected.
+    with pytest.raises((Struck, Late)) as kept, desk.hold():
+        pytest.fail("nobody gave the key back")
+    assert kept.tb is not None
+    blocked.join()
+    wait_until(lambda: desk.blocked() == 0, "the server has forgotten it")
+    assert desk.left() == [desk.key]
+    give(desk.runtime.store, desk.key, holder)
+    assert desk.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_waiters_struck_anywhere_never_share_the_key_and_leave_nothing_behind(
+    desk: Desk, alarm: Callable[[float], None]
+) -> None:
+    inside: list[str] = []
+    stop = threading.Event()
+
+    def enter(who: str) -> None:
+        inside.append(who)
+        assert inside == [who]
+        inside.remove(who)
+
+    def others() -> None:
+        while not stop.is_set():
+            with desk.hold():
+                enter("other")
+
+    busy = [desk._threads.submit(others) for _ in range(2)]
+    struck = entered = 0
+    try:
+        while struck < 200:
+            try:
+                alarm(random.uniform(1e-6, 0.02))
+                with desk.hold():
+                    alarm(0)
+                    enter("struck")
+                    entered += 1
+            except Struck:
+                struck += 1
+            finally:
+                alarm(0)
+    finally:
+        stop.set()
+    for one in busy:
+        one.result(PATIENCE)
+    assert entered
+    wait_until(lambda: desk.blocked() == 0, "the server has forgotten them")
+    wait_until(lambda: desk.left() == [], "nothing is left")
+
+
+def test_a_waiter_that_gives_up_leaves_nothing_behind(desk: Desk) -> None:
+    holder = take(desk.runtime.store, desk.key)
+    with pytest.raises(LockConflict) as kept, desk.hold(wait=0.1):
+        pytest.fail("nobody gave the key back")
+    assert kept.tb is not None
+    wait_until(lambda: desk.blocked() == 0, "the server has forgotten it")
+    assert desk.left() == [desk.key]
+    give(desk.runtime.store, desk.key, holder)
+    assert desk.left() == []
+
+
+@pytest.mark.usefixtures("only_called")
+def test_connections_are_used_again(desk: Desk, raw: redis.Redis) -> None:
+    for _ in range(5):
+        with desk.hold():
+            waiting = desk.queue()
+        waiting.result(PATIENCE)
+    ids = {client["id"] for client in raw.client_list() if client["cmd"] == "blpop"}
+    assert len(ids) == 1
+
+
+# Rights.
+
+
+@pytest.fixture
+def login(server: PrivateServer, raw: redis.Redis) -> Iterator[Callable[..., str]]:
+    """Make a user; the URL of its login."""
+    made = []
+
+    def make(*rights: str) -> str:
+        made.append(f"user-{uuid4().hex[:8]}")
+        raw.execute_command("ACL", "SETUSER", made[-1], "on", ">pw", *rights)
+        return server.url().replace("redis://", f"redis://{made[-1]}:pw@")
+
+    yield make
+    for name in made:
+        raw.acl_deluser(name)
+
+
+@pytest.mark.usefixtures("only_called")
+def test_the_rights_that_the_docs_list_are_enough(
+    login: Callable[..., str], server: PrivateServer
+) -> None:
+    with desk_at(login(*LOCKING, *CALLING), server.port) as desk:
+        with desk.hold():
+            waiting = desk.queue("first")
+        waiting.result(PATIENCE)
+        assert desk.left() == []
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [pytest.param(right, marks=() if right == "+blpop" else pytest.mark.slow) for right in CALLING],
+)
+def test_without_a_right_waiting_is_looking(
+    login: Callable[..., str],
+    server: PrivateServer,
+    raw: redis.Redis,
+    missing: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rights = [right for right in CALLING if right != missing]
+    with (
+        caplog.at_level(logging.INFO, "celery_singleton_lock"),
+        desk_at(login(*LOCKING, *rights), server.port) as desk,
+    ):
+        for _ in range(2):
+            with desk.hold():
+                before = asked(raw)
+                waiting = [desk._threads.submit(desk.take_turn, "one") for _ in range(2)]
+                wait_until(lambda: asked(raw) >= before + 2, "both were refused")  # noqa: B023
+            for one in waiting:
+                one.result(PATIENCE)
+        assert desk.had == ["one"] * 4
+        wait_until(lambda: desk.left() == [], "what was counted has expired")
+    said = [line for line in caplog.messages if "look every half second" in line]
+    assert len(said) == (missing == "+blpop")

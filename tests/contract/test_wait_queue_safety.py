@@ -1,0 +1,363 @@
+"""A key that is kept for who was called excludes nobody else's rights, and is nobody's lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock.cli.table import row_of, table
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Phase, Token
+from celery_singleton_lock.core.store import (
+    Granted,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+    Released,
+    Renewal,
+)
+from celery_singleton_lock.core.wait_queue import CallsWaiters
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import connection as connections
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redlock.store import RedlockStore
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.contract.calls import (
+    LONG,
+    becomes,
+    freed,
+    give,
+    new_claim,
+    publish,
+    record_of,
+    relation_of,
+    renew,
+    running,
+    take,
+)
+from example_project.private_server import PrivateServer
+from tests.harness.deliveries import wait_until
+
+from .test_async_release import Bench, asks_for_another, turns
+
+WAITS = 60.0  # seconds that who waits is counted for: no test lasts as long
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A key that was given back while somebody waited; it is kept until a test says otherwise."""
+
+    key: str
+    holder: Token
+    waiter: Token
+    turn: str
+
+
+class Scene:
+    """A store, and what goes around it."""
+
+    def __init__(self, store: RedisStore, raw: redis.Redis) -> None:
+        self.store, self.raw = store, raw
+
+    def calls(self, key: str) -> list[str]:
+        """Who was called and hasn't heard of it."""
+        found: Any = self.raw.lrange(f"{Keyspace.line(key)}!", 0, -1)
+        return [turn.decode() for turn in found]
+
+    def waits(self, key: str, waiter: Token, **options: Any) -> None:
+        """Ask for ``key``, and stand in the line."""
+        assert relation_of(ask(self.store, key, waiter, line=WAITS, **options)) is Relation.OTHER
+
+    def kept(self, **options: Any) -> Kept:
+        """A hand-over that stopped half-way, whose half second doesn't end."""
+        found: list[Kept] = []
+
+        def in_time() -> bool:
+            key, waiter = new_key(), new_token()
+            holder = take(self.store, key)
+            self.waits(key, waiter)
+            assert give(self.store, key, holder, **options) is Released.RELEASED
+            if self.stays(key):
+                found.append(Kept(key, holder, waiter, holder.nonce))
+            return bool(found)
+
+        wait_until(in_time, "this machine is too slow to see what is kept for half a second")
+        return found[0]
+
+    def stays(self, key: str) -> bool:
+        """Let what is kept for half a second be kept; False: that is over already."""
+        return all(self.raw.pexpire(name, 600000) for name in (key, f"{Keyspace.line(key)}!"))
+
+    def is_waiters(self, key: str) -> bool:
+        return (self.raw.get(key) or b"").startswith(b"r %waiter|")
+
+
+@pytest.fixture
+def scene(redis_store: RedisStore, raw: redis.Redis) -> Scene:
+    return Scene(redis_store, raw)
+
+
+# --- who may take it -----------------------------------------------------------------------------
+
+
+def test_only_who_was_called_takes_a_key_that_is_kept(scene: Scene) -> None:
+    kept, late = scene.kept(), new_token()
+    assert relation_of(ask(scene.store, kept.key, late)) is Relation.OTHER
+    for turn in ("", "another", kept.holder.nonce + "0", "-"):
+        assert (
+            relation_of(ask(scene.store, kept.key, late, line=WAITS, turn=turn)) is Relation.OTHER
+        )
+    assert relation_of(ask(scene.store, kept.key, kept.waiter)) is Relation.OTHER
+    assert isinstance(ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn), Granted)
+    assert relation_of(ask(scene.store, kept.key, late, line=WAITS, turn=kept.turn)) is (
+        Relation.OTHER
+    ), "the turn is over: what stands there is a lease"
+
+
+def test_the_fence_rises_with_each_hand_over(scene: Scene) -> None:
+    fences = []
+    for _ in range(3):
+        kept = scene.kept()
+        before = scene.raw.get(Keyspace.fence(kept.key))
+        reply = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+        assert isinstance(reply, Granted)
+        assert reply.fence is not None
+        assert reply.fence > int(before or 0)
+        fences.append(reply.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_a_key_that_is_kept_is_free_when_nobody_comes(scene: Scene) -> None:
+    kept = scene.kept()
+    scene.raw.pexpire(kept.key, 1)
+    wait_until(lambda: not scene.raw.exists(kept.key), "its time is over")
+    take(scene.store, kept.key)
+
+
+@pytest.mark.parametrize("name", ["%waiter", "%25waiter", "waiter"])
+def test_no_task_has_the_name_of_who_waits(scene: Scene, name: str) -> None:
+    kept = scene.kept()
+    forged = Token(name, 0, 0, kept.turn)
+    assert relation_of(ask(scene.store, kept.key, forged)) is Relation.OTHER
+    assert renew(scene.store, [lease_of(kept.key, forged)]) == [Renewal.REPLACED]
+    assert give(scene.store, kept.key, forged) is Released.NOT_OURS
+    assert scene.is_waiters(kept.key)
+
+
+# --- it is nobody's lease ------------------------------------------------------------------------
+
+
+def test_who_had_it_finds_it_no_more_its_own(scene: Scene) -> None:
+    kept = scene.kept()
+    assert renew(scene.store, [lease_of(kept.key, kept.holder)]) == [Renewal.REPLACED]
+    assert give(scene.store, kept.key, kept.holder) is Released.NOT_OURS
+    assert scene.is_waiters(kept.key)
+
+
+def test_operators_see_that_nobody_has_it(scene: Scene) -> None:
+    kept = scene.kept()
+    record = record_of(scene.store, kept.key)
+    assert (record.kind, record.fence) == (Kind.RESERVED, None)
+    assert (record.holder.worker, record.holder.pid) == ("", 0)
+    row = row_of(record)
+    assert (row["state"], row["since"]) == ("kept for who waits", "")
+    assert kept.holder.task_id not in table([record])
+    assert [found.token for found in scene.store.scan(kept.key)] == [record.token]
+    assert kept.key not in dict(scene.store.strays("csl:*"))
+
+
+def test_an_operator_frees_it_like_any_other(scene: Scene) -> None:
+    kept = scene.kept()
+    assert scene.store.free(kept.key, str(kept.holder)) is False
+    assert scene.store.free(kept.key, record_of(scene.store, kept.key).token)
+    take(scene.store, kept.key)
+    refused = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    assert relation_of(refused) is Relation.OTHER, "it was called for a key that is another's now"
+
+
+# --- releases that are made again ----------------------------------------------------------------
+
+
+def test_a_release_that_is_made_again_hands_over_once(scene: Scene) -> None:
+    kept = scene.kept()
+    value = scene.raw.get(kept.key)
+    for _ in range(2):
+        assert give(scene.store, kept.key, kept.holder) is Released.NOT_OURS
+    assert scene.raw.get(kept.key) == value
+    assert scene.calls(kept.key) == [kept.turn]
+
+
+def test_a_release_that_is_made_again_leaves_a_later_holder_alone(scene: Scene) -> None:
+    kept, third = scene.kept(), new_token()
+    reply = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    assert isinstance(reply, Granted)
+    scene.waits(kept.key, third)
+    for _ in range(2):
+        assert give(scene.store, kept.key, kept.holder) is Released.NOT_OURS
+    assert record_of(scene.store, kept.key).token == str(kept.waiter)
+    assert scene.calls(kept.key) == [kept.turn]
+
+
+@pytest.fixture
+def bench(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    monkeypatch.setattr(connections, "_CHECKED_AFTER", float("inf"))  # see Bench.cut
+    url = server.url(db=11)
+    with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
+        yield Bench(url, store, raw)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["confirmed", "lost"])
+@pytest.mark.parametrize("notices", [asks_for_another, turns])
+def test_a_posted_release_calls_once_whether_it_was_lost_or_not(
+    bench: Bench, notices: Callable[[Bench], None], lost: bool
+) -> None:
+    scene = Scene(bench.store, bench.raw)
+
+    def in_time() -> bool:
+        lease = bench.begin(new_key())
+        with closing(RedisStore(bench.url)) as other:
+            Scene(other, bench.raw).waits(lease.key, new_token())
+        if lost:
+            bench.cut()
+        bench.post(lease)
+        if lost:
+            assert (bench.raw.get(lease.key) or b"").startswith(b"l "), "it arrived"
+        notices(bench)
+        if not scene.stays(lease.key):
+            return False
+        for _ in range(2):
+            bench.turn()
+            bench.store.collect(timeout=TIMEOUT)
+        assert not bench.is_owed(lease)
+        assert scene.is_waiters(lease.key)
+        assert scene.calls(lease.key) == [lease.token.nonce]
+        return True
+
+    wait_until(in_time, "this machine is too slow to see what is kept for half a second")
+
+
+def test_a_posted_release_that_is_late_finds_what_its_next_copy_left(bench: Bench) -> None:
+    scene, waiter = Scene(bench.store, bench.raw), new_token()
+    key = new_key()
+    holder = take(bench.store, key)
+    scene.waits(key, waiter)
+    call = Release(keys=(key,), token=holder)
+    assert bench.store.release(call, timeout=TIMEOUT) is Released.RELEASED
+    turn = bench.raw.blpop([f"{Keyspace.line(key)}!"], 1)
+    assert turn is None or turn[1].decode() == holder.nonce  # None: its half second was over
+    bench.raw.delete(key)
+    third = take(bench.store, key)
+    scene.waits(key, waiter)
+    assert bench.store.release(call, timeout=TIMEOUT) is Released.NOT_OURS
+    assert record_of(bench.store, key).token == str(third)
+    assert scene.calls(key) == []
+
+
+# --- the rest of what scripts decide -------------------------------------------------------------
+
+
+def test_a_holder_that_asks_again_keeps_its_lease_while_others_wait(scene: Scene) -> None:
+    key, waiter = new_key(), new_token()
+    holder = take(scene.store, key)
+    scene.waits(key, waiter)
+    assert isinstance(ask(scene.store, key, holder), Granted)  # its first reply was lost
+    twin = Token(holder.task_id, 0, 0, "another-delivery")
+    assert relation_of(ask(scene.store, key, twin)) is Relation.TWIN
+    assert relation_of(ask(scene.store, key, holder.next_attempt())) is Relation.EARLIER
+    assert renew(scene.store, [lease_of(key, holder)]) == [Renewal.RENEWED]
+    scene.waits(key, waiter)  # the look that says so again
+    assert give(scene.store, key, holder) is Released.RELEASED
+    assert scene.calls(key) in ([holder.nonce], [])  # []: its half second was over
+
+
+def test_a_twin_of_who_is_done_hears_so_and_takes_nobodys_turn(scene: Scene) -> None:
+    kept = scene.kept(marker=MarkerState.DONE, marker_ttl=LONG)
+    twin = Token(kept.holder.task_id, 0, 0, "another-delivery")
+    for turn in ("", kept.turn):
+        reply = ask(scene.store, kept.key, twin, line=WAITS, turn=turn)
+        assert relation_of(reply) is Relation.DONE
+    assert scene.is_waiters(kept.key)
+    assert isinstance(ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn), Granted)
+
+
+@pytest.mark.parametrize("kind", [Kind.RESERVED, Kind.COOLING])
+def test_what_becomes_of_a_lease_is_not_handed_over(scene: Scene, kind: Kind) -> None:
+    key, waiter = new_key(), new_token()
+    holder = take(scene.store, key)
+    scene.waits(key, waiter)
+    options = {"become": kind, "become_ttl": LONG, "next_token": holder.next_attempt()}
+    assert give(scene.store, key, holder, **options) is Released.RELEASED
+    assert record_of(scene.store, key).kind is kind
+    assert scene.calls(key) == []
+    scene.waits(key, waiter, turn=holder.nonce)
+    if kind is Kind.RESERVED:
+        assert isinstance(ask(scene.store, key, holder.next_attempt()), Granted)
+
+
+def test_a_claim_goes_with_a_lease_that_is_waited_for(scene: Scene) -> None:
+    key, claim = new_claim()
+    holder, waiter = publish(scene.store, claim), new_token()
+    take(scene.store, key, holder, claim=running(claim))
+    scene.waits(key, waiter)
+    change = becomes(claim, Phase.RETRYING)
+    assert give(scene.store, key, holder, claim=change) is Released.RELEASED
+    record = record_of(scene.store, claim)
+    assert (record.token, record.phase) == (holder.task, Phase.RETRYING)
+    turn = holder.nonce
+    granted = ask(scene.store, key, waiter, line=WAITS, turn=turn, claim=running(claim))
+    assert isinstance(granted, Granted)
+    assert record_of(scene.store, claim).token == holder.task, "another's claim"
+    assert give(scene.store, key, waiter, claim=freed(claim)) is Released.RELEASED
+    assert record_of(scene.store, claim).token == holder.task
+
+
+def test_who_waits_with_a_claim_changes_it_as_without_a_line(scene: Scene) -> None:
+    key, claim = new_claim()
+    holder = take(scene.store, key)
+    waiter = publish(scene.store, claim)
+    scene.waits(key, waiter, claim=running(claim))
+    assert record_of(scene.store, claim).phase is Phase.QUEUED
+    give(scene.store, key, holder)
+    granted = ask(scene.store, key, waiter, line=WAITS, turn=holder.nonce, claim=running(claim))
+    assert isinstance(granted, Granted)
+    assert record_of(scene.store, claim).phase is Phase.RUNNING
+    assert give(scene.store, key, waiter, claim=freed(claim)) is Released.RELEASED
+    assert scene.store.inspect(claim) is None
+
+
+def test_who_is_refused_by_a_claim_stands_in_no_line(scene: Scene) -> None:
+    key, claim = new_claim()
+    publish(scene.store, claim)
+    refused = ask(scene.store, key, new_token(), claim=running(claim), yields=True, line=WAITS)
+    assert isinstance(refused, Refused)
+    assert refused.record is not None
+    assert refused.record.kind is Kind.CLAIM
+    assert not scene.raw.exists(Keyspace.line(key))
+
+
+def test_of_several_slots_the_one_that_is_kept_is_taken_and_no_other_is_lost(scene: Scene) -> None:
+    slots = Keyspace.slots(new_key(), 3)
+    holders = [take(scene.store, slots) for _ in slots]
+    waiter = new_token()
+    assert relation_of(ask(scene.store, slots, waiter, line=WAITS)) is Relation.OTHER
+    give(scene.store, slots[1], holders[1])
+    granted = ask(scene.store, slots, waiter, line=WAITS, turn=holders[1].nonce)
+    assert granted == Granted(key=slots[1], fence=None)
+    assert [record_of(scene.store, slot).kind for slot in slots] == [Kind.LEASE] * 3
+    assert [record_of(scene.store, slot).token for slot in slots[::2]] == [
+        str(holder) for holder in holders[::2]
+    ]
+
+
+def test_stores_that_call_nobody_have_no_lines() -> None:
+    assert not issubclass(RedlockStore, CallsWaiters)
+    assert not issubclass(MemoryStore, CallsWaiters)
+    assert issubclass(RedisStore, CallsWaiters)

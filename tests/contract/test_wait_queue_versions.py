@@ -1,0 +1,216 @@
+"""A deployment replaces workers one by one: those before the line, and those that stand in it.
+
+``older/`` has the scripts of before; their store polls, and its releases call nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, Lease
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Granted,
+    PostingStore,
+    Relation,
+    Release,
+    Released,
+    Renewal,
+)
+from celery_singleton_lock.stores.redis import store as module
+from celery_singleton_lock.stores.redis.scripts import Call, Script, milliseconds
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.task.waiter import Waiter
+from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
+from celery_singleton_lock.testing.contract.calls import (
+    HOLDER,
+    TIMEOUT,
+    give,
+    record_of,
+    relation_of,
+    renew,
+    take,
+)
+from example_project.private_server import PrivateServer
+from tests.harness.deliveries import wait_until
+
+from .test_redis import locker_on
+from .test_wait_queue_safety import WAITS, Scene
+
+TTL: Final = 60.0
+
+
+class OlderScript(Script):
+    """As it was before."""
+
+    def __init__(self, *names: str) -> None:
+        folder = Path(__file__).parent / "older"
+        self.source = b"".join((folder / f"{name}.lua").read_bytes() for name in names)
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
+
+
+OLDER: Final = {
+    module._ACQUIRE: OlderScript("claims", "acquire"),
+    module._RELEASE: OlderScript("claims", "release"),
+}
+_RENEW: Final = OlderScript("renew")
+_RENEWALS: Final = {
+    1: Renewal.RENEWED,
+    0: Renewal.GONE,
+    -1: Renewal.REPLACED,
+    2: Renewal.DYING,
+}
+
+
+class OlderStore(RedisStore):
+    """Of a worker of the version before."""
+
+    place = None  # type: ignore[assignment]  # so it isn't one that CallsWaiters
+    renewals = None  # type: ignore[assignment]  # nor a StreamingStore
+
+    def _pipeline(
+        self, script: Script, calls: Sequence[Call], timeout: float, **options: Any
+    ) -> list[Any]:
+        if script is module._RELEASE:  # which was not given the line and its list
+            calls = [([keys[0], *keys[3:]], arguments) for keys, arguments in calls]
+        return super()._pipeline(OLDER.get(script, script), calls, timeout, **options)
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
+        arguments: list[Any] = [len(leases)]
+        for lease in leases:
+            arguments += (str(lease.token), milliseconds(lease.ttl))
+        call = [lease.key for lease in leases], arguments
+        (replies,) = self._pipeline(_RENEW, [call], timeout)
+        return [_RENEWALS[reply] for reply in replies]
+
+    def post(self, *_: Any, **__: Any) -> bool:
+        return False  # its script would be another
+
+
+@pytest.fixture
+def older(server: PrivateServer) -> Iterator[OlderStore]:
+    with closing(OlderStore(server.url())) as store:
+        yield store
+
+
+@pytest.fixture
+def newer(redis_store: RedisStore) -> RedisStore:
+    return redis_store
+
+
+@pytest.fixture
+def scene(newer: RedisStore, raw: redis.Redis) -> Scene:
+    return Scene(newer, raw)
+
+
+def test_the_older_store_is_what_it_says(older: OlderStore, raw: redis.Redis) -> None:
+    raw.script_flush()
+    key = new_key()
+    token = take(older, key)
+    assert renew(older, [lease_of(key, token)]) == [Renewal.RENEWED]
+    give(older, key, token)
+    loaded = [raw.script_exists(script.sha)[0] for script in (*OLDER.values(), _RENEW)]
+    assert loaded == [True] * 3
+    assert not raw.script_exists(module._ACQUIRE.sha)[0]
+
+
+def test_an_older_holder_is_not_disturbed_by_who_waits(
+    older: OlderStore, scene: Scene, raw: redis.Redis
+) -> None:
+    key, waiter = new_key(), new_token()
+    holder = take(older, key)
+    fence = record_of(older, key).fence
+    scene.waits(key, waiter)
+    assert (raw.get(key) or b"").endswith(b"} "), "nothing tells that somebody waits"
+    record = record_of(older, key)
+    assert (record.token, record.fence, record.holder) == (str(holder), fence, HOLDER)
+    assert renew(older, [lease_of(key, holder)]) == [Renewal.RENEWED]
+    assert isinstance(ask(older, key, holder), Granted)  # sent again
+    scene.waits(key, waiter)
+    assert give(older, key, holder) is Released.RELEASED
+    assert not raw.exists(key), "it calls nobody, and keeps it for nobody"
+    assert isinstance(ask(scene.store, key, waiter, line=WAITS), Granted)
+    assert record_of(older, key).kind is Kind.LEASE
+
+
+@pytest.mark.parametrize("kind", [Kind.COOLING, Kind.RESERVED])
+def test_what_an_older_holder_makes_of_its_lease_is_as_ever(
+    older: OlderStore, scene: Scene, kind: Kind
+) -> None:
+    key = new_key()
+    holder = take(older, key)
+    scene.waits(key, new_token())
+    following = holder.next_attempt()
+    options = {"become": kind, "become_ttl": TTL, "next_token": following}
+    assert give(older, key, holder, **options) is Released.RELEASED
+    assert record_of(scene.store, key).kind is kind
+    if kind is Kind.RESERVED:
+        assert isinstance(ask(scene.store, key, following), Granted)
+
+
+def test_an_older_worker_takes_a_key_that_is_kept_when_that_is_over(
+    older: OlderStore, scene: Scene
+) -> None:
+    kept = scene.kept()
+    late = new_token()
+    refused = ask(older, kept.key, late)
+    assert relation_of(refused) is Relation.OTHER
+    assert record_of(older, kept.key).kind is Kind.RESERVED
+    assert renew(older, [lease_of(kept.key, kept.holder)]) == [Renewal.REPLACED]
+    assert give(older, kept.key, kept.holder) is Released.NOT_OURS
+    scene.raw.pexpire(kept.key, 1)
+    wait_until(lambda: not scene.raw.exists(kept.key), "its time is over")
+    take(older, kept.key, late)
+    turned = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    assert relation_of(turned) is Relation.OTHER
+
+
+def test_who_was_called_is_not_stopped_by_an_older_worker(older: OlderStore, scene: Scene) -> None:
+    kept = scene.kept()
+    granted = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    assert isinstance(granted, Granted)
+    assert relation_of(ask(older, kept.key, new_token())) is Relation.OTHER
+    # The older worker's parent, say, which knows the token.
+    assert give(older, kept.key, kept.waiter) is Released.RELEASED
+    assert not scene.raw.exists(kept.key)
+
+
+def queue(store: RedisStore, key: str, turns: int, inside: list[str]) -> int:
+    """Take ``key`` some times, waiting as a body does; how often it was had."""
+    locker = locker_on(store)
+    for _ in range(turns):
+        call = Acquire(slots=(key,), token=new_token(), holder=HOLDER, ttl=TTL)
+        waiter = Waiter(locker, call, locker.acquire)
+        try:
+            while not isinstance(reply := waiter.ask(call, waits=True), Lease):
+                waiter.wait(reply, TIMEOUT)
+        finally:
+            waiter.leave()
+        inside.append(str(call.token))
+        assert inside == [str(call.token)], "two have it"
+        inside.remove(str(call.token))
+        locker.give_back(reply, Release(keys=(key,), token=call.token))
+    if isinstance(store, PostingStore):
+        store.collect(timeout=TIMEOUT)
+    return turns
+
+
+def test_old_and_new_never_share_a_key_and_all_have_it(
+    older: OlderStore, newer: RedisStore, raw: redis.Redis
+) -> None:
+    key, inside = new_key(), list[str]()
+    with ThreadPoolExecutor(6) as threads:
+        stores = [older, newer] * 3
+        crowd = [threads.submit(queue, store, key, 20, inside) for store in stores]
+        assert [one.result() for one in crowd] == [20] * 6
+    wait_until(lambda: not raw.keys(f"*{key.rpartition(':')[2]}*"), "nothing is left")
+    assert not raw.exists(Keyspace.line(key))

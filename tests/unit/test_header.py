@@ -1,0 +1,285 @@
+"""The header is ours but travels: what others wrote is ignored, never trusted, never fatal."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from celery.app.task import Context
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_singleton_lock import OnConflict
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.policy import CALL_OPTIONS
+from celery_singleton_lock.publish.header import (
+    HEADER,
+    NONCE_KEY,
+    UNNAMED_KEY,
+    Delivery,
+    call_header,
+    count_published,
+    is_unnamed,
+    mint_nonce,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+FIELDS = ("attempt", "started", "sequence", "tries", "since", "losses", "options")
+# Close to what is ours, so that single fields are wrong and not the whole.
+HEADERS = JSON | st.fixed_dictionaries(
+    {"attempt": st.just("0.0") | JSON},
+    optional={
+        **dict.fromkeys(FIELDS[1:], JSON),
+        "options": JSON
+        | st.dictionaries(
+            st.sampled_from(sorted(CALL_OPTIONS)),
+            JSON | st.dictionaries(st.sampled_from(["action", "delay", "max_wait"]), JSON),
+        ),
+    },
+)
+
+
+def request(header: Any = None, **fields: Any) -> Context:
+    values = {"id": "t-1", "retries": 0, "replaced_task_nesting": 0, "delivery_info": {}, **fields}
+    if header is not None:
+        values.setdefault("headers", {HEADER: header})
+    return Context(values)
+
+
+def test_the_token_names_task_attempt_and_delivery() -> None:
+    delivery = Delivery.of(request(retries=2, replaced_task_nesting=1, **{NONCE_KEY: "abc1"}))
+    assert delivery.token == Token("t-1", 1, 2, "abc1")
+
+
+def test_deliveries_without_a_minted_nonce_get_one_each() -> None:
+    one, other = Delivery.of(request()), Delivery.of(request())
+    assert one.token.attempt == other.token.attempt
+    assert one.token.nonce != other.token.nonce
+    assert len({mint_nonce() for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("nonce", ["", "a b", "a|b", "-", 1, None, ["x"]], ids=repr)
+def test_a_nonce_that_is_none_is_replaced(nonce: Any) -> None:
+    token = Delivery.of(request(**{NONCE_KEY: nonce})).token
+    assert Token.parse(str(token)) == token
+    assert token.nonce != nonce
+
+
+@pytest.mark.parametrize(
+    ("fields", "started"),
+    [
+        ({}, False),
+        ({"delivery_info": {"redelivered": True}}, True),
+        ({"delivery_info": {"redelivered": False}}, False),
+        ({"delivery_info": None}, False),
+        ({"retries": 1}, True),
+        ({"replaced_task_nesting": 1}, True),
+    ],
+    ids=str,
+)
+def test_work_that_may_have_begun_counts_as_started(fields: Any, started: bool) -> None:
+    assert Delivery.of(request(**fields)).started is started
+
+
+def test_what_a_copy_carries_is_read_by_its_next_delivery() -> None:
+    sent = Delivery(
+        token=Token("t-1", 0, 1, "n"),
+        started=True,
+        sequence=4,
+        tries=3,
+        since=1.7e9,
+        losses=2,
+        options={"ttl": 30, "on_conflict": OnConflict.retry(2, 3, None)},
+    )
+    header = json.loads(json.dumps(sent.header()))
+    read = Delivery.of(request(header, retries=1, **{NONCE_KEY: "n"}))
+    assert read == sent
+
+
+def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
+    sent = Delivery(token=Token("t-1", 0, 0, "n"), sequence=4, tries=3, options={"ttl": 30})
+    read = Delivery.of(request(sent.header(), retries=1, **{NONCE_KEY: "m"}))
+    assert read == Delivery(token=Token("t-1", 0, 1, "m"), started=True, options={"ttl": 30})
+
+
+def test_a_calls_options_travel_as_plain_values() -> None:
+    from datetime import timedelta
+
+    options = {"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)}
+    header = call_header({}, task_id="t-1", options=options)
+    read = Delivery.of(request(json.loads(json.dumps(header))))
+    assert read.options == {"ttl": 60.0, "on_conflict": OnConflict.wait(2)}
+    assert not read.started
+
+
+def test_a_new_call_gets_a_name_and_its_retries_and_copies_keep_it() -> None:
+    one, other = (
+        call_header({"headers": headers}, task_id="t-1", options=None)
+        for headers in (None, {HEADER: "foreign"})
+    )
+    assert one["call"] != other["call"]
+    passed_on: dict[str, Any] = {"headers": {HEADER: one}}
+    assert call_header(passed_on, task_id="t-1", options=None)["call"] != one["call"]
+    retry = call_header({**passed_on, "retries": 1}, task_id="t-1", options={"ttl": 5})
+    assert retry["call"] == one["call"]
+    read = Delivery.of(request(one))
+    assert read.token.call == one["call"]
+    assert read.header()["call"] == one["call"]
+
+
+def test_a_header_that_was_passed_on_to_another_message_is_not_read() -> None:
+    """As tracing does with all headers of a running task: the other is no copy of it."""
+    header = Delivery(token=Token("t-1", 0, 0, "n", "c"), started=True, sequence=3).header()
+    assert Delivery.of(request(header)).started
+    passed_on = Delivery.of(request({**header, "id": "of another"}))
+    assert (passed_on.token.call, passed_on.started, passed_on.sequence) == ("", False, 0)
+    new = call_header({"headers": {HEADER: header}}, task_id="new", options=None)
+    assert new["call"] != "c"
+    assert set(new) == {"id", "call"}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda header: {HEADER: header},
+        lambda header: {HEADER: header, "headers": {"trace": "x"}},
+        lambda header: {"headers": {HEADER: header}},
+        lambda header: {HEADER: {**header, "id": "of another"}, "headers": {HEADER: header}},
+        lambda header: {HEADER: header, "headers": {HEADER: {**header, "call": "older"}}},
+        lambda header: {HEADER: header, "headers": "none"},
+    ],
+    ids=["top", "beside nested", "nested", "another's at the top", "both", "no headers"],
+)
+def test_our_header_is_read_wherever_it_is(where: Any) -> None:
+    header = Delivery(token=Token("t-1", 0, 0, "n", "c"), sequence=3, options={"ttl": 5}).header()
+    read = Delivery.of(request(**where(header)))
+    assert (read.token.call, read.sequence, read.options) == ("c", 3, {"ttl": 5})
+
+
+@pytest.mark.parametrize(
+    ("fields", "unnamed"),
+    [
+        ({}, True),
+        ({"headers": {"trace": "x"}}, True),
+        ({"delivery_info": {"redelivered": True}}, False),
+        ({"is_eager": True}, False),
+        ({HEADER: {"id": "t-1", "call": "c"}}, False),
+        ({HEADER: {"id": "of another"}}, True),
+        ({HEADER: {"id": "t-1", "call": "c"}, UNNAMED_KEY: True}, True),
+    ],
+    ids=str,
+)
+def test_only_a_first_delivery_without_our_header_is_unnamed(fields: Any, unnamed: bool) -> None:
+    assert is_unnamed(request(**fields), "amqp") is unnamed
+
+
+@pytest.mark.parametrize(
+    ("driver", "unnamed"),
+    [("amqp", True), ("redis", True), ("memory", False), ("sqs", False), ("gcpubsub", False)],
+)
+def test_no_message_is_unnamed_where_redeliveries_are_not_marked(
+    driver: str, unnamed: bool
+) -> None:
+    assert is_unnamed(request(), driver) is unnamed
+
+
+class Running:
+    """A task that publishes."""
+
+    def __init__(self, delivery: Delivery, **fields: Any) -> None:
+        token = delivery.token
+        counted = {"retries": token.retries, "replaced_task_nesting": token.nesting}
+        self.request = request(**{**counted, HEADER: delivery.header(), **fields})
+
+    def publishes(self, **message: Any) -> Delivery:
+        """How the message under the task's own id arrives."""
+        header = call_header(message, task_id="t-1", options=None, running=self)
+        count_published(self, "t-1")
+        return Delivery.of(request(**message, **{HEADER: json.loads(json.dumps(header))}))
+
+
+def ordinal(delivery: Delivery) -> tuple[str, int, int]:
+    return delivery.token.call, delivery.token.nesting, delivery.token.retries
+
+
+def test_what_a_task_publishes_under_its_own_id_is_its_next_attempt() -> None:
+    first = Delivery(token=Token("t-1", 2, 3, "n", "c"), sequence=4, options={"ttl": 5})
+    retried = Running(first).publishes(replaced_task_nesting=2, retries=4)
+    assert (ordinal(retried), retried.options) == (("c", 2, 4), {"ttl": 5})
+    assert ordinal(Running(first).publishes(replaced_task_nesting=3)) == ("c", 3, 0)
+    again = Running(first).publishes(replaced_task_nesting=2, retries=3)
+    assert ordinal(again) == ("c", 3, 3)
+    assert (again.started, again.sequence, again.options) == (True, 0, {})
+    third = Running(again, replaced_task_nesting=2).publishes()
+    assert ordinal(third) == ("c", 4, 0)
+    retried = Running(third, replaced_task_nesting=0).publishes(retries=1)
+    assert ordinal(retried) == ("c", 4, 1)
+
+
+def test_what_a_task_publishes_several_times_under_one_id_are_as_many_calls() -> None:
+    running = Running(Delivery(token=Token("t-1", 0, 0, "n", "c")))
+    names = [running.publishes().token.call for _ in range(3)]
+    assert names[0] == "c"
+    assert len({*names}) == 3
+
+
+def test_what_was_not_sent_is_not_counted() -> None:
+    running = Running(Delivery(token=Token("t-1", 0, 0, "n", "c")))
+    lost = call_header({}, task_id="t-1", options=None, running=running)
+    assert ordinal(running.publishes()) == (lost["call"], 1, 0)
+    assert running.publishes().token.call != "c"
+
+
+@pytest.mark.parametrize("call", ["", "a b", "a|b", "a+b", "x" * 33, 1, None, ["x"]], ids=repr)
+def test_a_calls_name_that_is_none_is_forgotten(call: Any) -> None:
+    assert Delivery.of(request({"call": call})).token.call == ""
+
+
+@given(HEADERS)
+def test_an_arbitrary_header_never_raises_and_never_forges(header: Any) -> None:
+    read = Delivery.of(request(header))
+    assert read.token.attempt in ("t-1|0.0", f"t-1+{read.token.call}|0.0")
+    assert read.token.call == "" or read.token.call == header["call"]
+    assert isinstance(read.started, bool)
+    ours = isinstance(header, dict) and header.get("attempt") == "0.0"
+    assert read.started is (ours and header.get("started") is True)
+    for count in (read.sequence, read.tries, read.losses):
+        assert type(count) is int
+        assert 0 <= count < 10**9
+    if read.since is not None:
+        assert ours
+        assert type(read.since) is float
+        assert math.isfinite(read.since)
+        assert read.since >= 0
+    assert set(read.options) <= CALL_OPTIONS
+    if "on_conflict" in read.options:
+        assert isinstance(read.options["on_conflict"], OnConflict)
+    json.dumps(read.header())
+    assert Token.parse(str(read.token)) == read.token
+
+
+@given(JSON)
+def test_arbitrary_headers_beside_ours_never_raise(headers: Any) -> None:
+    # A foreign publisher's header that is itself named "headers" ends up there.
+    assert Delivery.of(request(headers=headers)).sequence == 0
+
+
+@given(retries=JSON, nesting=JSON)
+def test_an_arbitrary_attempt_never_raises(retries: Any, nesting: Any) -> None:
+    token = Delivery.of(request(retries=retries, replaced_task_nesting=nesting)).token
+    assert Token.parse(str(token)) == token
+
+
+@pytest.mark.parametrize(
+    "since",
+    [True, 10**400, -1, float("nan"), float("inf"), 1e300, "1", None],
+    ids=lambda since: repr(since)[:10],
+)
+def test_a_moment_that_is_none_is_forgotten(since: Any) -> None:
+    assert Delivery.of(request({"attempt": "0.0", "since": since})).since is None

@@ -1,0 +1,760 @@
+"""The heartbeat, swept by hand on a manual clock; and once as the thread that it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, drift
+from celery_singleton_lock.core.store import Acquire, Granted, Release
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing.contract import new_token
+from tests.harness.deliveries import wait_until
+from tests.unit.flaky_store import FlakyStore, StreamingFlakyStore
+
+KEYSPACE = Keyspace("unit")
+HOLDER = Holder(task="app.sync", task_id="t")
+
+
+class Bench:
+    """A heartbeat whose thread never starts: the test sweeps."""
+
+    def __init__(self, kind: type[FlakyStore] = FlakyStore) -> None:
+        self.clock = ManualClock()
+        self.store = kind(self.clock)
+        self.events: list[Event] = []
+        self.heartbeat = Heartbeat(self.store, self.clock, Events([self.events.append]))
+        self.lost: list[Lease] = []
+
+    def hold(self, name: str = "a", ttl: float = 60.0, max_hold: float | None = None) -> Lease:
+        return hold(self.store, self.clock, self.heartbeat, name, ttl, max_hold, self.lost.append)
+
+    def advance(self, seconds: float) -> None:
+        """As the thread does: sweep whenever the heartbeat is needed, for ``seconds``."""
+        end = self.clock.now() + seconds
+        while True:
+            pause = self.heartbeat.sweep()
+            left = end - self.clock.now()
+            if pause is None or pause >= left:
+                self.clock.advance(max(left, 0))  # a slow reply may have taken longer
+                self.heartbeat.sweep()
+                return
+            self.clock.advance(max(pause, 1e-6))
+
+
+def hold(
+    store: Any,
+    clock: Any,
+    heartbeat: Heartbeat,
+    name: str,
+    ttl: float,
+    max_hold: float | None,
+    on_lost: Callable[[Lease], None],
+) -> Lease:
+    call = Acquire(
+        slots=(KEYSPACE.lock("s", name),),
+        token=new_token(),
+        holder=HOLDER,
+        ttl=ttl,
+    )
+    sent = clock.now()
+    reply = store.acquire(call)
+    assert isinstance(reply, Granted)
+    lease = Lease(
+        key=reply.key,
+        token=call.token,
+        ttl=ttl,
+        holder=call.holder,
+        valid_until=sent + ttl - drift(ttl),
+        acquired_at=sent,
+        clock=clock,
+        max_hold=max_hold,
+    )
+    heartbeat.add(lease, on_lost)
+    return lease
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    return Bench()
+
+
+# --- renewing ------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_renewed_at_a_third_of_its_ttl_and_never_later(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.clock.advance(17.9)  # jitter makes it a tenth earlier at most
+    bench.heartbeat.sweep()
+    assert bench.store.batches == []
+    bench.clock.advance(2.1)
+    bench.heartbeat.sweep()
+    assert len(bench.store.batches) == 1
+    assert lease.valid_until == bench.clock.now() + 60 - drift(60)
+
+
+def test_a_lease_lives_as_long_as_it_is_renewed(bench: Bench) -> None:
+    lease = bench.hold(ttl=3)
+    bench.advance(3600)
+    assert not lease.lost
+    assert bench.store.inspect(lease.key) is not None
+    assert 3600 <= len(bench.store.batches) <= 4001
+    assert bench.lost == []
+
+
+def test_the_deadline_counts_from_before_the_sending(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.clock.advance(20)
+    sent = bench.clock.now()
+    bench.store.before_reply = lambda: bench.clock.advance(5)
+    bench.heartbeat.sweep()
+    assert lease.valid_until == sent + 60 - drift(60)
+
+
+def test_a_sweep_says_when_it_is_needed_again(bench: Bench) -> None:
+    assert bench.heartbeat.sweep() is None
+    lease = bench.hold(ttl=60)
+    pause = bench.heartbeat.sweep()
+    assert pause is not None
+    assert 18 <= pause <= 20
+    bench.heartbeat.discard(lease)
+    assert bench.heartbeat.sweep() is None
+
+
+def test_after_a_body_the_keeper_looks_once_more_and_then_rests(bench: Bench) -> None:
+    bench.heartbeat.discard(bench.hold(ttl=60))
+    assert bench.heartbeat.sweep() == pytest.approx(18)  # a third of it, less the jitter
+    bench.clock.advance(18)
+    assert bench.heartbeat.sweep() is None
+    assert bench.store.batches == []
+
+
+# --- releases that nobody waits for --------------------------------------------------------------
+
+
+class Collected:
+    """Notes when the store was asked for what it heard, and for how long it may wait."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.clock = bench.clock
+        self.calls: list[tuple[float, float]] = []
+
+    def __call__(self, *, timeout: float) -> None:
+        self.calls.append((self.clock.now(), timeout))
+
+
+def test_what_was_let_go_is_asked_for_once_within_a_third_of_its_ttl(bench: Bench) -> None:
+    collected, begin = Collected(bench), bench.clock.now()
+    assert bench.heartbeat.let_go(bench.hold(ttl=60), collected)
+    assert len(bench.heartbeat) == 0
+    bench.advance(600)
+    ((at, timeout),) = collected.calls
+    assert 18 <= at - begin <= 20
+    assert timeout == timeout_for(60)
+    assert bench.heartbeat.sweep() is None
+
+
+def test_what_was_confirmed_is_asked_for_no_more(bench: Bench) -> None:
+    collected = Collected(bench)
+    lease = bench.hold(ttl=60)
+    bench.heartbeat.let_go(lease, collected)
+    bench.heartbeat.confirmed(lease)
+    bench.advance(600)
+    assert collected.calls == []
+
+
+def test_what_is_not_renewed_has_no_turn_to_be_asked_for(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.heartbeat.discard(lease)
+    assert not bench.heartbeat.let_go(lease, Collected(bench))
+
+
+def test_a_long_lease_does_not_delay_the_question_for_a_short_one(bench: Bench) -> None:
+    collected, begin = Collected(bench), bench.clock.now()
+    bench.hold("long", ttl=6000)
+    bench.heartbeat.let_go(bench.hold("short", ttl=60), collected)
+    bench.advance(30)
+    ((at, _),) = collected.calls
+    assert at - begin <= 20
+
+
+def test_the_question_waits_no_longer_than_a_body_that_runs_can_wait(bench: Bench) -> None:
+    collected = Collected(bench)
+    bench.heartbeat.let_go(bench.hold("gone", ttl=60), collected)
+    bench.clock.advance(18)
+    bench.hold("runs", ttl=0.6)
+    bench.heartbeat.sweep()
+    ((_, timeout),) = collected.calls
+    assert timeout == timeout_for(0.6)
+
+
+@pytest.mark.parametrize("later", [2.0, 2.7, 3.0, 3.6])
+def test_no_question_to_a_silent_store_delays_the_news_of_a_loss(
+    bench: Bench, later: float
+) -> None:
+    told: list[float] = []
+    lease = hold(
+        *(bench.store, bench.clock, bench.heartbeat, "runs", 12, None),
+        lambda lease: told.append(bench.clock.now() - lease.valid_until),
+    )
+    asked: list[float] = []
+
+    def collect(*, timeout: float) -> None:
+        asked.append(timeout)
+        for _ in range(3):  # the reply itself, and two tries to make a release again
+            bench.clock.advance(timeout)
+
+    bench.clock.advance(later)
+    bench.heartbeat.let_go(bench.hold("gone", ttl=24), collect)
+    bench.store.away = True
+    bench.advance(15)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.UNREACHABLE
+    assert len(asked) == len(told) == 1
+    assert told[0] < 0.05
+
+
+def test_a_question_that_fails_is_not_asked_again_and_ends_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[float] = []
+
+    def collect(*, timeout: float) -> None:
+        calls.append(timeout)
+        raise ZeroDivisionError
+
+    bench.heartbeat.let_go(bench.hold("gone", ttl=60), collect)
+    lease = bench.hold("runs", ttl=60)
+    bench.advance(120)
+    assert len(calls) == 1
+    assert "nothing was heard" in caplog.text
+    assert not lease.lost
+
+
+# --- many leases ---------------------------------------------------------------------------------
+
+
+def test_leases_that_are_due_together_share_one_pipeline(bench: Bench) -> None:
+    for number in range(100):
+        bench.hold(str(number), ttl=60)
+        bench.clock.advance(0.01)
+    bench.advance(600)
+    assert 30 <= len(bench.store.batches) <= 34  # 600 s / 20 s, up to a tenth more
+    assert all(len(batch) == 100 for batch in bench.store.batches)
+
+
+def test_a_short_lease_does_not_have_the_long_ones_renewed_with_it(bench: Bench) -> None:
+    bench.hold("long", ttl=600)
+    bench.hold("short", ttl=3)
+    bench.advance(60)
+    keys = [key for batch in bench.store.batches for key in batch]
+    assert sum(key.endswith(":long") for key in keys) == 0
+    assert sum(key.endswith(":short") for key in keys) >= 60
+
+
+def test_a_reply_is_awaited_for_a_sixth_of_the_shortest_ttl(bench: Bench) -> None:
+    assert (timeout_for(6), timeout_for(600)) == (1.0, 2.0)
+    bench.hold("long", ttl=6)
+    bench.hold("short", ttl=3)
+    bench.clock.advance(2)
+    bench.heartbeat.sweep()
+    assert bench.store.timeouts == [0.5]
+
+
+def test_a_discarded_lease_is_renewed_no_more(bench: Bench) -> None:
+    lease = bench.hold(ttl=3)
+    bench.heartbeat.discard(lease)
+    assert len(bench.heartbeat) == 0
+    bench.advance(10)
+    assert bench.store.batches == []
+    assert bench.lost == []
+
+
+# --- losing --------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_back_in_time_costs_nothing(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.advance(20)
+    bench.store.away = True
+    bench.advance(30)
+    assert not lease.lost
+    bench.store.away = False
+    bench.advance(300)
+    assert not lease.lost
+    assert bench.lost == []
+
+
+def test_a_silent_store_is_asked_again_but_not_stormed(bench: Bench) -> None:
+    bench.hold(ttl=60)
+    bench.store.away = True
+    bench.advance(59)
+    assert 35 <= len(bench.store.batches) <= 45  # from the 20th second on, once a second
+
+
+def test_a_lease_on_a_silent_store_is_lost_at_its_deadline_and_for_good(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.away = True
+    deadline = lease.valid_until
+    bench.advance(59)
+    assert bench.lost == []
+    bench.advance(0.5)
+    assert bench.lost == [lease]
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.UNREACHABLE
+    assert lease.loss.at == deadline
+    assert "renewals failed: connection refused" in lease.loss.detail
+    bench.store.away = False
+    bench.advance(60)
+    assert lease.lost
+    assert bench.store.inspect(lease.key) is None
+    assert len(bench.lost) == 1
+
+
+def test_a_silent_part_of_the_store_takes_its_own_leases_only(bench: Bench) -> None:
+    silent, other = bench.hold("silent", ttl=60), bench.hold("other", ttl=60)
+    bench.store.silent = frozenset({silent.key})
+    bench.advance(59)
+    assert bench.lost == []
+    bench.advance(0.5)
+    assert bench.lost == [silent]
+    assert silent.loss is not None
+    assert silent.loss.reason is LossReason.UNREACHABLE
+    assert "its part of the store" in silent.loss.detail
+    bench.advance(300)
+    assert not other.lost
+
+
+def test_a_part_of_the_store_that_is_back_in_time_costs_nothing(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.silent = frozenset({lease.key})
+    bench.advance(50)
+    bench.store.silent = frozenset()
+    bench.advance(300)
+    assert not lease.lost
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    return Bench(StreamingFlakyStore)
+
+
+def test_what_was_answered_before_the_store_fell_silent_is_renewed(streaming: Bench) -> None:
+    leases = [streaming.hold(name, ttl=60) for name in "abc"]
+    streaming.clock.advance(20)
+    sent = streaming.clock.now()
+    streaming.store.answers = 1
+    streaming.heartbeat.sweep()
+    first, *others = [lease.valid_until for lease in leases]
+    assert first == sent + 60 - drift(60)
+    assert others == [sent + 40 - drift(60)] * 2
+    failures = [entry.failures for entry in streaming.heartbeat._entries.values()]
+    assert failures == [0, 1, 1]
+
+
+def test_nobodys_renewal_waits_for_who_hears_of_a_loss(streaming: Bench) -> None:
+    leases = [streaming.hold(name, ttl=60) for name in "abc"]
+    streaming.store.free(leases[0].key, None)
+    streaming.clock.advance(20)
+    heard = []
+    for entry in streaming.heartbeat._entries.values():
+        entry.on_lost = lambda lease: heard.append(len(streaming.store.batches))
+    streaming.heartbeat.sweep()
+    assert heard == [3]
+
+
+def test_a_loss_is_told_though_the_store_fell_silent_behind_it(streaming: Bench) -> None:
+    leases = [streaming.hold(name, ttl=60) for name in "abc"]
+    streaming.store.free(leases[0].key, None)
+    streaming.clock.advance(20)
+    streaming.store.answers = 1
+    streaming.heartbeat.sweep()
+    assert streaming.lost == leases[:1]
+
+
+def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.free(lease.key, None)
+    bench.store.acquire(
+        Acquire(slots=(lease.key,), token=new_token(), holder=HOLDER, ttl=60), timeout=1
+    )
+    bench.advance(20)
+    assert bench.lost == [lease]
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.REPLACED
+    assert lease.remaining() == 0
+
+
+def test_a_lease_whose_process_is_being_killed_is_left_to_its_parent(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    call = Release(keys=(lease.key,), token=lease.token, become=Kind.DYING, become_ttl=60)
+    bench.store.release(call, timeout=1)
+    bench.advance(120)
+    assert bench.lost == []
+    assert len(bench.heartbeat) == 0
+    assert len(bench.store.batches) == 1
+
+
+def test_a_freed_lease_is_lost_as_gone(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.free(lease.key, None)
+    bench.advance(20)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.GONE
+    assert "released by an operator" in lease.loss.detail
+
+
+def test_a_lease_whose_ttl_was_over_before_its_renewal_is_lost_as_expired(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    bench.clock.advance(61)
+    bench.heartbeat.ask(lease)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.EXPIRED
+
+
+def test_a_loss_leaves_the_other_leases_alone(bench: Bench) -> None:
+    gone, stays = bench.hold("gone"), bench.hold("stays")
+    bench.store.free(gone.key, None)
+    bench.advance(120)
+    assert bench.lost == [gone]
+    assert not stays.lost
+
+
+def test_renewal_stops_at_max_hold_and_the_lease_ends(bench: Bench) -> None:
+    lease = bench.hold(ttl=6, max_hold=30)
+    bench.advance(30)
+    assert not lease.lost
+    bench.advance(6)
+    assert bench.lost == [lease]
+    assert lease.loss is not None
+    assert lease.loss.detail == "max_hold of 30 s reached"
+    assert bench.store.inspect(lease.key) is None
+
+
+def test_a_renewal_that_came_too_late_for_max_hold_wakes_the_keeper_no_more(bench: Bench) -> None:
+    lease = bench.hold(ttl=60, max_hold=20.5)
+    bench.clock.advance(21)  # starved: it was due by 20, and now may not be renewed
+    pause = bench.heartbeat.sweep()
+    assert bench.store.batches == []
+    assert pause == pytest.approx(lease.deadline - bench.clock.now())
+
+
+class _Vouched:
+    """A worker parent that has renewed the lease until a moment."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+
+    def heard(self) -> float:
+        return self.until
+
+    def tell(self, valid_until: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_deadline_that_the_parent_put_off_is_waited_for(bench: Bench) -> None:
+    lease = bench.hold(ttl=6, max_hold=1)
+    bench.heartbeat.sweep()
+    lease.shared = _Vouched(bench.clock.now() + 8)
+    bench.clock.advance(7)
+    assert bench.heartbeat.sweep() == pytest.approx(1)
+    assert bench.lost == []
+    bench.clock.advance(1)
+    bench.heartbeat.sweep()
+    assert bench.lost == [lease]
+
+
+def test_a_reply_is_not_awaited_beyond_the_deadline_of_who_is_not_asked_about(
+    bench: Bench,
+) -> None:
+    ending = bench.hold("ending", ttl=6, max_hold=1)
+    bench.clock.advance(5.2)
+    new = bench.hold("new", ttl=6)
+    bench.clock.advance(0.3)
+    bench.heartbeat.ask(new)
+    assert bench.store.batches == [[new.key]]
+    left = ending.deadline - bench.clock.now()
+    assert 0 < bench.store.timeouts[0] <= left < timeout_for(6)
+
+
+def test_renewals_that_failed_once_are_not_told_of_a_later_loss(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.store.away = True
+    bench.advance(2.1)
+    bench.store.away = False
+    bench.advance(2)
+    bench.clock.advance(30)
+    bench.heartbeat.sweep()
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.EXPIRED
+    assert "stopped or starved" in lease.loss.detail
+
+
+def test_a_process_that_was_stopped_learns_of_it_before_it_renews(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.clock.advance(60)
+    bench.heartbeat.sweep()
+    assert bench.lost == [lease]
+    assert bench.store.batches == []
+    assert lease.loss is not None
+    assert "stopped or starved" in lease.loss.detail
+
+
+def test_a_reply_after_the_deadline_is_a_loss_for_good(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.clock.advance(2)
+    bench.store.before_reply = lambda: bench.clock.advance(10)
+    bench.heartbeat.sweep()
+    assert bench.lost == [lease]
+    assert lease.lost
+    assert len(bench.heartbeat) == 0
+
+
+def test_a_renewal_that_the_store_made_in_time_is_a_loss_if_its_reply_was_late(
+    bench: Bench,
+) -> None:
+    # From its deadline on the body may have been told of the loss: there is no way back.
+    lease = bench.hold(ttl=6)
+    bench.store.away = True
+    bench.advance(5.5)
+    bench.store.away = False
+    bench.store.before_reply = lambda: bench.clock.advance(0.5)
+    bench.advance(0.4)  # the next try is 0.3 s away at most
+    record = bench.store.inspect(lease.key)
+    assert record is not None
+    assert record.ttl > 5, "the store prolonged it"
+    assert bench.lost == [lease]
+    assert lease.lost
+
+
+def test_the_reply_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.clock.advance(2)
+
+    def release() -> None:
+        bench.heartbeat.discard(lease)
+        bench.store.release(Release(keys=(lease.key,), token=lease.token), timeout=1)
+
+    before = lease.valid_until
+    bench.store.before_reply = release
+    bench.heartbeat.sweep()
+    bench.advance(10)
+    assert bench.lost == []
+    assert lease.loss is None
+    assert lease.valid_until == before
+
+
+def test_a_loss_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
+    lease = bench.hold(ttl=6)
+    bench.store.free(lease.key, None)
+    bench.clock.advance(2)
+    bench.store.before_reply = lambda: bench.heartbeat.discard(lease)
+    bench.heartbeat.sweep()
+    assert bench.lost == []
+    assert lease.loss is None
+
+
+def test_a_loss_is_told_to_the_body_first_and_then_to_the_sinks_once(bench: Bench) -> None:
+    order: list[str] = []
+    bench.heartbeat._events.sinks.append(lambda event: order.append(str(event.name)))
+    lease = hold(
+        bench.store, bench.clock, bench.heartbeat, "a", 6, None, lambda lease: order.append("body")
+    )
+    bench.store.free(lease.key, None)
+    bench.advance(60)
+    assert order == ["body", "lost"]
+    (event,) = bench.events
+    assert event.name is EventName.LOST
+    assert (event.key, event.task, event.task_id) == (lease.key, "app.sync", "t")
+    assert event.data["reason"] == "gone"
+
+
+def test_a_listener_that_raises_keeps_no_other_loss_from_being_told(bench: Bench) -> None:
+    def broken(lease: Lease) -> None:
+        raise RuntimeError("broken")
+
+    first = hold(bench.store, bench.clock, bench.heartbeat, "first", 6, None, broken)
+    second = bench.hold("second", ttl=6)
+    bench.clock.advance(6)
+    bench.heartbeat.sweep()
+    assert first.lost
+    assert bench.lost == [second]
+    assert [event.key for event in bench.events] == [first.key, second.key]
+
+
+# --- the thread ----------------------------------------------------------------------------------
+
+
+def test_a_keeper_whose_thread_could_not_start_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else every later lease of the process would be neither renewed nor declared lost.
+    started: list[str] = []
+
+    def no_threads(function: Callable[[], None], name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench()
+    monkeypatch.setattr(native, "start_new_thread", no_threads)
+    with pytest.raises(RuntimeError, match="can't start"):
+        bench.hold("first")
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: started.append(name))
+    bench.hold("second")
+    assert started == ["singleton-heartbeat"]
+
+
+def keeper_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "singleton-heartbeat"}
+
+
+def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    ttl = 1.2
+    others = keeper_threads()  # of tests before, which may end meanwhile
+    heartbeat = Heartbeat(store, clock, Events())
+    assert keeper_threads() <= others, "none before the first lease"
+    lost = threading.Event()
+    guard = threading.Barrier(10)
+    leases: list[Lease] = []
+
+    def body(number: int) -> None:
+        guard.wait()
+        for turn in range(10):
+            name = f"{number}.{turn}"
+            leases.append(hold(store, clock, heartbeat, name, ttl, None, lambda lease: lost.set()))
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(keeper_threads() - others) <= 1
+    assert not lost.wait(2.5 * ttl)
+    assert len(keeper_threads() - others) == 1
+    assert all(not lease.lost for lease in leases)
+    # Two and a half ttl: a pipeline each ttl/3, and one at most for each thread at the start.
+    assert len(store.batches) <= 20
+    for lease in leases:
+        heartbeat.discard(lease)
+    count = len(store.batches)
+    assert not lost.wait(ttl)
+    assert len(store.batches) <= count + 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) -> None:
+    sweeps: list[float | None] = []
+    collected: list[float] = []
+
+    def collect(*, timeout: float) -> None:
+        collected.append(timeout)
+
+    class Counting(Heartbeat):
+        def sweep(self) -> float | None:
+            sweeps.append(super().sweep())
+            return sweeps[-1]
+
+    clock = SystemClock()
+    store = MemoryStore(clock)
+    heartbeat = Counting(store, clock, Events())
+    try:
+        for number in range(300):
+            lease = hold(store, clock, heartbeat, f"short {number}", 60.0, None, lambda lease: None)
+            # Only what would be due sooner than all before it wakes the thread: of 300 random
+            # times that is so for six, and for 30 about never.
+            if waits:
+                heartbeat.discard(lease)
+            else:
+                assert heartbeat.let_go(lease, collect)
+            if number % 2:
+                heartbeat.confirmed(lease)
+            store.release(Release(keys=(lease.key,), token=lease.token))
+        assert len(sweeps) < 30
+        assert collected == []
+        # A lease that needs the thread sooner than that does wake it.
+        urgent = hold(store, clock, heartbeat, "urgent", 0.3, None, lambda lease: None)
+        was_valid_until = urgent.valid_until
+        wait_until(lambda: urgent.valid_until > was_valid_until, "it is renewed")
+    finally:
+        heartbeat.close()
+
+
+def test_the_thread_tells_of_a_loss_within_a_heartbeat() -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    heartbeat = Heartbeat(store, clock, Events())
+    lost = threading.Event()
+    hold(store, clock, heartbeat, "long", 60, None, lambda lease: None)
+    lease = hold(store, clock, heartbeat, "short", 0.6, None, lambda lease: lost.set())
+    store.free(lease.key, None)
+    assert lost.wait(6), "the thread slept for the long lease"
+    assert lease.lost
+
+
+def test_the_thread_survives_a_failure_that_nobody_foresaw(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = SystemClock()
+    store = FlakyStore(clock)
+    broken = iter([True])
+
+    def fail_once() -> None:
+        if next(broken, False):
+            raise ZeroDivisionError
+
+    store.before_reply = fail_once
+    heartbeat = Heartbeat(store, clock, Events())
+    lost = threading.Event()
+    lease = hold(store, clock, heartbeat, "a", 0.9, None, lambda lease: lost.set())
+    assert not lost.wait(2.0)
+    assert not lease.lost
+    assert "failed as it should not" in caplog.text
+    heartbeat.discard(lease)
+
+
+class _Discards(float):
+    """A moment that discards a lease whenever the heartbeat compares it: another thread's
+    release."""
+
+    def __new__(cls, value: float, discard: Callable[[], None]) -> _Discards:
+        moment = super().__new__(cls, value)
+        moment.discard = discard  # type: ignore[attr-defined]
+        return moment
+
+    def _compared(self, name: str, other: float) -> Any:
+        self.discard()  # type: ignore[attr-defined]
+        return getattr(float(self), name)(other)
+
+    def __le__(self, other: float) -> Any:
+        return self._compared("__le__", other)
+
+    def __gt__(self, other: float) -> Any:
+        return self._compared("__gt__", other)
+
+
+def test_leases_that_are_released_during_a_sweep_do_not_end_it(bench: Bench) -> None:
+    """A release takes no guard, so it may come between any two entries that the sweep looks at."""
+    kept, others = bench.hold("kept", ttl=6), [bench.hold(f"n{n}", ttl=6) for n in range(50)]
+    waiting = list(others)
+
+    def discard() -> None:
+        if waiting:
+            bench.heartbeat.discard(waiting.pop())
+
+    kept.valid_until = _Discards(kept.valid_until, discard)
+    bench.clock.advance(2)  # who has no turn isn't looked at
+    bench.heartbeat.sweep()
+    assert len(waiting) < len(others)
+    assert kept.loss is None
+    assert kept.valid_until > bench.clock.now() + 5

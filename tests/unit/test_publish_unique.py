@@ -1,0 +1,887 @@
+"""A call with a claim: published once, or answered with the call that has the claim.
+
+The broker, the result backend and the store are in memory; the store's clock stands still, at the
+time of this day, for results say when they were done.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery, chain, chord, group, states
+from celery.backends.rpc import RPCBackend
+from celery.canvas import Signature
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.result import GroupResult, allow_join_result, denied_join_result
+from kombu.exceptions import EncodeError
+from kombu.utils.json import dumps, loads
+
+from celery_singleton_lock import (
+    PER_TASK,
+    DuplicateTask,
+    LockKeyError,
+    OnConflict,
+    SingletonLockError,
+    StoreError,
+    StoreUnavailable,
+    is_skipped,
+    singleton_task,
+)
+from celery_singleton_lock.core.lease import Phase, Record, Token
+from celery_singleton_lock.core.store import Admit, ClaimChange
+from celery_singleton_lock.publish.header import HEADER
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing.clock import ManualClock
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def account_only(account: Any) -> None:
+    """Runs nowhere."""
+
+
+class CuedStore(MemoryStore):
+    """The memory store; a cue says whether ``admit`` is carried out, and what it raises then."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.cues: list[tuple[bool, BaseException]] = []
+        self.timeouts: list[float] = []
+        self.slow = 0.0
+        self.clock = clock
+
+    def admit(self, call: Admit, *, timeout: float = 0) -> Record | None:
+        self.timeouts.append(timeout)
+        if not self.cues:
+            return super().admit(call)
+        carried_out, error = self.cues.pop(0)
+        if carried_out:
+            super().admit(call)
+        self.clock.advance(self.slow)
+        raise error
+
+
+class Bench:
+    """An app of its own, its queue and its claims."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.queue = f"q-{uuid4().hex}"
+        self.app = Celery(
+            "bench", broker="memory://", backend="cache+memory://", set_as_current=False
+        )
+        self.app.conf.update(
+            task_default_queue=self.queue, singleton_lock_url="redis://127.0.0.1:1/0", **settings
+        )
+        self.clock = ManualClock(wall=time.time())
+        self.store = CuedStore(self.clock)
+        Runtime.install(self.app, Runtime(self.app, store=self.store, clock=self.clock))
+
+    def task(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
+        def sync(account: Any = 1, other: Any = None) -> None:
+            """Runs nowhere."""
+
+        options.setdefault("name", f"bench.{uuid4().hex[:8]}")
+        options.setdefault("shared", False)  # else every app that is made later has it
+        return singleton_task(app=self.app, **options)(function or sync)
+
+    def messages(self) -> list[Any]:
+        """What was published since the last look."""
+        found = []
+        with self.app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(self.queue)
+            while True:
+                try:
+                    message = queue.get_nowait()
+                except queue.Empty:
+                    return found
+                message.ack()
+                found.append(message)
+
+    def ids(self) -> list[str]:
+        return [message.headers["id"] for message in self.messages()]
+
+    def claims(self) -> list[Record]:
+        return [record for record in self.store.scan("csl:*") if "}:claim|" in record.key]
+
+    def claim(self) -> Record:
+        [record] = self.claims()
+        return record
+
+    def settle(self, phase: Phase | None, ttl: float = 60.0) -> None:
+        """What its worker does to the claim that stands."""
+        record = self.claim()
+        token = Token(Token.task_id_of(record.token), 0, 0, "-", record.token.partition("+")[2])
+        self.store.settle_claim(token, ClaimChange(key=record.key, phase=phase, ttl=ttl))
+
+    def finish(self, result: Any, state: str = states.SUCCESS) -> None:
+        """Store a result, and leave the claim."""
+        self.app.backend.store_result(result.id, None, state)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.app.close()
+
+
+# One message of equal calls.
+
+
+@pytest.mark.parametrize("unique", ["until_start", "until_done"])
+def test_of_equal_calls_one_is_published_and_all_are_answered_with_it(
+    bench: Bench, unique: str
+) -> None:
+    sync = bench.task(key="{account}", unique=unique)
+    results = [sync.delay(7), sync.delay(account=7), sync.apply_async((7,), {"other": 3})]
+    assert {result.id for result in results} == {results[0].id}
+    assert bench.ids() == [results[0].id]
+    record = bench.claim()
+    assert (record.phase, record.holder.task_id) == (Phase.QUEUED, results[0].id)
+
+
+def test_other_arguments_and_other_tasks_are_no_duplicates(bench: Bench) -> None:
+    one = bench.task(key="{account}", scope="accounts", unique="until_done")
+    other = bench.task(key="{account}", scope="accounts", unique="until_done")
+    results = [one.delay(1), one.delay(2), other.delay(1)]
+    assert bench.ids() == [result.id for result in results]
+    assert len(bench.claims()) == 3
+
+
+def test_a_freed_claim_lets_the_next_call_through(bench: Bench) -> None:
+    sync = bench.task(unique="until_start")
+    first = sync.delay()
+    bench.settle(None)
+    second = sync.delay()
+    assert bench.ids() == [first.id, second.id]
+
+
+def test_a_claim_ends_after_unique_for(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", unique_for=timedelta(minutes=1))
+    first = sync.delay()
+    bench.clock.advance(59.9)
+    assert sync.delay().id == first.id
+    bench.clock.advance(0.2)
+    assert sync.delay().id != first.id
+
+
+def test_a_call_that_wants_a_run_after_it_is_not_answered_with_one_that_runs(bench: Bench) -> None:
+    # One call was made with other terms than its task has; a deploy may have changed them too.
+    sync = bench.task(unique="until_start")
+    running = sync.apply_async(singleton={"unique": "until_done"})
+    bench.settle(Phase.RUNNING)
+    late = sync.delay()
+    assert bench.ids() == [running.id, late.id]
+
+
+def test_a_call_is_answered_with_the_retry_that_will_run_after_it(bench: Bench) -> None:
+    sync = bench.task(unique="until_start")
+    first = sync.delay()
+    bench.settle(Phase.RETRYING)
+    assert sync.delay().id == first.id
+    assert bench.ids() == [first.id]
+
+
+# What a duplicate is answered with.
+
+
+def test_raise_names_the_task_and_the_seconds_that_are_left(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", on_duplicate="raise", unique_for=100)
+    first = sync.delay()
+    bench.clock.advance(30)
+    with pytest.raises(DuplicateTask, match=rf"{first.id} is queued .* since 30\.0 s") as raised:
+        sync.delay()
+    assert raised.value.task_id == first.id
+    assert raised.value.remaining == pytest.approx(70)
+    assert isinstance(raised.value, SingletonLockError)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (again.task_id, again.remaining) == (first.id, raised.value.remaining)
+    assert bench.ids() == [first.id]
+
+
+def test_skip_is_a_result_that_is_ready_and_falsy(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", on_duplicate="skip")
+    first = sync.delay()
+    skipped = sync.apply_async(task_id="mine")
+    assert bench.ids() == [first.id]
+    assert not skipped
+    assert skipped.id == "mine"
+    assert skipped.ready()
+    assert skipped.successful()
+    assert is_skipped(skipped)
+    value = skipped.get(timeout=0)
+    assert is_skipped(value)
+    assert (value["task"], value["key"]) == (sync.name, sync.lock_key())
+    assert value["holder"]["task_id"] == first.id
+    assert dict(loads(dumps(value))) == value
+
+
+def test_a_skipped_result_can_be_copied_and_pickled(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", on_duplicate="skip")
+    sync.delay()
+    skipped = sync.delay()
+    for again in (copy.copy(skipped), pickle.loads(pickle.dumps(skipped))):
+        assert (again.id, again.get()) == (skipped.id, skipped.get())
+        assert not again
+
+
+def test_the_existing_result_is_one_of_the_callers_own_app(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    second = sync.delay()
+    assert (second.id, second.app) == (first.id, bench.app)
+    assert bool(second)
+    bench.app.backend.store_result(first.id, 42, states.SUCCESS)
+    assert second.get(timeout=1) == 42
+
+
+# Stale claims.
+
+
+@pytest.mark.parametrize("state", [states.SUCCESS, states.FAILURE, states.REVOKED])
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.RUNNING, Phase.RETRYING])
+def test_the_claim_of_a_task_that_has_ended_is_taken_over(
+    bench: Bench, state: str, phase: Phase
+) -> None:
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    bench.settle(phase)
+    bench.finish(first, state)
+    second = sync.delay()
+    assert second.id != first.id
+    assert bench.ids() == [first.id, second.id]
+    record = bench.claim()
+    assert (Token.task_id_of(record.token), record.phase) == (second.id, Phase.QUEUED)
+    assert sync.delay().id == second.id
+
+
+@pytest.mark.parametrize("state", [states.PENDING, states.STARTED, states.RETRY, "PROGRESS"])
+def test_the_claim_of_a_task_that_has_not_ended_counts(bench: Bench, state: str) -> None:
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    bench.finish(first, state)
+    assert sync.delay().id == first.id
+
+
+def test_of_two_that_find_a_stale_claim_one_takes_it_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = bench.task(unique="until_done")
+    bench.finish(sync.delay())
+    read = bench.app.backend.get_task_meta
+    others: list[Any] = []
+
+    def get_task_meta(task_id: str) -> Any:
+        if not others:
+            others.append(None)
+            others.append(sync.delay())  # it was faster
+        return read(task_id)
+
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", get_task_meta)
+    assert sync.delay().id == others[1].id
+
+
+@pytest.mark.parametrize(
+    ("ended", "counts"),
+    [
+        (timedelta(days=-1), True),
+        (timedelta(seconds=-90), True),
+        (timedelta(seconds=-30), False),  # as far as the clocks of two hosts may differ
+        (timedelta(seconds=30), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        datetime.isoformat,
+        lambda done: done,
+        lambda done: done.replace(tzinfo=None),
+        lambda done: done.replace(tzinfo=None).isoformat(),
+        lambda done: done.astimezone(timezone(timedelta(hours=9))).isoformat(),
+    ],
+    ids=["text", "aware", "naive", "naive text", "another zone"],
+)
+def test_the_result_of_an_earlier_call_with_the_same_id_is_not_that_of_the_claim(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ended: timedelta, counts: bool, form: Any
+) -> None:
+    sync = bench.task(unique="until_done")
+    first = sync.apply_async(task_id="nightly")
+    done = datetime.fromtimestamp(bench.clock.wall(), UTC) + ended
+    meta = {"status": states.SUCCESS, "date_done": form(done)}
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", lambda task_id: meta)
+    assert (sync.delay().id == first.id) is counts
+
+
+def test_a_result_that_says_nothing_of_its_time_counts_as_the_claims(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    meta = {"status": states.SUCCESS, "date_done": None}
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", lambda task_id: meta)
+    assert sync.delay().id != first.id
+
+
+@pytest.mark.parametrize("result_persistent", [None, True])
+def test_with_the_rpc_backend_the_claim_counts_and_no_result_is_taken_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, result_persistent: bool | None
+) -> None:
+    asked: list[str] = []
+    for name in ("get_task_meta", "_get_task_meta_for"):
+        ask = lambda self, task_id: asked.append(task_id)  # noqa: E731
+        monkeypatch.setattr(RPCBackend, name, ask, raising=False)
+    bench.app.conf.update(result_backend="rpc://", result_persistent=result_persistent)
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    assert isinstance(bench.app.backend, RPCBackend)
+    assert sync.delay().id == first.id
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ignore_result": True}, {"on_duplicate": "skip"}], ids=str
+)
+def test_with_the_rpc_backend_a_duplicates_caller_is_warned_once_of_its_result(
+    bench: Bench, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    bench.app.conf.update(result_backend="rpc://")
+    sync = bench.task(unique="until_done", **options)
+    first = sync.delay()
+    assert "rpc://" not in caplog.text
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            sync.delay()
+    warnings = [r.getMessage() for r in caplog.records if "rpc://" in r.getMessage()]
+    assert len(warnings) == (not options)
+    for warning in warnings:
+        assert first.id in warning
+        assert sync.name in warning
+        assert 'on_duplicate="skip"' in warning, "it names the way out"
+
+
+@pytest.mark.parametrize("backend", ["disabled://", None])
+def test_without_a_result_backend_the_claim_counts(backend: str | None) -> None:
+    bench = Bench(result_backend=backend)
+    sync = bench.task(unique="until_done")
+    assert sync.delay().id == sync.delay().id
+    assert len(bench.ids()) == 1
+    bench.app.close()
+
+
+def test_a_result_backend_that_fails_leaves_the_claim_standing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(task_id: str) -> Any:
+        raise ConnectionError(task_id)
+
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", fail)
+    assert sync.delay().id == first.id
+
+
+# The store fails.
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_silent_store_is_not_asked_twice_and_the_message_goes_out(
+    bench: Bench, caplog: pytest.LogCaptureFixture, carried_out: bool
+) -> None:
+    sync = bench.task(unique="until_done")
+    bench.store.cues = [(carried_out, StoreUnavailable("silent"))]
+    bench.store.slow = 0.4
+    with caplog.at_level(logging.WARNING):
+        result = sync.delay()
+    assert bench.ids() == [result.id]
+    assert len(bench.store.timeouts) == 1
+    assert max(bench.store.timeouts) <= 0.5
+    [warning] = [r for r in caplog.records if "without a claim" in r.getMessage()]
+    assert warning.levelno == logging.WARNING
+    assert result.id in warning.getMessage()
+
+
+def test_a_broken_connection_shows_at_once_and_is_tried_again(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    bench.store.cues = [(False, StoreUnavailable("broken pipe"))]
+    first = sync.delay()
+    assert sync.delay().id == first.id
+    assert bench.ids() == [first.id]
+
+
+def test_a_store_that_refuses_leaves_the_message_without_a_claim(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    bench.store.cues = [(False, StoreError("out of memory"))] * 2
+    assert sync.delay().id != sync.delay().id
+    assert len(bench.ids()) == 2
+
+
+def test_with_raise_a_store_that_fails_is_an_error_and_nothing_is_published(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", on_duplicate="raise")
+    bench.store.cues = [(False, StoreUnavailable("away"))] * 2
+    with pytest.raises(StoreUnavailable):
+        sync.delay()
+    assert bench.ids() == []
+    assert bench.claims() == []
+
+
+# The publish fails.
+
+
+@pytest.mark.parametrize("error", [OSError("broker"), SoftTimeLimitExceeded(), KeyboardInterrupt()])
+def test_a_publish_that_fails_frees_its_claim(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    sync = bench.task(unique="until_done")
+    monkeypatch.setattr(bench.app, "send_task", fail)
+    with pytest.raises(type(error)):
+        sync.delay()
+    assert bench.claims() == []
+
+
+def test_a_publish_that_fails_for_its_arguments_frees_its_claim(bench: Bench) -> None:
+    sync = bench.task(key=PER_TASK, unique="until_done")
+    with pytest.raises(Exception, match=r"serializ|Encod|JSON"):
+        sync.delay(object())
+    assert bench.claims() == []
+    assert sync.delay(1).id == bench.ids()[0]
+
+
+def test_a_duplicate_whose_publish_fails_leaves_the_others_claim(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("broker")
+
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    monkeypatch.setattr(bench.app, "send_task", fail)
+    with pytest.raises(OSError, match="broker"):
+        sync.apply_async(link=sync.si())
+    assert sync.delay().id == first.id
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), KeyboardInterrupt(), RuntimeError()])
+def test_a_call_interrupted_while_it_asks_leaves_no_claim(
+    bench: Bench, error: BaseException
+) -> None:
+    # A soft time limit, gevent's Timeout or Ctrl-C between send and read: the claim may stand, for
+    # a message that nobody will publish.
+    sync = bench.task(unique="until_done")
+    bench.store.cues = [(True, error)]
+    with pytest.raises(type(error)):
+        sync.delay()
+    assert bench.claims() == []
+    assert bench.ids() == []
+
+
+# Canvas: somebody waits for the message.
+
+
+@pytest.mark.parametrize("unique", ["until_start", "until_done"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"link": True}, {"link_error": True}),
+        *({"chain": [1]}, {"chord": {"a": 1}}, {"group_id": "g"}),
+        *({"root_id": "r"}, {"parent_id": "p"}),
+    ],
+    ids=str,
+)
+def test_a_duplicate_that_somebody_waits_for_is_published_as_one(
+    bench: Bench, unique: str, options: dict[str, Any]
+) -> None:
+    sync = bench.task(unique=unique)
+    options = {key: sync.si(9) if value is True else value for key, value in options.items()}
+    first, second = sync.delay(), sync.apply_async(**options)
+    assert first.id != second.id
+    claims = [message.headers[HEADER]["claim"] for message in bench.messages()]
+    assert [claim["duplicate"] for claim in claims] == [False, True]
+    assert Token.task_id_of(bench.claim().token) == first.id
+
+
+@pytest.mark.parametrize("on_duplicate", ["return_existing", "skip", "raise"])
+def test_whatever_the_task_says_a_member_is_published(bench: Bench, on_duplicate: str) -> None:
+    sync = bench.task(unique="until_done", on_duplicate=on_duplicate)
+    sync.delay()
+    result = group(sync.si(), sync.si()).apply_async()
+    assert len(bench.ids()) == 3
+    assert len({one.id for one in result.results}) == 2
+
+
+def test_a_member_that_says_so_itself_is_not_published(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    own = {"on_duplicate": "skip"}
+    group([sync.si().set(singleton=own), sync.si(2).set(singleton=own)]).apply_async()
+    assert is_skipped(sync.apply_async(link=sync.si(2), singleton=own))
+    assert sync.apply_async(link=sync.si(2), singleton={"on_duplicate": "return_existing"}).id
+    with pytest.raises(DuplicateTask):
+        sync.apply_async(link=sync.si(2), singleton={"on_duplicate": "raise"})
+    ids = bench.ids()
+    assert ids[0] == first.id
+    assert len(ids) == 2, "the member that is no duplicate"
+
+
+def test_skipped_results_are_members_of_a_group_result(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", on_duplicate="skip")
+    results = [sync.delay(1), sync.delay(1)]
+    bench.app.backend.store_result(results[0].id, "run", states.SUCCESS)
+    together = GroupResult("g", results)
+    value, skipped = together.join(timeout=5)
+    assert value == "run"
+    assert is_skipped(skipped)
+    assert together.successful()
+    assert together.completed_count() == 2
+
+
+def test_inside_a_task_a_skipped_result_is_got_as_any_other(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", on_duplicate="skip")
+    sync.delay()
+    skipped = sync.delay()
+    with denied_join_result():
+        with pytest.raises(RuntimeError, match=r"Never call result\.get"):
+            skipped.get()
+        assert is_skipped(skipped.get(disable_sync_subtasks=False))
+        with allow_join_result():
+            assert is_skipped(skipped.get())
+
+
+# Precedence, and options that are wrong.
+
+
+@pytest.mark.parametrize(
+    ("app", "task", "call", "published"),
+    [
+        ({}, {}, {}, 2),
+        ({"unique": "until_done"}, {}, {}, 1),
+        ({"unique": "until_done"}, {"unique": None}, {}, 2),
+        ({"unique": "until_done"}, {"unique": None}, {"unique": "until_done"}, 1),
+        ({}, {"unique": "until_start"}, {}, 1),
+        ({}, {"unique": "until_start"}, {"unique": None}, 2),
+        ({}, {"unique": "until_start"}, False, 2),
+        ({}, {}, {"unique": "until_start"}, 1),
+        ({"unique": "until_start"}, {"on_conflict": "wait"}, {}, 1),
+    ],
+    ids=str,
+)
+def test_the_call_comes_before_the_task_and_the_task_before_the_app(
+    app: Any, task: Any, call: Any, published: int
+) -> None:
+    bench = Bench(**{f"singleton_lock_{name}": value for name, value in app.items()})
+    sync = bench.task(**task)
+    for _ in range(2):
+        sync.apply_async(singleton=call)
+    assert len(bench.ids()) == published
+    bench.app.close()
+
+
+def test_on_duplicate_and_unique_for_come_from_all_three_layers() -> None:
+    bench = Bench(
+        singleton_lock_unique="until_done",
+        singleton_lock_on_duplicate="raise",
+        singleton_lock_unique_for=11,
+    )
+    sync, patient = bench.task(), bench.task(unique_for=22, on_duplicate="skip")
+    sync.delay()
+    assert bench.claim().ttl == pytest.approx(11)
+    with pytest.raises(DuplicateTask):
+        sync.delay()
+    assert is_skipped(sync.apply_async(singleton={"on_duplicate": "skip"}))
+    patient.delay()
+    assert max(record.ttl for record in bench.claims()) == pytest.approx(22)
+    assert is_skipped(patient.delay())
+    bench.app.close()
+
+
+def test_a_task_whose_own_on_conflict_would_drop_the_waiting_call_is_refused() -> None:
+    bench = Bench(singleton_lock_unique="until_start")
+    sync = bench.task(on_conflict="skip")
+    with pytest.raises(ValueError, match=r"until_start.*on_conflict"):
+        sync.delay()
+    assert bench.ids() == []
+    bench.app.close()
+
+
+def test_singleton_false_leaves_out_the_claim_and_nothing_else(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    sync.delay()
+    free = sync.apply_async(singleton=False)
+    _, message = bench.messages()
+    assert message.headers["id"] == free.id
+    assert "claim" not in message.headers[HEADER]
+    assert message.headers[HEADER]["options"] == {"unique": None}
+    assert len(bench.claims()) == 1
+
+
+@pytest.mark.parametrize(
+    ("singleton", "error", "message"),
+    [
+        ({"uniqe": "until_done"}, TypeError, "did you mean 'unique'"),
+        ({"on_duplicat": "skip"}, TypeError, "did you mean 'on_duplicate'"),
+        ({"unique_fo": 1}, TypeError, "did you mean 'unique_for'"),
+        ({"key": "{account}"}, TypeError, "a call can't set 'key'"),
+        ({"scope": "s"}, TypeError, "a call can't set 'scope'"),
+        ({"limit": 2}, TypeError, "a call can't set 'limit'"),
+        ({1: 2}, TypeError, "a call can't set 1"),
+        ({"unique": "until_strat"}, ValueError, "did you mean 'until_start'"),
+        ({"unique": True}, ValueError, "unique=True"),
+        ({"on_duplicate": "ignore"}, ValueError, "on_duplicate='ignore'"),
+        ({"on_duplicate": None}, ValueError, "on_duplicate=None"),
+        ({"unique_for": 0}, ValueError, "the claim ends at once"),
+        ({"unique_for": -1}, ValueError, "unique_for=-1"),
+        ({"unique_for": "1h"}, TypeError, "unique_for='1h'"),
+        ({"unique_for": None}, TypeError, "unique_for=None"),
+        ({"unique": "until_start", "on_conflict": "skip"}, ValueError, "would be dropped"),
+        ({"unique": "until_start", "on_conflict": "revoke"}, ValueError, "would be dropped"),
+        (
+            {"unique": "until_start", "on_conflict": OnConflict.retry(max_wait=5)},
+            ValueError,
+            "Drop max_wait",
+        ),
+        (True, TypeError, "give a dict"),
+        ("until_done", TypeError, "give a dict"),
+        ([], TypeError, "give a dict"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_option_fails_where_the_call_is_made(
+    bench: Bench, singleton: Any, error: type[Exception], message: str
+) -> None:
+    sync = bench.task()
+    with pytest.raises(error, match=message) as raised:
+        sync.apply_async(singleton=singleton)
+    assert sync.name in str(raised.value)
+    with pytest.raises(error, match=message):
+        sync.s().set(singleton=singleton).delay()
+    assert bench.ids() == []
+
+
+@pytest.mark.parametrize("round_trip", [False, True], ids=["as made", "through JSON"])
+@pytest.mark.parametrize(
+    "singleton",
+    [
+        {"on_duplicate": "skip", "unique": "until_done", "unique_for": 33, "ttl": 12.5},
+        {"unique": "until_done", "on_conflict": OnConflict.retry(2, 3, None)},
+        {"unique": "until_done", "unique_for": 44},
+        False,
+    ],
+    ids=str,
+)
+def test_a_signature_carries_the_options_of_its_call(
+    bench: Bench, singleton: Any, round_trip: bool
+) -> None:
+    sync = bench.task()
+    signature = sync.s(5).set(singleton=singleton)
+    if round_trip:
+        signature = Signature.from_dict(loads(dumps(signature)), app=bench.app)
+    signature.apply_async()
+    [message] = bench.messages()
+    assert ("claim" in message.headers[HEADER]) is bool(singleton)
+    if singleton and "unique_for" in singleton:
+        assert bench.claim().ttl == pytest.approx(44 if "ttl" not in singleton else 33)
+
+
+def test_a_chains_later_link_carries_the_options_of_its_call(bench: Bench) -> None:
+    sync = bench.task()
+    options = {"unique": "until_done", "unique_for": 300}
+    chain(sync.si(1), sync.si(2).set(singleton=options)).apply_async()
+    [message] = bench.messages()
+    [link] = message.payload[2]["chain"]
+    Signature.from_dict(link, app=bench.app).apply_async()
+    assert bench.claim().ttl == pytest.approx(300)
+
+
+def test_a_link_with_a_timedelta_fails_where_the_chain_is_published(bench: Bench) -> None:
+    # JSON has none, and the options travel as the user wrote them; in other calls it is welcome.
+    sync = bench.task()
+    later = sync.si(2).set(singleton={"unique_for": timedelta(minutes=5)})
+    with pytest.raises(EncodeError):
+        chain(sync.si(1), later).apply_async()
+    sync.apply_async(singleton={"unique": "until_done", "unique_for": timedelta(minutes=5)})
+    assert bench.claim().ttl == pytest.approx(300)
+
+
+# Keys.
+
+
+def test_a_callable_key_that_is_not_stable_is_refused_and_named(bench: Bench) -> None:
+    def changing_key(account: Any) -> str:
+        return uuid4().hex
+
+    sync = bench.task(account_only, key=changing_key, unique="until_done")
+    with pytest.raises(LockKeyError, match="make changing_key depend on nothing else"):
+        sync.delay(1)
+    assert bench.ids() == []
+    assert bench.claims() == []
+
+
+@pytest.mark.parametrize(
+    ("unique", "singleton"), [(None, None), (None, {"ttl": 9}), ("until_done", False)]
+)
+def test_without_a_claim_no_key_is_computed_at_publish(
+    bench: Bench, unique: str | None, singleton: Any
+) -> None:
+    def refuse(account: Any) -> str:
+        raise ArithmeticError("a key was computed")
+
+    sync = bench.task(account_only, key=refuse, unique=unique)
+    sync.apply_async((1,), singleton=singleton)
+    assert len(bench.ids()) == 1
+    with pytest.raises(LockKeyError, match="a key was computed"):
+        sync.apply_async((1,), singleton={"unique": "until_done"})
+
+
+def test_a_key_of_none_is_published_without_a_claim(bench: Bench) -> None:
+    sync = bench.task(account_only, key=lambda account: None, unique="until_done")
+    results = [sync.delay(1) for _ in range(2)]
+    assert bench.ids() == [result.id for result in results]
+    assert bench.claims() == []
+
+
+def test_arguments_that_do_not_fit_are_a_type_error_and_leave_no_claim(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    with pytest.raises(TypeError):
+        sync.delay(1, 2, 3)
+    assert bench.ids() == []
+    assert bench.claims() == []
+
+
+# How long a claim stays.
+
+
+@pytest.mark.parametrize(
+    ("options", "ttl"),
+    [
+        ({}, 100),
+        ({"countdown": 50}, 150),
+        ({"countdown": 0.5}, 100.5),
+        ({"countdown": 0}, 100),
+        ({"eta": NOW + timedelta(seconds=50)}, 150),
+        ({"eta": NOW - timedelta(seconds=50)}, 100),
+        ({"eta": (NOW + timedelta(seconds=50)).replace(tzinfo=None)}, 150),
+        ({"eta": (NOW + timedelta(seconds=50)).isoformat()}, 150),
+        ({"eta": (NOW + timedelta(seconds=50)).replace(tzinfo=None).isoformat()}, 150),
+        ({"eta": (NOW + timedelta(seconds=50)).astimezone(timezone(timedelta(hours=-7)))}, 150),
+        ({"countdown": 50, "eta": NOW + timedelta(seconds=7)}, 150),
+        ({"expires": 30}, 30),
+        ({"expires": 300}, 100),
+        ({"expires": NOW + timedelta(seconds=30)}, 30),
+        ({"expires": (NOW + timedelta(seconds=30)).replace(tzinfo=None)}, 30),
+        ({"expires": (NOW + timedelta(seconds=30)).isoformat()}, 30),
+        ({"expires": (NOW + timedelta(seconds=30)).astimezone(timezone(timedelta(hours=9)))}, 30),
+        ({"expires": 120, "countdown": 50}, 120),
+        ({"expires": NOW - timedelta(seconds=30)}, 0.001),
+    ],
+    ids=str,
+)
+def test_a_claim_stays_as_long_as_its_message_may(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], ttl: float
+) -> None:
+    monkeypatch.setattr(bench.app, "now", lambda: NOW)
+    sync = bench.task(unique="until_done", unique_for=100)
+    sync.apply_async(**options)
+    found = bench.claims()
+    assert (found[0].ttl if found else 0.0) == pytest.approx(ttl, abs=0.01)
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_a_naive_eta_is_of_the_apps_time_zone(bench: Bench, zone: str) -> None:
+    bench.app.conf.timezone = zone
+    sync = bench.task(unique="until_done", unique_for=100)
+    sync.apply_async(eta=(bench.app.now() + timedelta(seconds=50)).replace(tzinfo=None))
+    assert bench.claim().ttl == pytest.approx(150, abs=5)
+
+
+def test_the_tasks_own_expires_counts_unless_the_call_says_otherwise(bench: Bench) -> None:
+    sync = bench.task(unique="until_done", unique_for=100, expires=30)
+    sync.delay(1)
+    assert bench.claim().ttl == pytest.approx(30)
+    sync.apply_async((2,), expires=60)
+    sync.apply_async((3,), expires=None)
+    assert sorted(record.ttl for record in bench.claims()) == pytest.approx([30, 60, 100], abs=1)
+
+
+@pytest.mark.parametrize("option", ["eta", "expires"])
+def test_a_time_that_is_none_is_celerys_to_refuse_and_leaves_no_claim(
+    bench: Bench, option: str
+) -> None:
+    sync = bench.task(unique="until_done")
+    try:
+        sync.apply_async(**{option: "soon"})
+    except Exception:
+        assert bench.claims() == []
+    else:
+        assert len(bench.ids()) == 1
+
+
+# Whose message it is.
+
+
+def test_headers_of_another_message_carry_nothing_of_ours(bench: Bench) -> None:
+    sync, other = bench.task(unique="until_done"), bench.task(unique="until_done")
+    sync.apply_async((1,), singleton={"ttl": 33})
+    [first] = bench.messages()
+    passed = {**first.headers, HEADER: {**first.headers[HEADER], "started": True}, "trace": "x"}
+    child = other.apply_async((1,), headers=passed)
+    [message] = bench.messages()
+    header = message.headers[HEADER]
+    assert message.headers["trace"] == "x"
+    assert header["id"] == child.id
+    assert header["call"] != first.headers[HEADER]["call"]
+    assert header["claim"]["key"] != first.headers[HEADER]["claim"]["key"]
+    assert "started" not in header
+    assert "options" not in header
+
+
+def test_the_callers_headers_are_left_as_they_were(bench: Bench) -> None:
+    headers = {"trace": "x"}
+    bench.task(unique="until_done").apply_async(headers=headers)
+    assert headers == {"trace": "x"}
+
+
+def test_two_calls_with_one_explicit_id_are_two_calls(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    sync.apply_async(task_id="nightly")
+    sync.apply_async(task_id="nightly")
+    assert bench.ids() == ["nightly"]
+    bench.settle(None)
+    sync.apply_async(task_id="nightly")
+    assert bench.ids() == ["nightly"]
+
+
+def test_an_eager_call_asks_no_server_and_claims_nothing() -> None:
+    bench = Bench(task_always_eager=True, broker_url="redis://127.0.0.1:1/0")
+    Runtime.install(bench.app, None)
+    ran: list[int] = []
+
+    def run(account: int) -> None:
+        ran.append(account)
+
+    sync = bench.task(run, unique="until_done")
+    for _ in range(2):
+        assert sync.delay(1).successful()
+    assert ran == [1, 1]
+    assert bench.claims() == []
+    bench.app.close()
+
+
+def test_a_chords_members_and_body_are_published_beside_a_claim(bench: Bench) -> None:
+    sync = bench.task(unique="until_done")
+    first = sync.delay()
+    chord([sync.si(), sync.si(2)], sync.si()).apply_async()
+    claims = [message.headers[HEADER]["claim"] for message in bench.messages()]
+    assert [claim["duplicate"] for claim in claims] == [False, True, False]
+    assert first.id in [Token.task_id_of(record.token) for record in bench.claims()]

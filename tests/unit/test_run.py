@@ -1,0 +1,212 @@
+"""Executions of a task in Celery's own tracer, as a worker's child has it; the store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+
+from celery_singleton_lock import LeaseLost, current_lease, singleton_task
+from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.publish.header import NONCE_KEY
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task.interrupt import LeaseInterrupt
+from celery_singleton_lock.task.tenure import _tells_of_loss
+from celery_singleton_lock.testing import ManualClock, SingletonStore, lose_lease
+
+UNREACHABLE = "redis://127.0.0.1:1/0"
+
+
+class LateStore(MemoryStore):
+    """The memory store; while it is silent, releases are on their way, and arrive when told to."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.silent = True
+        self.on_their_way: list[Release] = []
+
+    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
+        if self.silent:
+            raise StoreUnavailable("timed out")
+        return super().acquire(call, timeout=timeout)
+
+    def release(self, call: Release, *, timeout: float = 0) -> Released:
+        if self.silent:
+            self.on_their_way.append(call)
+            raise StoreUnavailable("timed out")
+        return super().release(call, timeout=timeout)
+
+    def arrive(self) -> None:
+        """What was given up by its sender reaches the server all the same."""
+        while self.on_their_way:
+            super().release(self.on_their_way.pop())
+
+
+class OutageEndsClock(ManualClock):
+    """Whoever sleeps wakes when the store answers again."""
+
+    store: LateStore
+
+    def sleep(self, seconds: float) -> None:
+        self.store.silent = False
+        super().sleep(seconds)
+
+
+def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant() -> None:
+    clock = OutageEndsClock()
+    clock.store = store = LateStore(clock)
+    # Neither the store nor the broker answers, so the message is held and the store is asked again.
+    app = Celery("late", broker=UNREACHABLE, set_as_current=False)
+    app.conf.task_publish_retry = False
+    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    Runtime.install(app, Runtime(app, store=store, clock=clock))
+    held: list[Any] = []
+
+    @singleton_task(app=app, name="work", shared=False, key="{name}")
+    def work(name: str) -> None:
+        assert store.on_their_way
+        store.arrive()
+        held.append(store.inspect(current_lease().key))
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    message = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    trace("t", ["k"], {}, message)
+    app.close()
+    assert len(held) == 1, "it has not run"
+    assert held[0] is not None, "its key was free while it ran"
+    assert [*store.scan("csl:*")] == []
+
+
+@pytest.fixture
+def grouped(singleton_store: SingletonStore) -> Iterator[Celery]:
+    app = Celery("grouped", broker=UNREACHABLE, set_as_current=False)
+    app.conf.task_always_eager = True
+    singleton_store.install(app)
+    yield app
+    app.close()
+
+
+def in_group(body: Callable[[], None]) -> None:
+    """Run ``body`` in a task of a group, beside another."""
+
+    async def busy() -> None:
+        body()
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(busy())
+            tasks.create_task(asyncio.sleep(60))
+
+    asyncio.run(main())
+
+
+def test_an_interruption_that_strikes_within_a_task_group_is_one(grouped: Celery) -> None:
+    def loses() -> None:
+        lose_lease(app=grouped)
+        while True:
+            pass
+
+    @singleton_task(app=grouped, name="grouping", shared=False, on_lost="fail")
+    def grouping() -> None:
+        in_group(loses)
+
+    error = grouping.delay().result
+    assert isinstance(error, LeaseLost)
+    assert error.reason == "gone"
+
+
+@contextmanager
+def transaction() -> Iterator[None]:
+    """Of a database that is as unreachable as the store."""
+    try:
+        yield
+    finally:
+        raise ConnectionError("no rollback")
+
+
+def test_a_body_that_fails_to_clean_up_after_its_interruption_was_interrupted(
+    grouped: Celery,
+) -> None:
+    @singleton_task(app=grouped, name="cleaning", shared=False, on_lost="fail")
+    def cleaning() -> None:
+        with transaction():
+            lose_lease(app=grouped)
+            while True:
+                pass
+
+    error = cleaning.delay().result
+    assert isinstance(error, LeaseLost)
+    assert isinstance(error.__context__, ConnectionError)
+
+
+def test_a_body_that_went_on_after_its_interruption_has_its_own_error(grouped: Celery) -> None:
+    @singleton_task(app=grouped, name="heedless", shared=False, on_lost="fail")
+    def heedless() -> None:
+        with suppress(BaseException):
+            lose_lease(app=grouped)
+            while True:
+                pass
+        raise ValueError("its own")
+
+    assert isinstance(heedless.delay().result, ValueError)
+
+
+def test_a_check_within_a_task_group_ends_the_body_as_any_other(
+    grouped: Celery, singleton_store: SingletonStore
+) -> None:
+    def checks() -> None:
+        singleton_store.clock.advance(60)
+        current_lease().check()
+
+    @singleton_task(app=grouped, name="checking", shared=False, on_lost="fail")
+    def checking() -> None:
+        in_group(checks)
+
+    assert isinstance(checking.delay().result, LeaseLost)
+
+
+def test_what_follows_a_group_of_errors_does_not_meet_the_lease(
+    grouped: Celery, singleton_store: SingletonStore
+) -> None:
+    held: list[int] = []
+
+    @singleton_task(app=grouped, name="failing", shared=False)
+    def failing() -> None:
+        raise ExceptionGroup("group", [ValueError()])
+
+    @grouped.task(name="follows", shared=False)
+    def follows(request: Any, exc: Any, traceback: Any) -> None:
+        held.append(len(singleton_store.held()))
+
+    result = failing.apply_async(link_error=follows.s())
+    assert isinstance(result.result, ExceptionGroup)
+    assert held == [0]
+
+
+@pytest.mark.parametrize(
+    ("errors", "interrupted", "expected"),
+    [
+        ([LeaseInterrupt()], True, True),
+        ([LeaseInterrupt(), ValueError()], True, True),
+        ([BaseExceptionGroup("inner", [LeaseInterrupt()])], True, True),
+        ([LeaseLost("lost")], False, True),
+        ([LeaseInterrupt()], False, False),
+        ([LeaseLost("lost"), LeaseInterrupt()], False, False),
+        ([LeaseInterrupt(), SystemExit()], True, False),
+        ([ValueError()], True, False),
+        ([KeyboardInterrupt()], True, False),
+    ],
+    ids=repr,
+)
+def test_a_group_tells_of_a_loss_unless_something_in_it_goes_further(
+    errors: list[BaseException], interrupted: bool, expected: bool
+) -> None:
+    group = BaseExceptionGroup("group", errors)
+    assert _tells_of_loss(group, interrupted=interrupted) is expected

@@ -1,0 +1,202 @@
+"""What the worker parent can read of a child that is gone: real forks, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock.worker.shared_memory import Held, SharedMemory
+from tests.unit.pool_child import Child
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
+    # The children touch nothing but the record.
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+def held_by_a_killed_child(
+    record: SharedMemory, index: int, life: Callable[[], None]
+) -> list[Held]:
+    return record.of_dead(Child(index, life).kill())
+
+
+def test_what_a_killed_child_held_is_read_by_its_parent() -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        record.note(("key-1",), "t1|0.0|a", 60)
+        record.note(("key-2#0", "key-2#1"), "t2|0.0|b", 1.5)
+
+    assert held_by_a_killed_child(record, 3, life) == [
+        Held(("key-1",), "t1|0.0|a", 60),
+        Held(("key-2#0", "key-2#1"), "t2|0.0|b", 1.5),
+    ]
+
+
+def test_what_was_given_back_is_not_read() -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        record.note(("key-1",), "a", 60)
+        record.note(("key-2",), "b", 60)
+        record.strike("a")
+        record.strike("unknown")
+
+    assert held_by_a_killed_child(record, 0, life) == [Held(("key-2",), "b", 60)]
+
+
+def test_a_narrowed_note_replaces_the_wide_one() -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        record.note(("k#0", "k#1"), "a", 60)
+        record.note(("k#1",), "a", 60)
+
+    assert held_by_a_killed_child(record, 0, life) == [Held(("k#1",), "a", 60)]
+
+
+def test_children_do_not_see_each_other() -> None:
+    record = SharedMemory()
+    children = [
+        Child(index, lambda index=index: record.note((f"key-{index}",), f"t{index}", 60))
+        for index in (0, 1, 511)
+    ]
+    for index, child in zip((0, 1, 511), children, strict=True):
+        assert record.of_dead(child.kill()) == [Held((f"key-{index}",), f"t{index}", 60)]
+
+
+def test_a_settled_child_is_forgotten_and_the_others_are_not() -> None:
+    record = SharedMemory()
+    first = Child(0, lambda: record.note(("a",), "a", 60)).kill()
+    second = Child(0, lambda: record.note(("b",), "b", 60)).kill()
+    record.settle(first)
+    assert record.of_dead(first) == []
+    assert record.of_dead(second) == [Held(("b",), "b", 60)]
+
+
+def test_a_successor_with_the_same_index_does_not_overwrite_what_a_dead_child_held() -> None:
+    record = SharedMemory()
+    dead = Child(5, lambda: record.note(("old",), "old", 60)).kill()
+    successor = Child(5, lambda: record.note(("new",), "new", 60)).kill()
+    assert record.of_dead(dead) == [Held(("old",), "old", 60)]
+    assert record.of_dead(successor) == [Held(("new",), "new", 60)]
+
+
+def test_children_that_ended_with_nothing_held_use_up_no_room() -> None:
+    """As with max_tasks_per_child: nobody settles a child that ended well."""
+    record = SharedMemory()
+
+    def worked() -> None:
+        record.note(("k",), "t", 60)
+        record.strike("t")
+
+    for _ in range(10):
+        Child(0, worked).kill()
+    dead = Child(0, lambda: record.note(("old",), "old", 60)).kill()
+    for _ in range(10):
+        Child(0, worked).kill()
+    successor = Child(0, lambda: record.note(("new",), "new", 60)).kill()
+    assert record.of_dead(dead) == [Held(("old",), "old", 60)]
+    assert record.of_dead(successor) == [Held(("new",), "new", 60)]
+
+
+def test_a_child_does_not_write_what_its_parent_held() -> None:
+    record = SharedMemory()
+    record.note(("parent",), "parent", 60)  # no pool index: covered by the ttl alone
+
+    def life() -> None:
+        record.note(("child",), "child", 60)
+
+    assert held_by_a_killed_child(record, 0, life) == [Held(("child",), "child", 60)]
+    assert record.of_dead(os.getpid()) == []
+
+
+@pytest.mark.parametrize("index", [None, 512, 100_000])
+def test_a_child_without_a_row_works_without_one(index: int | None) -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        record.note(("k",), "t", 60)
+        record.strike("t")
+        record.note(("k",), "t", 60)
+
+    assert record.of_dead(Child(index, life).kill()) == []
+
+
+def test_more_than_fits_is_left_to_the_ttl_and_what_fits_later_is_written() -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        for number in range(40):
+            record.note(("k" * 200,), f"t{number}", 60)
+        for number in range(38):
+            record.strike(f"t{number}")
+
+    held = held_by_a_killed_child(record, 0, life)
+    assert [one.token for one in held] == ["t38", "t39"]
+
+
+def test_what_fitted_is_kept_when_one_more_does_not_fit() -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        record.note(("a",), "a", 60)
+        record.note(tuple(f"slot#{number}" for number in range(1000)), "wide", 60)
+
+    assert Held(("a",), "a", 60) in held_by_a_killed_child(record, 0, life)
+
+
+def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        if os.fork() == 0:
+            # The grandchild keeps the index and writes until it dies.
+            sys.setswitchinterval(1)
+            os.write(pid_pipe[1], os.getpid().to_bytes(8, "little"))
+            while True:
+                record.note(("key" * 30,), "t|0.0|n", 60)
+                record.strike("t|0.0|n")
+
+    whole = [Held(("key" * 30,), "t|0.0|n", 60)]
+    pid_pipe = os.pipe()
+    for _ in range(20):
+        child = Child(0, life)
+        grandchild = int.from_bytes(os.read(pid_pipe[0], 8), "little")
+        os.kill(grandchild, signal.SIGKILL)
+        child.kill()
+        assert record.of_dead(grandchild) in ([], whole)
+        record.settle(grandchild)
+
+
+def test_threads_that_note_at_once_do_not_fail() -> None:
+    import threading
+
+    record = SharedMemory()
+
+    def life() -> None:
+        failures: list[BaseException] = []
+        sys.setswitchinterval(1e-6)
+
+        def body(name: str) -> None:
+            try:
+                for number in range(2000):
+                    record.note((name,), f"{name}{number % 7}", 60)
+                    record.strike(f"{name}{number % 7}")
+            except BaseException as exc:
+                failures.append(exc)
+
+        threads = [threading.Thread(target=body, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+        record.note(("last",), "last", 60)
+
+    assert held_by_a_killed_child(record, 0, life) == [Held(("last",), "last", 60)]
