@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from celery import Celery
 
-from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import Acquire, PostingStore, Release
-from celery_singleton_lock.runtime import Runtime
+from tests.benchmarks.before import PACKAGE
 from tests.benchmarks.contest import Contender, Role
 
 __all__ = ["NAME", "TTL", "ours"]
@@ -21,26 +21,39 @@ __all__ = ["NAME", "TTL", "ours"]
 TTL: Final = 30
 
 NAME: Final = "celery-singleton-lock"
+_BEFORE: Final = f"{NAME}, the earlier revision"
 
 
 @contextmanager
 def ours(url: str) -> Iterator[list[Contender]]:
-    """On the store that ``url`` names: as at a task's end; and where that is another thing, as on
-    leaving a ``hold()``, which waits for the reply to its release.
+    """On the store that ``url`` names, as at a task's end.
+
+    Where that differs: also as on leaving a ``hold()``, which waits for the reply to its release.
+    And an earlier revision, where one can be imported (`tests.benchmarks.before`).
     """
+    with ExitStack() as stack:
+        contenders = stack.enter_context(_locker("celery_singleton_lock", url, NAME, Role.OURS))
+        if find_spec(PACKAGE) is not None:
+            contenders += stack.enter_context(_locker(PACKAGE, url, _BEFORE, Role.INFORMATION))[:1]
+        yield contenders
+
+
+@contextmanager
+def _locker(package: str, url: str, label: str, role: Role) -> Iterator[list[Contender]]:
+    lease, store = import_module(f"{package}.core.lease"), import_module(f"{package}.core.store")
     app = Celery("benchmark", broker="memory://")
     app.conf.singleton_lock_url = url
-    runtime = Runtime(app)
+    runtime = import_module(f"{package}.runtime").Runtime(app)
     numbers = count()
 
-    def acquire(name: str) -> Lease:
+    def acquire(name: str) -> Any:
         number = next(numbers)
         task_id = f"7c1f8f6e-0d0b-4b6c-9a52-{number:012x}"
-        lease = runtime.locker.acquire(
-            Acquire(
+        granted = runtime.locker.acquire(
+            store.Acquire(
                 slots=(runtime.keyspace.lock("benchmark.task", name),),
-                token=Token(task_id, 0, 0, f"{number:x}"),
-                holder=Holder(
+                token=lease.Token(task_id, 0, 0, f"{number:x}"),
+                holder=lease.Holder(
                     task="benchmark.task",
                     task_id=task_id,
                     worker=runtime.worker,
@@ -50,18 +63,18 @@ def ours(url: str) -> Iterator[list[Contender]]:
                 ttl=TTL,
             )
         )
-        assert isinstance(lease, Lease), lease
-        return lease
+        assert isinstance(granted, lease.Lease), granted
+        return granted
 
-    def give_back(lease: Lease) -> None:
-        runtime.locker.give_back(lease, Release(keys=(lease.key,), token=lease.token))
+    def give_back(held: Any) -> None:
+        runtime.locker.give_back(held, store.Release(keys=(held.key,), token=held.token))
 
-    def release(lease: Lease) -> None:
-        runtime.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
+    def release(held: Any) -> None:
+        runtime.locker.release(held, store.Release(keys=(held.key,), token=held.token))
 
-    contenders = [Contender(NAME, Role.OURS, acquire, give_back)]
-    if isinstance(runtime.store, PostingStore):
-        waiting = f"{NAME}, waiting for the release"
+    contenders = [Contender(label, role, acquire, give_back)]
+    if hasattr(runtime.store, "post"):
+        waiting = f"{label}, waiting for the release"
         contenders.append(Contender(waiting, Role.INFORMATION, acquire, release))
     try:
         yield contenders

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import random
+from contextlib import nullcontext
 from typing import Final
 
+from tests.benchmarks.before import exported
 from tests.benchmarks.contest import Result, run
 from tests.benchmarks.lanes import LANES
 from tests.benchmarks.machine import machine, packages, servers
@@ -24,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of this benchmark."""
     parser.add_argument("--rounds", type=int, default=40, help="blocks of each contender")
     parser.add_argument("--block", type=float, default=0.1, help="seconds of a block, about")
+    parser.add_argument("--before", metavar="REVISION", help="an earlier one, run beside this one")
     parser.add_argument("--seed", type=int, help="of the order of the blocks; printed")
     parser.add_argument(
         "--only", action="append", choices=list(LANES), metavar="STORE", help="may be repeated"
@@ -47,16 +50,19 @@ def benchmark(options: argparse.Namespace) -> None:
     print(about, flush=True)
     results: dict[str, Result] = {}
     order = random.Random(seed)
-    for store in options.only or LANES:
-        with LANES[store]() as lane:
-            results[store] = run(
-                lane.contenders,
-                lane.servers,
-                rounds=options.rounds,
-                block=options.block,
-                order=order,
-            )
-        print(f"\n{as_table({store: results[store]})}", flush=True)
+    if options.before:
+        about += f"\n- the earlier revision is {options.before}"
+    with exported(options.before) if options.before else nullcontext():
+        for store in options.only or LANES:
+            with LANES[store]() as lane:
+                results[store] = run(
+                    lane.contenders,
+                    lane.servers,
+                    rounds=options.rounds,
+                    block=options.block,
+                    order=order,
+                )
+            print(f"\n{as_table({store: results[store]})}", flush=True)
     for line in behind(results) or ["ahead of every peer"]:
         print(line)
     if options.save:

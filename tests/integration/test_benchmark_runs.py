@@ -51,7 +51,7 @@ def rows_of(output: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
 def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -> None:
-    sizes = ("--starts", "1", "--minutes", "0", "--profiled", "2", "--work", "0")
+    sizes = ("--starts", "1", "--blocks", "2", "--profiled", "2", "--work", "0")
     output = output_of("worker", "--pool", pool, *sizes)
     rows = rows_of(output)
     waits = {name: cells[-1] for name, cells in rows.items()}

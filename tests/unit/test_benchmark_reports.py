@@ -27,7 +27,7 @@ from tests.benchmarks.worker.contenders import (
 )
 from tests.benchmarks.worker.estimate import after_own_kind, estimate, first_of_runs, pace
 from tests.benchmarks.worker.laps import Block, Laps, as_block, over, pair, together, whole
-from tests.benchmarks.worker.race import Plan, runs
+from tests.benchmarks.worker.race import runs
 from tests.benchmarks.worker.stage import Course, Seen
 
 SOLO = Course("solo", 0.0)
@@ -122,12 +122,6 @@ def test_a_skip_is_not_compared_where_bodies_take_time() -> None:
     assert SKIP not in {one.name for one in contenders_of(0.01)}
 
 
-def test_the_time_is_shared_among_courses_and_starts_and_all_of_it_is_used() -> None:
-    courses = [Course(pool, seconds) for pool in ("solo", "prefork") for seconds in (0.0, 0.01)]
-    plan = Plan(courses=courses, starts=2, seconds=180.0, order=random.Random(1))
-    assert [plan.seconds_of(course) for course in courses] == [40.0, 20.0, 20.0, 10.0]
-
-
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
 def test_a_block_of_either_pool_becomes_seconds_per_task(pool: str) -> None:
     order = [CELERY] * 4 + [OURS] * 4
@@ -135,7 +129,7 @@ def test_a_block_of_either_pool_becomes_seconds_per_task(pool: str) -> None:
     seen = Seen(
         publishing=[9.0, 1.0, 1.0, 1.0, 9.0, 3.0, 3.0, 3.0],
         seconds=[9.0, 1.0, 1.0, 1.0, 9.0, 2.0, 2.0, 2.0] if solo else [],
-        processor=[5.0] * 8 if solo else [],
+        processor=[5.0] * 8 if solo else [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
         parts=[],
         taken=[] if solo else [0.0, 0.5, 1.0, 2.0, 3.0, 3.5, 4.0, 6.0],
         pairs=[0.1, 0.3, 0.2],
@@ -144,6 +138,7 @@ def test_a_block_of_either_pool_becomes_seconds_per_task(pool: str) -> None:
     block = as_block(order, seen)
     assert block.tasks == {CELERY: 1.0, OURS: 2.0}
     assert block.publishing == {CELERY: 1.0, OURS: 3.0}
+    assert block.processor == ({CELERY: 5.0, OURS: 5.0} if solo else {CELERY: 0.5, OURS: 2.0})
     assert block.first == ({CELERY: 9.0, OURS: 9.0} if solo else {})
     assert block.pair == 0.2
 

@@ -34,9 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="milliseconds of a body, 0 and 10 by default; may be repeated",
     )
     parser.add_argument("--starts", type=int, default=4, help="of the workers")
-    parser.add_argument(
-        "--minutes", type=float, default=6, help="of the race; starts and the rest take about three"
-    )
+    parser.add_argument("--blocks", type=int, default=40, help="of each pool and body, per start")
+    parser.add_argument("--before", metavar="REVISION", help="an earlier one, run beside this one")
     parser.add_argument("--profiled", type=int, default=150, help="blocks of ours, part by part")
     parser.add_argument("--seed", type=int, help="of the order of the tasks; printed")
     parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
@@ -49,7 +48,7 @@ def benchmark(options: argparse.Namespace) -> None:
     plan = Plan(
         courses=[Course(pool, ms / 1000) for pool in options.pool or _POOLS for ms in work],
         starts=options.starts,
-        seconds=options.minutes * 60,
+        blocks=options.blocks,
         order=random.Random(seed),
     )
     about = "\n".join(
@@ -57,11 +56,13 @@ def benchmark(options: argparse.Namespace) -> None:
             f"- {machine()}",
             f"- {servers()}",
             f"- {packages(_PACKAGES)}",
-            f"- {options.minutes:g} minutes, {options.starts} starts of the workers, seed {seed}",
+            f"- {options.starts} starts of each worker, {options.blocks} blocks each, seed {seed}",
         ]
     )
     print(about, flush=True)
-    with staged() as stage:
+    if options.before:
+        about += f"\n- the earlier revision is {options.before}"
+    with staged(options.before) as stage:
         counts = count(stage)
         found = race(stage, plan)
         parts = profile.profile(stage, options.profiled, plan.order)

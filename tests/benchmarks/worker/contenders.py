@@ -8,7 +8,7 @@ from typing import Final
 from tests.benchmarks.contest import Role
 
 __all__ = [
-    *("BY_NAME", "CELERY", "CONTENDERS", "OURS", "RAW_PAIR", "SKIP"),
+    *("BEFORE", "BESIDE", "BY_NAME", "CELERY", "CONTENDERS", "OURS", "RAW_PAIR", "SKIP"),
     *("Contender", "contenders_of"),
 ]
 
@@ -35,6 +35,8 @@ CELERY: Final = "Celery alone"
 RAW_PAIR: Final = "SET NX PX + EVALSHA in the body"
 OURS: Final = "celery-singleton-lock"
 SKIP: Final = "celery-singleton-lock, skipped"
+BESIDE: Final = "a plain task beside singleton tasks"
+BEFORE: Final = "celery-singleton-lock, the earlier revision"
 
 CONTENDERS: Final = (
     Contender(CELERY, Role.FLOOR, "plain"),
@@ -50,11 +52,18 @@ CONTENDERS: Final = (
     Contender(f'{OURS}, unique="until_start"', Role.OURS, "claimed_until_start"),
     Contender(f'{OURS}, unique="until_done"', Role.OURS, "claimed_until_done"),
     Contender(SKIP, Role.OURS, "locked", alike=True),
-    Contender("a plain task beside singleton tasks", Role.INFORMATION, "beside"),
+    Contender(BESIDE, Role.INFORMATION, "beside"),
 )
-BY_NAME: Final = {contender.name: contender for contender in CONTENDERS}
+_BEFORE: Final = Contender(BEFORE, Role.INFORMATION, "locked_before")
+BY_NAME: Final = {contender.name: contender for contender in (*CONTENDERS, _BEFORE)}
 
 
-def contenders_of(seconds: float) -> list[Contender]:
-    """Those who run where bodies take ``seconds``: what is skipped has no body to compare."""
-    return [one for one in CONTENDERS if not (seconds and one.alike)]
+def contenders_of(seconds: float, *, before: bool = False) -> list[Contender]:
+    """The contenders where bodies take ``seconds``: what is skipped has no body to compare.
+
+    Args:
+        seconds: Of a body.
+        before: Whether the earlier revision of ours is among them.
+    """
+    field = (*CONTENDERS, _BEFORE) if before else CONTENDERS
+    return [one for one in field if not (seconds and one.alike)]

@@ -24,7 +24,8 @@ class Block:
     Attributes:
         tasks: Of a task that follows one of its own kind.
         first: Of one that follows another's; solo alone.
-        processor: Of the processor time of one that follows one of its own kind; solo alone.
+        processor: Of the processor time of one that follows one of its own kind; in prefork, of all
+            the worker's processes.
         publishing: Of a call that follows one of its own kind.
         pair: A raw pair among others.
     """
@@ -42,7 +43,7 @@ def as_block(order: Sequence[str], seen: Seen) -> Block:
     return Block(
         tasks=after_own_kind(order, seen.seconds) if solo else pace(order, seen.taken),
         first=first_of_runs(order, seen.seconds) if solo else {},
-        processor=after_own_kind(order, seen.processor) if solo else {},
+        processor=(after_own_kind(order, seen.processor) if solo else pace(order, seen.processor)),
         publishing=after_own_kind(order, seen.publishing),
         pair=median(seen.pairs),
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tests.benchmarks.wire import Count
-from tests.benchmarks.worker.contenders import BY_NAME, CELERY, CONTENDERS, contenders_of
+from tests.benchmarks.worker.contenders import BY_NAME, CELERY, contenders_of
 from tests.benchmarks.worker.laps import Block, Laps, as_block
 from tests.benchmarks.worker.stage import Course, Stage
 
@@ -22,9 +21,6 @@ _RUN: Final = {"solo": 5, "prefork": 20}
 # Celery alone is the other side of every difference: it has more runs, for its noise is in all.
 _RUNS_OF_CELERY: Final = 3
 _WARM_UP: Final = 20
-# How the time is shared: most of it for no-ops in a solo worker, where most of the goals are.
-_SHARE: Final = {"solo": 2.0, "prefork": 1.0}
-_LEAST: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +29,15 @@ class Plan:
 
     Attributes:
         courses: Which.
-        starts: How often the worker is started anew.
-        seconds: In all, but for the starts; every course has two blocks per start, however long.
+        starts: How often each worker is started again.
+        blocks: Of each course in each start, the same number in all pools.
         order: Shuffles the runs of each block.
     """
 
     courses: Sequence[Course]
     starts: int
-    seconds: float
+    blocks: int
     order: random.Random
-
-    def seconds_of(self, course: Course) -> float:
-        """Per start."""
-        share = _share(course) / sum(_share(one) for one in self.courses)
-        return self.seconds * share / self.starts
 
 
 def race(stage: Stage, plan: Plan) -> dict[Course, Laps]:
@@ -58,7 +49,9 @@ def race(stage: Stage, plan: Plan) -> dict[Course, Laps]:
                 warm_up(stage, pool)
                 for course, laps in found.items():
                     if course.pool == pool:
-                        laps.starts.append(_blocks(stage, plan, course))
+                        laps.starts.append(
+                            [_block(stage, plan.order, course) for _ in range(plan.blocks)]
+                        )
         print(f"start {start + 1} of {plan.starts} is done", flush=True)
     return found
 
@@ -68,7 +61,7 @@ def count(stage: Stage) -> dict[str, Count]:
     found = {}
     with stage.worker("solo", counting=True):
         warm_up(stage, "solo")
-        for contender in CONTENDERS:
+        for contender in contenders_of(0.0, before=stage.before):
             sent = stage.block([contender] * _COUNTED_TASKS, 0.0).sent
             found[contender.name] = Count(
                 round(sent.requests / _COUNTED_TASKS), round(sent.round_trips / _COUNTED_TASKS)
@@ -79,7 +72,8 @@ def count(stage: Stage) -> dict[str, Count]:
 def warm_up(stage: Stage, pool: str) -> None:
     """Let every process of a new worker, and this one, have seen every contender."""
     tasks = _WARM_UP if pool == "solo" else 2 * _WARM_UP
-    stage.block([one for one in CONTENDERS for _ in range(tasks)], 0.0, pairs=_WARM_UP)
+    field = contenders_of(0.0, before=stage.before)
+    stage.block([one for one in field for _ in range(tasks)], 0.0, pairs=_WARM_UP)
 
 
 def runs(names: Sequence[str], length: int, order: random.Random) -> list[str]:
@@ -89,20 +83,8 @@ def runs(names: Sequence[str], length: int, order: random.Random) -> list[str]:
     return [name for name in shuffled for _ in range(length)]
 
 
-def _share(course: Course) -> float:
-    return _SHARE[course.pool] * (1.0 if course.seconds else 2.0)
-
-
-def _blocks(stage: Stage, plan: Plan, course: Course) -> list[Block]:
-    end = time.monotonic() + plan.seconds_of(course)
-    blocks: list[Block] = []
-    while len(blocks) < _LEAST or time.monotonic() < end:
-        blocks.append(_block(stage, plan.order, course))
-    return blocks
-
-
 def _block(stage: Stage, order: random.Random, course: Course) -> Block:
-    field = [one.name for one in contenders_of(course.seconds)]
+    field = [one.name for one in contenders_of(course.seconds, before=stage.before)]
     names = runs(field, _RUN[course.pool], order)
     seen = stage.block([BY_NAME[name] for name in names], course.seconds, pairs=_PAIRS)
     return as_block(names, seen)

@@ -11,6 +11,8 @@ from tests.benchmarks.plots import Bar, Chart
 from tests.benchmarks.samples import Spread
 from tests.benchmarks.wire import Count
 from tests.benchmarks.worker.contenders import (
+    BEFORE,
+    BESIDE,
     BY_NAME,
     CELERY,
     OURS,
@@ -30,8 +32,9 @@ def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
     """Markdown: what a task takes more at the worker, the least first."""
     solo = course.pool == "solo"
     heads = ["lock", "more than Celery alone, µs", "in pairs of a body", "in pairs of a loop"]
+    heads.append("processor time, µs" if solo else "processor time of all processes, µs")
     if solo:
-        heads += ["after other tasks, µs", "processor time, µs", "with publishing, µs"]
+        heads += ["after other tasks, µs", "with publishing, µs"]
     heads.append("replies waited for")
     in_body, in_loop = _micros(laps.of(over("tasks", RAW_PAIR))), _micros(laps.of(pair))
     rows = [
@@ -44,11 +47,9 @@ def as_table(course: Course, laps: Laps, counts: Mapping[str, Count]) -> str:
     for name in _ordered(laps):
         cells = [_label(name), _micros(laps.of(over("tasks", name)))]
         cells += [_text(_in_bodies(laps, name)), _text(laps.ratio(over("tasks", name), pair))]
+        cells.append(_micros(laps.of(over("processor", name))))
         if solo:
-            cells += [
-                _micros(laps.of(over("first", name))),
-                _micros(laps.of(over("processor", name))),
-            ]
+            cells.append(_micros(laps.of(over("first", name))))
             cells.append(_micros(laps.of(together(name))))
         cells.append(str(counts[name].requests) if name in counts else "")
         rows.append(f"| {' | '.join(cells)} |")
@@ -90,6 +91,11 @@ def verdicts(course: Course, laps: Laps) -> list[str]:
     for name in laps.names:
         if BY_NAME[name].role is Role.PEER:
             lines.append(_verdict(f"a task adds, times {name},", laps, ours, over("tasks", name)))
+            text = f"a task adds in processor time, times {name},"
+            lines.append(_verdict(text, laps, over("processor", OURS), over("processor", name)))
+    if BEFORE in laps.names:
+        text = "a task takes, times the earlier revision's,"
+        lines.append(_verdict(text, laps, whole(OURS), whole(BEFORE)))
     if SKIP in laps.names:
         skip = over("tasks", SKIP)
         lines.append(_verdict("a skip adds, times Celery's own work,", laps, skip, whole(CELERY)))
@@ -116,9 +122,9 @@ def _data(course: Course, laps: Laps, name: str, counts: Mapping[str, Count]) ->
         "publishing_over_celery": asdict(laps.of(over("publishing", name))),
         "replies_waited_for": counts[name].requests if name in counts else None,
     }
+    data["processor_over_celery"] = asdict(laps.of(over("processor", name)))
     if course.pool == "solo":
         data["first_over_celery"] = asdict(laps.of(over("first", name)))
-        data["processor_over_celery"] = asdict(laps.of(over("processor", name)))
         data["together_over_celery"] = asdict(laps.of(together(name)))
     return data
 
@@ -136,7 +142,7 @@ def _label(name: str) -> str:
     role = BY_NAME[name].role
     if role is Role.OURS:
         return f"**{name}**"
-    return f"{name} (no lock)" if role is not Role.PEER else name
+    return f"{name} (no lock)" if role is Role.FLOOR or name == BESIDE else name
 
 
 def _micros(seconds: Spread) -> str:

@@ -21,6 +21,7 @@ import redis
 
 from celery_singleton_lock import hold
 from example_project.private_server import PrivateServer, find_binary
+from tests.benchmarks.before import exported
 from tests.benchmarks.wire import Count
 from tests.benchmarks.worker.contenders import BY_NAME, CELERY, Contender
 from tests.harness.app_module import fresh_module
@@ -60,7 +61,8 @@ class Seen:
     Attributes:
         publishing: Seconds that each call took in the process that published.
         seconds: Solo: that the worker spent on each.
-        processor: Solo: seconds of processor time that it had for each.
+        processor: Solo: seconds of processor time that it had for each. Prefork: seconds that the
+            worker and its children had had when each was taken.
         parts: Solo, where they are timed: seconds of each by part.
         taken: Prefork: when a child took each, in seconds of some clock.
         pairs: Seconds of raw pairs in a row, in the process that runs the bodies.
@@ -79,9 +81,17 @@ class Seen:
 class Stage:
     """The servers, the app in this process, and the worker of a while."""
 
-    def __init__(self, broker: PrivateServer, locks: PrivateServer, app: ModuleType) -> None:
+    def __init__(
+        self,
+        broker: PrivateServer,
+        locks: PrivateServer,
+        app: ModuleType,
+        environment: dict[str, str],
+    ) -> None:
         self.locks = locks
-        self._environment = {"BROKER_URL": broker.url(), "LOCK_URL": locks.url()}
+        #: Whether an earlier revision of ours is among the tasks.
+        self.before = "BEFORE" in environment
+        self._environment = environment
         self._app = app.app
         self._tasks = app.app.tasks
         # A client with a timeout would ask again, and lose what came for its first question.
@@ -139,10 +149,12 @@ class Stage:
         while ("pairs" not in told and pairs) or not ("ends" in told or "taken" in told):
             told |= self._told()
         past = slice(1, len(contenders) + 1)
+        processors = told.get("processors", [])
+        solo = "ends" in told
         return Seen(
             publishing=publishing[1:],
             seconds=_steps(told.get("ends", ()))[: len(contenders)],
-            processor=_steps(told.get("processors", ()))[: len(contenders)],
+            processor=_steps(processors)[: len(contenders)] if solo else processors[past],
             parts=told.get("parts", [])[past],
             taken=told.get("taken", [])[past],
             pairs=told.get("pairs", []),
@@ -174,13 +186,16 @@ class Stage:
 
 
 @contextmanager
-def staged() -> Iterator[Stage]:
-    """Private servers, and the app in this process."""
+def staged(before: str | None = None) -> Iterator[Stage]:
+    """Private servers, and the app in this process; with a task of the revision ``before``."""
     with ExitStack() as stack:
         broker = stack.enter_context(PrivateServer(binary=find_binary()))
         locks = stack.enter_context(PrivateServer(binary=find_binary()))
-        environment = {**os.environ, "BROKER_URL": broker.url(), "LOCK_URL": locks.url()}
-        stage = Stage(broker, locks, stack.enter_context(fresh_module(_APP, environment)))
+        environment = {"BROKER_URL": broker.url(), "LOCK_URL": locks.url()}
+        if before is not None:
+            environment["BEFORE"] = str(stack.enter_context(exported(before)))
+        app = stack.enter_context(fresh_module(_APP, {**os.environ, **environment}))
+        stage = Stage(broker, locks, app, environment)
         with stage.held():
             yield stage
 

@@ -3,7 +3,8 @@
 In a solo worker a message's time goes from the end of the one before it to its own end, so it holds
 everything: fetching, decoding, lock, body, result, release. (Celery may acknowledge a message in
 the beginning of the next one's time; that costs all of them the same.) Where children run the
-bodies, the parent notes when a child took each: as many are done in between as were taken.
+bodies, the parent notes when a child took each: as many are done in between as were taken. It
+also notes the processor time that it and its children have had until then.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class Timekeeper(bootsteps.StartStopStep):
         self._switch(consumer.app)  # of a pool without children
         make = consumer.create_task_handler
         children = consumer.pool.__module__ == "celery.concurrency.prefork"
-        timed = self._as_taken if children else self._as_ended
-        consumer.create_task_handler = lambda: timed(make())
+        if children:
+            consumer.create_task_handler = lambda: self._as_taken(make(), consumer.pool)
+        else:
+            consumer.create_task_handler = lambda: self._as_ended(make())
 
     def _switch(self, app: Any) -> None:
         """Let each task that is traced in this process say whether there are receivers."""
@@ -79,15 +82,16 @@ class Timekeeper(bootsteps.StartStopStep):
 
         return timed
 
-    def _as_taken(self, handle: _Handler) -> _Handler:
-        block = _Block()
+    def _as_taken(self, handle: _Handler, pool: Any) -> _Handler:
+        processor = _ProcessorTime(pool)
+        block = _Block(processor)
 
         def timed(message: Any) -> None:
             nonlocal block
             message.ack_log_error = block.noting(message.ack_log_error)
             if _is_mark(message):
                 # What comes from now on is the next block's, though this one isn't done.
-                block.whole, block = True, _Block()
+                block.whole, block = True, _Block(processor)
             handle(message)
 
         return timed
@@ -100,25 +104,42 @@ class _Block:
         whole: Whether all have arrived.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processor: _ProcessorTime) -> None:
         self.whole = False
+        self._processor = processor
         self._taken: list[float] = []
+        self._processors: list[float] = []
         self._missing = 0
 
     def noting(self, acknowledge: Callable[..., Any]) -> Callable[..., Any]:
         number = len(self._taken)
         self._taken.append(0.0)
+        self._processors.append(0.0)
         self._missing += 1
 
         def noted(*args: Any, **options: Any) -> Any:
             self._taken[number] = time.perf_counter()
+            self._processors[number] = self._processor.seconds()
             result = acknowledge(*args, **options)
             self._missing -= 1
             if self.whole and not self._missing:
-                tell(taken=self._taken)
+                tell(taken=self._taken, processors=self._processors)
             return result
 
         return noted
+
+
+class _ProcessorTime:
+    """The processor time of this process and of its pool's children, all threads included."""
+
+    def __init__(self, pool: Any) -> None:
+        children = [process.pid for process in pool._pool._pool]
+        # The clock of another process's processor time: clock_getcpuclockid(3), as Linux makes it.
+        self._clocks = [time.CLOCK_PROCESS_CPUTIME_ID, *((~pid << 3) | 2 for pid in children)]
+
+    def seconds(self) -> float:
+        """Since the processes were started."""
+        return sum(time.clock_gettime(clock) for clock in self._clocks)
 
 
 def _heard_by(receivers: list[Any], wanted: Iterable[Any], trace: Callable[..., Any]) -> Any:
