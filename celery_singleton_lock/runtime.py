@@ -17,7 +17,7 @@ from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.locker import Ledger, Locker
+from celery_singleton_lock.core.locker import LeaseNotes, Locker
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.instrumentation.logging import is_logged, log_event
@@ -59,7 +59,7 @@ class Runtime:
 
     #: Where a pool child notes its leases for the worker parent; set by the bootstep before the
     #: pool forks.
-    ledger: Ledger | None = None
+    ledger: LeaseNotes | None = None
     #: Name of this worker; set there too.
     worker_name = ""
 

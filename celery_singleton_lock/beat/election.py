@@ -58,7 +58,7 @@ from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Acquire, Permission, Permit, Refused, Release
+from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 __all__ = ["Election"]
@@ -186,7 +186,7 @@ class Election:
         """Believe ``at`` instead of what is stored, until the next permit overwrites that."""
         self._last_runs[entry] = replace(self._last_runs[entry], at=at)
 
-    def permit(self, entry: str, at: float) -> bool:
+    def authorize_tick(self, entry: str, at: float) -> bool:
         """Whether this process may send the run of ``entry`` that was due ``at``; at most once.
 
         False: it leads no more, or has resigned just now.
@@ -204,15 +204,15 @@ class Election:
         self.recall([entry])
         new = _LastRun.of(at)
         reply = self._swap(lease, entry, self._last_runs[entry].text, new)
-        if reply is Permission.CHANGED:
+        if reply is Authorization.CHANGED:
             stored = self._read([entry])[0]
             if stored in self._unsure.get(entry, ()):
                 reply = self._swap(lease, entry, stored, new)
-        if reply is Permission.PERMITTED:
+        if reply is Authorization.AUTHORIZED:
             self._last_runs[entry] = new
             self._unsure.pop(entry, None)
             return True
-        if reply is Permission.DEPOSED:
+        if reply is Authorization.DEPOSED:
             self.resign("the store says that its token leads no more")
         else:
             self.resign(f"somebody changed the last run of {entry!r}")
@@ -261,8 +261,8 @@ class Election:
             self._next_try = min(self._next_try, now + record.ttl + _AFTER_EXPIRY)
         self._tell(EventName.STANDING_BY, refused.holder)
 
-    def _swap(self, lease: Lease, entry: str, expected: str | None, new: _LastRun) -> Permission:
-        call = Permit(
+    def _swap(self, lease: Lease, entry: str, expected: str | None, new: _LastRun) -> Authorization:
+        call = AuthorizeTick(
             leader=lease.key,
             token=lease.token,
             entry=Keyspace.last_run(lease.key, entry),
@@ -273,7 +273,7 @@ class Election:
         store = self._locker.store
         for attempt in range(1, _TRIES + 1):
             try:
-                reply = store.permit(call, timeout=timeout_for(self.ttl))
+                reply = store.authorize_tick(call, timeout=timeout_for(self.ttl))
             except StoreUnavailable as exc:
                 self._unsure.setdefault(entry, set()).add(new.text)
                 if attempt == _TRIES:

@@ -132,7 +132,7 @@ class LeaderMixin(Scheduler):
         _ = self.producer
         slot = slot_of(entry)
         self._shield.raise_()
-        if not self._election.permit(_name(entry), slot.timestamp()):
+        if not self._election.authorize_tick(_name(entry), slot.timestamp()):
             raise _NotPermitted
         self._slot = slot
         return self.advance(entry, slot)
@@ -246,7 +246,7 @@ class LeaderScheduler(LeaderMixin, PersistentScheduler):
         """Store where ``entry`` begins: its phase outlives this process and its schedule file."""
         if entry.last_run_at is None:
             return
-        if not self._election.permit(_name(entry), utc(entry.last_run_at).timestamp()):
+        if not self._election.authorize_tick(_name(entry), utc(entry.last_run_at).timestamp()):
             raise _NotPermitted
 
 

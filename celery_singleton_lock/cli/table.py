@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Phase, Record
-from celery_singleton_lock.core.wait_queue import CALLED
+from celery_singleton_lock.core.wait_queue import HANDOFF_TASK
 
 __all__ = ["describe", "json_array", "row_of", "table"]
 
@@ -108,7 +108,7 @@ def _shown(text: str) -> str:
 
 
 def _state(record: Record) -> str:
-    if record.token.startswith(f"{CALLED}|"):
+    if record.token.startswith(f"{HANDOFF_TASK}|"):
         return "kept for who waits"
     return _PHASES[record.phase] if record.phase else _KINDS[record.kind]
 

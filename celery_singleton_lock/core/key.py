@@ -152,7 +152,7 @@ class Keyspace:
         return f"{_shard_of(key)}:done|{attempt}"
 
     @staticmethod
-    def line(key: str) -> str:
+    def wait_queue(key: str) -> str:
         """Those who wait for ``key``, or for any of its slots."""
         shard = _shard_of(key)  # as with markers: no scope can forge the name
         return f"{shard}:line|{key.partition('#')[0].removeprefix(shard + ':')}"
@@ -172,7 +172,7 @@ class Keyspace:
         return [f"{shard}}}:done|{attempt}", line, f"{line}!"]
 
     @staticmethod
-    def is_line(name: str) -> bool:
+    def is_wait_queue(name: str) -> bool:
         """Whether ``name`` is a line, or what calls its first; neither is a text."""
         return "}:line|" in name
 

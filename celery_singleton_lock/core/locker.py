@@ -64,7 +64,7 @@ _UNKNOWN: Final = (
 )
 
 
-class Ledger(Protocol):
+class LeaseNotes(Protocol):
     """Where a process writes down what it holds, for whoever survives it."""
 
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None: ...
@@ -83,7 +83,7 @@ class Locker:
         clock: Clock,
         heartbeat: Heartbeat,
         events: Events,
-        ledger: Ledger | None = None,
+        ledger: LeaseNotes | None = None,
     ) -> None:
         self.store = store
         self.clock = clock

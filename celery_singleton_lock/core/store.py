@@ -21,12 +21,12 @@ from celery_singleton_lock.errors import StoreError
 __all__ = [
     "Acquire",
     "Admit",
+    "Authorization",
+    "AuthorizeTick",
     "Capabilities",
     "ClaimChange",
     "Granted",
     "MarkerState",
-    "Permission",
-    "Permit",
     "PostingStore",
     "Refused",
     "Relation",
@@ -67,10 +67,10 @@ class Released(StrEnum):
     DONE = "done"  # another delivery of the same attempt finished
 
 
-class Permission(StrEnum):
+class Authorization(StrEnum):
     """What a leader that wants to send hears; the words the script answers with."""
 
-    PERMITTED = "permitted"
+    AUTHORIZED = "permitted"
     DEPOSED = "deposed"  # its token leads no more
     CHANGED = "changed"  # the entry's last run is another one than it believes
 
@@ -137,9 +137,9 @@ class Acquire:
             reserved for it.
         keeps_claim: Whether a grant leaves the claim as it is: where one of several nodes grants,
             nothing is decided yet.
-        line: Of a store that calls those who wait: seconds to count as one of them, should another
-            have the key; 0: no longer; None: never did.
-        turn: What the caller was called by, which has the key kept for it; empty: it wasn't.
+        wait_ttl: Seconds that the caller counts as waiting if another token holds the key; 0: the
+            caller leaves the wait queue; None: it never joined.
+        handoff: The handoff token that woke the caller. The key is reserved for it. Empty: none.
     """
 
     slots: tuple[str, ...]
@@ -151,8 +151,8 @@ class Acquire:
     frees_claim: bool = False
     yields: bool = False
     keeps_claim: bool = False
-    line: float | None = None
-    turn: str = ""
+    wait_ttl: float | None = None
+    handoff: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Permit:
+class AuthorizeTick:
     """Ask, as the leader, to send one entry; swaps the entry's last run in the same step.
 
     Attributes:
@@ -215,7 +215,7 @@ class Permit:
         token: The leader's.
         entry: The key of the entry's last run, in the same shard.
         expected: The last run that must stand; None: there must be none.
-        new: The last run to put there. It names this one permit, so that one sent again is known.
+        new: The last run to store. It is unique, so that a repeated request is recognized.
         ttl: Seconds that the new one stays.
     """
 
@@ -331,12 +331,12 @@ class Store(Protocol):
         """
         ...
 
-    def permit(self, call: Permit, *, timeout: float) -> Permission:
+    def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
         """Swap an entry's last run, if the leader's token and the expected last run stand."""
         ...
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
-        """What :meth:`permit` put at each of ``keys``, in one round trip; None where nothing is."""
+        """The last run stored at each of ``keys``, None where there is none; in one round trip."""
         ...
 
     def trace(self, key: str, *, timeout: float) -> Trace:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final, Protocol, runtime_checkable
 
-__all__ = ["CALLED", "CallsWaiters", "Place"]
+__all__ = ["HANDOFF_TASK", "CallsWaiters", "Place"]
 
 #: The task in the token of a key that is kept for who was called. No task's id is quoted like that,
 #: so no delivery, release or renewal takes such a key for its own.
-CALLED: Final = "%waiter"
+HANDOFF_TASK: Final = "%waiter"
 
 
 class Place(Protocol):

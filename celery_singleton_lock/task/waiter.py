@@ -75,7 +75,7 @@ class Waiter:
         # Before it is sent: of an interrupted call nobody knows what it has done.
         self._counted = self._counted or bool(line)
         turn, self._turn = self._turn, ""
-        reply = self._acquire(call if line is None else replace(call, line=line, turn=turn))
+        reply = self._acquire(call if line is None else replace(call, wait_ttl=line, handoff=turn))
         if isinstance(reply, Lease) or reply.relation is Relation.OTHER:
             self._counted = isinstance(reply, Refused) and bool(line)
         return reply

@@ -19,7 +19,7 @@ from celery import Celery
 from celery.schedules import crontab
 from celery.signals import before_task_publish
 
-from celery_singleton_lock.core.store import Permission, Permit
+from celery_singleton_lock.core.store import Authorization, AuthorizeTick
 from celery_singleton_lock.stores.redis.store import RedisStore
 
 app = Celery("ticks", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -40,16 +40,16 @@ def ambush(place: str) -> None:
         os.kill(os.getpid(), getattr(signal, signal_name))
 
 
-_permit = RedisStore.permit
+_authorize_tick = RedisStore.authorize_tick
 
 
-def permit(self: RedisStore, call: Permit, *, timeout: float) -> Permission:
+def authorize_tick(self: RedisStore, call: AuthorizeTick, *, timeout: float) -> Authorization:
     """Called by beat when it has looked at its lease for the last time."""
     ambush("permit")
-    return _permit(self, call, timeout=timeout)
+    return _authorize_tick(self, call, timeout=timeout)
 
 
-RedisStore.permit = permit  # type: ignore[method-assign]
+RedisStore.authorize_tick = authorize_tick  # type: ignore[method-assign]
 
 
 @before_task_publish.connect

@@ -55,7 +55,7 @@ __all__ = ["fault"]
 TTL = 60.0
 
 
-class Ledger:
+class LeaseNotes:
     """What the worker parent would free, should this process die."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Bench:
         # As in most workers: what is released is logged at DEBUG, and no receiver is connected.
         events = Events([self.events.append], lambda name: name is not EventName.RELEASED)
         self.heartbeat = Heartbeat(store, self.clock, events)
-        self.ledger = Ledger()
+        self.ledger = LeaseNotes()
         self.locker = Locker(store, self.clock, self.heartbeat, events, self.ledger)
         # The first one teaches the server the script, and is waited for.
         self.end(self.begin(new_key()))

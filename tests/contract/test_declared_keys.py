@@ -16,7 +16,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
-from celery_singleton_lock.core.store import MarkerState, Permit, Released
+from celery_singleton_lock.core.store import AuthorizeTick, MarkerState, Released
 from celery_singleton_lock.stores.redis import admission, cluster, renewal
 from celery_singleton_lock.stores.redis import store as module
 from celery_singleton_lock.stores.redis.scripts import Script
@@ -81,10 +81,10 @@ def wait_in_line(store: RedisStore) -> None:
     for slots in ((key,), (f"{key}x", f"{key}x#1", f"{key}x#2")):
         holders = [take(store, slots) for _ in slots]
         waiter = new_token()
-        ask(store, slots, waiter, line=WAITS)
+        ask(store, slots, waiter, wait_ttl=WAITS)
         assert give(store, slots, holders[0]) is Released.RELEASED
-        take(store, slots, waiter, line=WAITS, turn=holders[0].nonce)
-        ask(store, slots, new_token(), line=0.0)
+        take(store, slots, waiter, wait_ttl=WAITS, handoff=holders[0].nonce)
+        ask(store, slots, new_token(), wait_ttl=0.0)
 
 
 def hold_and_give_back(store: RedisStore) -> None:
@@ -114,8 +114,8 @@ def lead_and_free(store: RedisStore) -> None:
     leader = new_key()
     token = take(store, leader)
     entry = Keyspace.last_run(leader, "entry")
-    call = Permit(leader=leader, token=token, entry=entry, expected=None, new="1", ttl=LONG)
-    store.permit(call, timeout=TIMEOUT)
+    call = AuthorizeTick(leader=leader, token=token, entry=entry, expected=None, new="1", ttl=LONG)
+    store.authorize_tick(call, timeout=TIMEOUT)
     store.free(leader, None)
 
 

@@ -168,7 +168,7 @@ def test_a_url_may_do_without_the_probes(server: PrivateServer) -> None:
 def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
-    places, line = Places(clock), Keyspace.line(new_key())
+    places, line = Places(clock), Keyspace.wait_queue(new_key())
     for number in range(2):
         raw.rpush(f"{line}!", f"nonce-{number}")
         place = places.place(line, "waiter", lambda: connections, TIMEOUT)
@@ -182,7 +182,7 @@ def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long
 def test_a_place_whose_server_does_not_even_end_the_wait_is_taken_again(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
-    places, line = Places(clock), Keyspace.line(new_key())
+    places, line = Places(clock), Keyspace.wait_queue(new_key())
     place = places.place(line, "waiter", lambda: connections, TIMEOUT)
     assert place is not None
     assert place.wait(0) == ""

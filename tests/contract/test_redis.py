@@ -269,7 +269,7 @@ def test_a_store_needs_nothing_of_its_transport_but_the_protocol(
         assert [*chain.from_iterable(answers)] == [Renewal.RENEWED]
         place = store.place(key, "waiter", timeout=TIMEOUT)
         assert place is not None
-        raw.rpush(f"{Keyspace.line(key)}!", "nonce")
+        raw.rpush(f"{Keyspace.wait_queue(key)}!", "nonce")
         assert place.wait(TIMEOUT) == "nonce"
         place.leave(counted=False)
         assert give(store, key, token) is Released.RELEASED

@@ -19,10 +19,10 @@ from celery_singleton_lock.core.lease import Phase as ClaimPhase
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
+    AuthorizeTick,
     ClaimChange,
     Granted,
     MarkerState,
-    Permit,
     Refused,
     Release,
     Store,
@@ -167,15 +167,21 @@ def renew(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
     return f"renew {name} {token} {ttl} {phase=}", run
 
 
-def permit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
+def authorize_tick(
+    draw: Any, name: str, token: Token, ttl: float, phase: Any
+) -> tuple[str, Operation]:
     expected = draw(st.sampled_from((None, *LAST_RUNS)))
     new = draw(st.sampled_from(LAST_RUNS))
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         leader = key_of(name)
         entry = Keyspace.last_run(leader, "every minute")
-        call = Permit(leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=ttl)
-        return store.permit(call, timeout=TIMEOUT), store.last_runs([entry], timeout=TIMEOUT)
+        call = AuthorizeTick(
+            leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=ttl
+        )
+        return store.authorize_tick(call, timeout=TIMEOUT), store.last_runs(
+            [entry], timeout=TIMEOUT
+        )
 
     return f"permit {name} {token} {ttl} {expected=} {new=}", run
 
@@ -199,7 +205,7 @@ _OPERATIONS = {
     "admit": admit,
     "settle": settle,
     "renew": renew,
-    "permit": permit,
+    "permit": authorize_tick,
     "free": free,
 }
 

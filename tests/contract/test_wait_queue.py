@@ -45,7 +45,7 @@ class Desk:
         self.runtime = Runtime.of(self.app)
         self.name = uuid4().hex[:12]
         self.key = self.runtime.keyspace.lock(SCOPE, self.name)
-        self.line = Keyspace.line(self.key)
+        self.line = Keyspace.wait_queue(self.key)
         self.had: list[str] = []
         self._raws = raws
         self._threads = ThreadPoolExecutor(32)
@@ -169,7 +169,7 @@ def test_who_comes_in_between_does_not_overtake(redis_store: RedisStore, raw: re
     def in_time() -> bool:
         """Whether all this came before the half second was over; then what it saw is asserted."""
         (key, holder), first = take_new(redis_store), new_token()
-        list_name = f"{Keyspace.line(key)}!"
+        list_name = f"{Keyspace.wait_queue(key)}!"
         assert in_line(redis_store, key, first)
         assert give(redis_store, key, holder) is Released.RELEASED
         late = ask(redis_store, key, new_token())
@@ -179,7 +179,7 @@ def test_who_comes_in_between_does_not_overtake(redis_store: RedisStore, raw: re
         assert late.relation is Relation.OTHER
         [_, turn] = raw.blpop([list_name], 1)
         for _ in range(2):  # twice, for a reply may be lost
-            granted = ask(redis_store, key, first, line=1.5, turn=turn.decode())
+            granted = ask(redis_store, key, first, wait_ttl=1.5, handoff=turn.decode())
             assert isinstance(granted, Granted)
         assert give(redis_store, key, first) is Released.RELEASED
         assert names_of(raw, key) == []
@@ -194,13 +194,13 @@ def take_new(store: RedisStore) -> tuple[str, Any]:
 
 
 def in_line(store: RedisStore, key: str, token: Any, seconds: float = PATIENCE) -> bool:
-    reply = ask(store, key, token, line=seconds)
+    reply = ask(store, key, token, wait_ttl=seconds)
     return isinstance(reply, Refused) and reply.relation is Relation.OTHER
 
 
 def names_of(raw: redis.Redis, key: str) -> list[bytes]:
     """The key, its line and its list, as far as they are there."""
-    line = Keyspace.line(key)
+    line = Keyspace.wait_queue(key)
     return [name for name in (key, line, f"{line}!") if raw.exists(name)]
 
 
@@ -253,7 +253,7 @@ def test_a_key_that_nobody_waits_for_is_free_at_once(
     key, holder = take_new(redis_store)
     waiter = new_token()
     assert in_line(redis_store, key, waiter)
-    assert not isinstance(ask(redis_store, key, waiter, line=0.0), Granted)  # it gives up
+    assert not isinstance(ask(redis_store, key, waiter, wait_ttl=0.0), Granted)  # it gives up
     assert give(redis_store, key, holder) is Released.RELEASED
     assert names_of(raw, key) == []
     take(redis_store, key)
@@ -266,7 +266,7 @@ def test_a_key_is_kept_for_who_was_called_for_half_a_second_only(
         key, holder = take_new(redis_store)
         assert in_line(redis_store, key, new_token())
         give(redis_store, key, holder)
-        ttls = [raw.pttl(name) for name in (key, f"{Keyspace.line(key)}!")]
+        ttls = [raw.pttl(name) for name in (key, f"{Keyspace.wait_queue(key)}!")]
         refused = ask(redis_store, key, new_token())
         assert all(ttl <= 500 for ttl in ttls)
         assert -1 not in ttls
@@ -284,7 +284,7 @@ def test_who_waits_is_counted_no_longer_than_it_said(
 ) -> None:
     key, holder = take_new(redis_store)
     assert in_line(redis_store, key, new_token(), 0.001)
-    wait_until(lambda: not raw.exists(Keyspace.line(key)), "the line is gone")
+    wait_until(lambda: not raw.exists(Keyspace.wait_queue(key)), "the line is gone")
     give(redis_store, key, holder)
     assert names_of(raw, key) == []
 
@@ -296,14 +296,14 @@ def test_who_died_is_counted_no_longer_though_others_came_after(
     dead, living = new_token(), new_token()
     assert in_line(redis_store, key, dead, 0.1)
     assert in_line(redis_store, key, living)
-    [(_, until)] = raw.zrange(Keyspace.line(key), 0, 0, withscores=True)
+    [(_, until)] = raw.zrange(Keyspace.wait_queue(key), 0, 0, withscores=True)
 
     def is_over() -> bool:
         seconds, micros = raw.time()
         return seconds * 1000 + micros / 1000 > until + 1
 
     wait_until(is_over, "the dead one's time is over")
-    ask(redis_store, key, living, line=0.0)
+    ask(redis_store, key, living, wait_ttl=0.0)
     give(redis_store, key, holder)
     assert not raw.exists(key)
 
@@ -316,7 +316,7 @@ def test_who_waits_for_one_of_several_slots_is_called_by_the_first_that_is_free(
     tokens = [take(store, slots) for _ in slots]
     first, second = new_token(), new_token()
     for token in (first, second):
-        assert isinstance(ask(store, slots, token, line=PATIENCE), Refused)
+        assert isinstance(ask(store, slots, token, wait_ttl=PATIENCE), Refused)
     places = [
         store.place(slots[0], token.nonce, timeout=TIMEOUT)  # type: ignore[attr-defined]
         for token in (first, second)
@@ -326,12 +326,12 @@ def test_who_waits_for_one_of_several_slots_is_called_by_the_first_that_is_free(
     give(store, slots[2], tokens[2])
     turn = places[0].wait(PATIENCE)
     assert turn
-    granted = ask(store, slots, first, line=PATIENCE, turn=turn)
+    granted = ask(store, slots, first, wait_ttl=PATIENCE, handoff=turn)
     assert granted == Granted(key=slots[2], fence=None)
     give(store, slots[0], tokens[0])
     turn = places[1].wait(PATIENCE)
     assert turn
-    assert isinstance(ask(store, slots, second, line=PATIENCE, turn=turn), Granted)
+    assert isinstance(ask(store, slots, second, wait_ttl=PATIENCE, handoff=turn), Granted)
     for place in places:
         place.leave(counted=False)
 

@@ -68,12 +68,14 @@ class Scene:
 
     def calls(self, key: str) -> list[str]:
         """Who was called and hasn't heard of it."""
-        found: Any = self.raw.lrange(f"{Keyspace.line(key)}!", 0, -1)
+        found: Any = self.raw.lrange(f"{Keyspace.wait_queue(key)}!", 0, -1)
         return [turn.decode() for turn in found]
 
     def waits(self, key: str, waiter: Token, **options: Any) -> None:
         """Ask for ``key``, and stand in the line."""
-        assert relation_of(ask(self.store, key, waiter, line=WAITS, **options)) is Relation.OTHER
+        assert (
+            relation_of(ask(self.store, key, waiter, wait_ttl=WAITS, **options)) is Relation.OTHER
+        )
 
     def kept(self, **options: Any) -> Kept:
         """A hand-over that stopped half-way, whose half second doesn't end."""
@@ -93,7 +95,7 @@ class Scene:
 
     def stays(self, key: str) -> bool:
         """Let what is kept for half a second be kept; False: that is over already."""
-        return all(self.raw.pexpire(name, 600000) for name in (key, f"{Keyspace.line(key)}!"))
+        return all(self.raw.pexpire(name, 600000) for name in (key, f"{Keyspace.wait_queue(key)}!"))
 
     def is_waiters(self, key: str) -> bool:
         return (self.raw.get(key) or b"").startswith(b"r %waiter|")
@@ -112,11 +114,14 @@ def test_only_who_was_called_takes_a_key_that_is_kept(scene: Scene) -> None:
     assert relation_of(ask(scene.store, kept.key, late)) is Relation.OTHER
     for turn in ("", "another", kept.holder.nonce + "0", "-"):
         assert (
-            relation_of(ask(scene.store, kept.key, late, line=WAITS, turn=turn)) is Relation.OTHER
+            relation_of(ask(scene.store, kept.key, late, wait_ttl=WAITS, handoff=turn))
+            is Relation.OTHER
         )
     assert relation_of(ask(scene.store, kept.key, kept.waiter)) is Relation.OTHER
-    assert isinstance(ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn), Granted)
-    assert relation_of(ask(scene.store, kept.key, late, line=WAITS, turn=kept.turn)) is (
+    assert isinstance(
+        ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn), Granted
+    )
+    assert relation_of(ask(scene.store, kept.key, late, wait_ttl=WAITS, handoff=kept.turn)) is (
         Relation.OTHER
     ), "the turn is over: what stands there is a lease"
 
@@ -126,7 +131,7 @@ def test_the_fence_rises_with_each_hand_over(scene: Scene) -> None:
     for _ in range(3):
         kept = scene.kept()
         before = scene.raw.get(Keyspace.fence(kept.key))
-        reply = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+        reply = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
         assert isinstance(reply, Granted)
         assert reply.fence is not None
         assert reply.fence > int(before or 0)
@@ -178,7 +183,7 @@ def test_an_operator_frees_it_like_any_other(scene: Scene) -> None:
     assert scene.store.free(kept.key, str(kept.holder)) is False
     assert scene.store.free(kept.key, record_of(scene.store, kept.key).token)
     take(scene.store, kept.key)
-    refused = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    refused = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
     assert relation_of(refused) is Relation.OTHER, "it was called for a key that is another's now"
 
 
@@ -196,7 +201,7 @@ def test_a_release_that_is_made_again_hands_over_once(scene: Scene) -> None:
 
 def test_a_release_that_is_made_again_leaves_a_later_holder_alone(scene: Scene) -> None:
     kept, third = scene.kept(), new_token()
-    reply = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    reply = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
     assert isinstance(reply, Granted)
     scene.waits(kept.key, third)
     for _ in range(2):
@@ -251,7 +256,7 @@ def test_a_posted_release_that_is_late_finds_what_its_next_copy_left(bench: Benc
     scene.waits(key, waiter)
     call = Release(keys=(key,), token=holder)
     assert bench.store.release(call, timeout=TIMEOUT) is Released.RELEASED
-    turn = bench.raw.blpop([f"{Keyspace.line(key)}!"], 1)
+    turn = bench.raw.blpop([f"{Keyspace.wait_queue(key)}!"], 1)
     assert turn is None or turn[1].decode() == holder.nonce  # None: its half second was over
     bench.raw.delete(key)
     third = take(bench.store, key)
@@ -282,10 +287,12 @@ def test_a_twin_of_who_is_done_hears_so_and_takes_nobodys_turn(scene: Scene) -> 
     kept = scene.kept(marker=MarkerState.DONE, marker_ttl=LONG)
     twin = Token(kept.holder.task_id, 0, 0, "another-delivery")
     for turn in ("", kept.turn):
-        reply = ask(scene.store, kept.key, twin, line=WAITS, turn=turn)
+        reply = ask(scene.store, kept.key, twin, wait_ttl=WAITS, handoff=turn)
         assert relation_of(reply) is Relation.DONE
     assert scene.is_waiters(kept.key)
-    assert isinstance(ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn), Granted)
+    assert isinstance(
+        ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn), Granted
+    )
 
 
 @pytest.mark.parametrize("kind", [Kind.RESERVED, Kind.COOLING])
@@ -297,7 +304,7 @@ def test_what_becomes_of_a_lease_is_not_handed_over(scene: Scene, kind: Kind) ->
     assert give(scene.store, key, holder, **options) is Released.RELEASED
     assert record_of(scene.store, key).kind is kind
     assert scene.calls(key) == []
-    scene.waits(key, waiter, turn=holder.nonce)
+    scene.waits(key, waiter, handoff=holder.nonce)
     if kind is Kind.RESERVED:
         assert isinstance(ask(scene.store, key, holder.next_attempt()), Granted)
 
@@ -312,7 +319,7 @@ def test_a_claim_goes_with_a_lease_that_is_waited_for(scene: Scene) -> None:
     record = record_of(scene.store, claim)
     assert (record.token, record.phase) == (holder.task, Phase.RETRYING)
     turn = holder.nonce
-    granted = ask(scene.store, key, waiter, line=WAITS, turn=turn, claim=running(claim))
+    granted = ask(scene.store, key, waiter, wait_ttl=WAITS, handoff=turn, claim=running(claim))
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).token == holder.task, "another's claim"
     assert give(scene.store, key, waiter, claim=freed(claim)) is Released.RELEASED
@@ -326,7 +333,9 @@ def test_who_waits_with_a_claim_changes_it_as_without_a_line(scene: Scene) -> No
     scene.waits(key, waiter, claim=running(claim))
     assert record_of(scene.store, claim).phase is Phase.QUEUED
     give(scene.store, key, holder)
-    granted = ask(scene.store, key, waiter, line=WAITS, turn=holder.nonce, claim=running(claim))
+    granted = ask(
+        scene.store, key, waiter, wait_ttl=WAITS, handoff=holder.nonce, claim=running(claim)
+    )
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).phase is Phase.RUNNING
     assert give(scene.store, key, waiter, claim=freed(claim)) is Released.RELEASED
@@ -336,20 +345,20 @@ def test_who_waits_with_a_claim_changes_it_as_without_a_line(scene: Scene) -> No
 def test_who_is_refused_by_a_claim_stands_in_no_line(scene: Scene) -> None:
     key, claim = new_claim()
     publish(scene.store, claim)
-    refused = ask(scene.store, key, new_token(), claim=running(claim), yields=True, line=WAITS)
+    refused = ask(scene.store, key, new_token(), claim=running(claim), yields=True, wait_ttl=WAITS)
     assert isinstance(refused, Refused)
     assert refused.record is not None
     assert refused.record.kind is Kind.CLAIM
-    assert not scene.raw.exists(Keyspace.line(key))
+    assert not scene.raw.exists(Keyspace.wait_queue(key))
 
 
 def test_of_several_slots_the_one_that_is_kept_is_taken_and_no_other_is_lost(scene: Scene) -> None:
     slots = Keyspace.slots(new_key(), 3)
     holders = [take(scene.store, slots) for _ in slots]
     waiter = new_token()
-    assert relation_of(ask(scene.store, slots, waiter, line=WAITS)) is Relation.OTHER
+    assert relation_of(ask(scene.store, slots, waiter, wait_ttl=WAITS)) is Relation.OTHER
     give(scene.store, slots[1], holders[1])
-    granted = ask(scene.store, slots, waiter, line=WAITS, turn=holders[1].nonce)
+    granted = ask(scene.store, slots, waiter, wait_ttl=WAITS, handoff=holders[1].nonce)
     assert granted == Granted(key=slots[1], fence=None)
     assert [record_of(scene.store, slot).kind for slot in slots] == [Kind.LEASE] * 3
     assert [record_of(scene.store, slot).token for slot in slots[::2]] == [

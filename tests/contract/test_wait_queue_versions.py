@@ -138,7 +138,7 @@ def test_an_older_holder_is_not_disturbed_by_who_waits(
     scene.waits(key, waiter)
     assert give(older, key, holder) is Released.RELEASED
     assert not raw.exists(key), "it calls nobody, and keeps it for nobody"
-    assert isinstance(ask(scene.store, key, waiter, line=WAITS), Granted)
+    assert isinstance(ask(scene.store, key, waiter, wait_ttl=WAITS), Granted)
     assert record_of(older, key).kind is Kind.LEASE
 
 
@@ -170,13 +170,13 @@ def test_an_older_worker_takes_a_key_that_is_kept_when_that_is_over(
     scene.raw.pexpire(kept.key, 1)
     wait_until(lambda: not scene.raw.exists(kept.key), "its time is over")
     take(older, kept.key, late)
-    turned = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    turned = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
     assert relation_of(turned) is Relation.OTHER
 
 
 def test_who_was_called_is_not_stopped_by_an_older_worker(older: OlderStore, scene: Scene) -> None:
     kept = scene.kept()
-    granted = ask(scene.store, kept.key, kept.waiter, line=WAITS, turn=kept.turn)
+    granted = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
     assert isinstance(granted, Granted)
     assert relation_of(ask(older, kept.key, new_token())) is Relation.OTHER
     # The older worker's parent, say, which knows the token.
@@ -213,4 +213,4 @@ def test_old_and_new_never_share_a_key_and_all_have_it(
         crowd = [threads.submit(queue, store, key, 20, inside) for store in stores]
         assert [one.result() for one in crowd] == [20] * 6
     wait_until(lambda: not raw.keys(f"*{key.rpartition(':')[2]}*"), "nothing is left")
-    assert not raw.exists(Keyspace.line(key))
+    assert not raw.exists(Keyspace.wait_queue(key))

@@ -167,8 +167,8 @@ def test_a_tick_that_is_being_sent_at_the_stop_is_sent(beats: Beats, ticks: Tick
     beats.prepare(stopped := beats.leader(), "SIGTERM", "send")
     stopped.wait_for_log("singleton resigned")
     assert stopped.wait() == 0
-    permitted = stopped.log.count("Sending due task interval")
-    assert len(ticks.of()) == permitted
+    authorized = stopped.log.count("Sending due task interval")
+    assert len(ticks.of()) == authorized
 
 
 @pytest.fixture

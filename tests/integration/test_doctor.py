@@ -84,7 +84,7 @@ def test_rights_that_only_waiting_needs_are_a_note(server: PrivateServer, raw: A
 
 
 def test_those_who_wait_are_no_strangers(server: PrivateServer, raw: Any) -> None:
-    line = Keyspace.line(Keyspace().lock("patient.work", "busy"))
+    line = Keyspace.wait_queue(Keyspace().lock("patient.work", "busy"))
     raw.zadd(line, {"somebody": 1})
     raw.rpush(f"{line}!", "a call")
     for name in (line, f"{line}!"):

@@ -54,7 +54,7 @@ def start_waiting(stage: Stage, name: str, **options: Any) -> Any:
 
 
 def line_of(stage: Stage, name: str) -> list[str]:
-    line = Keyspace.line(stage.key(name))
+    line = Keyspace.wait_queue(stage.key(name))
     return [key for key in (line, f"{line}!") if stage.redis.exists(key)]
 
 

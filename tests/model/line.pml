@@ -26,7 +26,7 @@
 #endif
 #define DRIFT 1
 #define TRUST (TTL - DRIFT)
-/* Ticks that a key is kept for who was called, and the call with it. [stores/redis/lua/line.lua] */
+/* Ticks that a key is kept for who was called, and the call with it. [stores/redis/lua/wait_queue.lua] */
 #define KEPT 1
 /* Ticks that who waits counts as waiting after a look. [task/waiter.py Waiter.ask] */
 #define COUNTED 2
@@ -163,7 +163,7 @@ inline free_key() {
   blank = 0
 }
 
-/* [stores/redis/lua/line.lua] */
+/* [stores/redis/lua/wait_queue.lua] */
 inline call_next() {
   assert(!listed && !kept);
   listed = 1;
@@ -195,7 +195,7 @@ end:
   :: d_step { c[me].at == IDLE ->
       ask() }
 
-  /* The store carries out an acquire; who waits is counted, and the holder's value says so. [stores/redis/lua/acquire.lua] [stores/redis/lua/line.lua] */
+  /* The store carries out an acquire; who waits is counted, and the holder's value says so. [stores/redis/lua/acquire.lua] [stores/redis/lua/wait_queue.lua] */
   :: d_step { c[me].call == SENT ->
       if
       :: key == FREE || MINE || KEPT_FOR_ME ->
@@ -244,7 +244,7 @@ end:
   /* Block on the list of calls. [task/waiter.py Waiter.wait] [stores/redis/wait_queue.py _Place.wait] [stores/redis/wait_queue.py _Place._block] */
   :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
 
-  /* The server gives a call to one who blocks, also while that one looks. [stores/redis/lua/line.lua] */
+  /* The server gives a call to one who blocks, also while that one looks. [stores/redis/lua/wait_queue.lua] */
   :: d_step { c[me].blocks && listed && c[me].call != SENT ->
       c[me].turn = VALID;
       c[me].blocks = 0;

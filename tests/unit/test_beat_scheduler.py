@@ -200,7 +200,7 @@ def test_a_leader_whose_store_is_away_does_not_tick_and_lives(
         raise StoreUnavailable("connection refused")
 
     with monkeypatch.context() as outage:
-        for name in ("acquire", "renew", "release", "permit", "last_runs"):
+        for name in ("acquire", "renew", "release", "authorize_tick", "last_runs"):
             outage.setattr(bench.store, name, away)
         bench.run(20, beat)
     assert [slot for _, _, slot in bench.sent] == [1, 2, 3]

@@ -14,7 +14,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Acquire, Granted, Permission, Permit, Refused
+from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Granted, Refused
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.transitions.entries import Entry, LastRun
@@ -52,10 +52,10 @@ class CuedStore(MemoryStore):
         self._check()
         return super().release(call, timeout=timeout)
 
-    def permit(self, call: Permit, *, timeout: float = 0) -> Permission:
+    def authorize_tick(self, call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
         self._check()
         self.before_permit()
-        reply = super().permit(call, timeout=timeout)
+        reply = super().authorize_tick(call, timeout=timeout)
         if self.deaf_permits:
             self.deaf_permits -= 1
             raise StoreUnavailable("no reply")
@@ -178,7 +178,7 @@ def test_who_is_deposed_while_its_keeper_finds_out_says_that_it_leads_again(benc
     assert bench.store.free(KEY, None)
     bench.clock.advance(TTL / 3)
     bench.store.before_permit = a.heartbeat.sweep
-    assert not a.election.permit("e", 1.0)
+    assert not a.election.authorize_tick("e", 1.0)
     assert a.election.campaign()
     assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
 
@@ -189,7 +189,7 @@ def test_a_leader_whose_lease_is_near_its_end_leads_no_more(bench: Bench) -> Non
     bench.clock.advance(TTL - 0.1)
     assert not bench.b.election.campaign()
     assert not bench.a.election.leading
-    assert not bench.a.election.permit("e", 1.0)
+    assert not bench.a.election.authorize_tick("e", 1.0)
 
 
 def test_who_resigns_lets_the_others_come_first(bench: Bench) -> None:
@@ -221,11 +221,11 @@ def test_a_grant_whose_reply_was_lost_blocks_nobody_for_a_ttl(bench: Bench) -> N
 
 def test_only_the_leader_is_permitted(bench: Bench) -> None:
     a, b = bench.a.election, bench.b.election
-    assert not a.permit("e", 1.0)
+    assert not a.authorize_tick("e", 1.0)
     a.campaign()
     b.campaign()
-    assert a.permit("e", 1.0)
-    assert not b.permit("e", 1.0)
+    assert a.authorize_tick("e", 1.0)
+    assert not b.authorize_tick("e", 1.0)
     assert a.last_run("e") == 1.0
 
 
@@ -234,7 +234,7 @@ def test_the_next_leader_sees_every_run_that_was_permitted(bench: Bench) -> None
     a.campaign()
     for entry in ("e", "f"):
         for at in (1.0, 2.000001, 1_700_000_000.123457):
-            assert a.permit(entry, at)
+            assert a.authorize_tick(entry, at)
     a.resign("stopped")
     bench.clock.advance(POLL)
     b.campaign()
@@ -245,26 +245,26 @@ def test_the_next_leader_sees_every_run_that_was_permitted(bench: Bench) -> None
         None,
     ]
     assert b.recall(["e", "f", "new"]) == []
-    assert b.permit("new", 3.0)
+    assert b.authorize_tick("new", 3.0)
 
 
 def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None:
     # It has looked at its lease, is stopped, and wakes at the permit itself.
     a, b = bench.a.election, bench.b.election
     a.campaign()
-    a.permit("e", 1.0)
+    a.authorize_tick("e", 1.0)
     lease = a._lease
     assert lease is not None
     bench.clock.advance(TTL)
     b.campaign()
-    b.permit("e", 2.0)
+    b.authorize_tick("e", 2.0)
     lease.valid_until = float("inf")
-    assert not a.permit("e", 2.0)
+    assert not a.authorize_tick("e", 2.0)
     assert not a.leading
     assert bench.a.names() == [EventName.LEADING, EventName.LOST, EventName.RESIGNED]
     assert "leads no more" in str(bench.a.said[-1].data["why"])
     assert b.last_run("e") == 2.0
-    assert b.permit("e", 3.0)
+    assert b.authorize_tick("e", 3.0)
 
 
 def test_without_the_token_in_the_script_it_would_be_permitted(
@@ -278,14 +278,14 @@ def test_without_the_token_in_the_script_it_would_be_permitted(
     b.campaign()
     lease.valid_until = float("inf")
 
-    def trusting(call: Permit, *, timeout: float = 0) -> Permission:
+    def trusting(call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
         record = bench.store.inspect(call.leader)
         assert record is not None
         object.__setattr__(call, "token", Token.parse(record.token))
-        return CuedStore.permit(bench.store, call)
+        return CuedStore.authorize_tick(bench.store, call)
 
-    monkeypatch.setattr(bench.store, "permit", trusting)
-    assert a.permit("e", 1.0)
+    monkeypatch.setattr(bench.store, "authorize_tick", trusting)
+    assert a.authorize_tick("e", 1.0)
 
 
 def test_a_last_run_that_somebody_changed_makes_the_leader_resign_and_read_again(
@@ -293,15 +293,15 @@ def test_a_last_run_that_somebody_changed_makes_the_leader_resign_and_read_again
 ) -> None:
     a = bench.a.election
     a.campaign()
-    a.permit("e", 1.0)
+    a.authorize_tick("e", 1.0)
     del bench.store._entries[Keyspace.last_run(KEY, "e")]
-    assert not a.permit("e", 2.0)
+    assert not a.authorize_tick("e", 2.0)
     assert not a.leading
     bench.clock.advance(POLL)
     assert a.campaign()
     assert a.tenure == 2
     assert a.recall(["e"]) == ["e"]
-    assert a.permit("e", 2.0)
+    assert a.authorize_tick("e", 2.0)
 
 
 def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> None:
@@ -313,16 +313,16 @@ def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> 
         bench.store._entries[Keyspace.last_run(KEY, name)] = (entry, float("inf"))
         a.recall([name])
         assert a.last_run(name) is None
-        assert a.permit(name, 5.0)
+        assert a.authorize_tick(name, 5.0)
 
 
 def test_a_doubted_last_run_is_overwritten_by_the_next_permit(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
-    a.permit("e", 9e9)
+    a.authorize_tick("e", 9e9)
     a.doubt("e", 5.0)
     assert a.last_run("e") == 5.0
-    assert a.permit("e", 6.0)
+    assert a.authorize_tick("e", 6.0)
     assert a.last_run("e") == 6.0
 
 
@@ -349,11 +349,11 @@ def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
     bench.store.away = True
     for _ in range(3):
         with pytest.raises(StoreError):
-            a.election.permit("e", 1.0)
+            a.election.authorize_tick("e", 1.0)
         assert a.election.campaign()
         bench.advance(1, a)
     bench.store.away = False
-    assert a.election.permit("e", 1.0)
+    assert a.election.authorize_tick("e", 1.0)
     assert a.names() == [EventName.LEADING, EventName.STORE_FAILED, EventName.LEADING]
     bench.store.away = True
     bench.advance(TTL, a)
@@ -369,23 +369,23 @@ def test_a_permit_whose_reply_was_lost_is_asked_again_and_given(bench: Bench) ->
     a = bench.a.election
     a.campaign()
     bench.store.deaf_permits = 1
-    assert a.permit("e", 1.0)
+    assert a.authorize_tick("e", 1.0)
     assert bench.a.names() == [EventName.LEADING]
 
 
 def test_what_lost_permits_left_is_swapped_by_the_next_one(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
-    a.permit("e", 1.0)
+    a.authorize_tick("e", 1.0)
     bench.store.deaf_permits = 2
     with pytest.raises(StoreUnavailable):
-        a.permit("e", 2.0)
+        a.authorize_tick("e", 2.0)
     bench.store.away = True
     with pytest.raises(StoreUnavailable):
-        a.permit("e", 3.0)
+        a.authorize_tick("e", 3.0)
     bench.store.away = False
     assert a.last_run("e") == 1.0
-    assert a.permit("e", 3.0)
+    assert a.authorize_tick("e", 3.0)
     assert a.leading
     assert a.last_run("e") == 3.0
 

@@ -61,7 +61,7 @@ class CuedStore(MemoryStore):
         return reply
 
 
-class Ledger:
+class LeaseNotes:
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, ...]] = {}
 
@@ -82,7 +82,7 @@ class Bench:
         self.events: list[Event] = []
         events = Events([self.events.append])
         self.heartbeat = Heartbeat(self.store, self.clock, events)
-        self.ledger = Ledger()
+        self.ledger = LeaseNotes()
         self.locker = Locker(self.store, self.clock, self.heartbeat, events, self.ledger)
 
     def names(self) -> list[str]:

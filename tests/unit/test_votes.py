@@ -6,8 +6,8 @@ import pytest
 
 from celery_singleton_lock.core.lease import Holder, Kind, Record
 from celery_singleton_lock.core.store import (
+    Authorization,
     Granted,
-    Permission,
     Refused,
     Relation,
     Released,
@@ -160,22 +160,22 @@ def test_no_majority_is_a_refusal_only_where_a_majority_refuses() -> None:
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ("ppp__", Permission.PERMITTED),
-        ("pppcd", Permission.PERMITTED),
-        ("ddd__", Permission.DEPOSED),
+        ("ppp__", Authorization.AUTHORIZED),
+        ("pppcd", Authorization.AUTHORIZED),
+        ("ddd__", Authorization.DEPOSED),
         ("ppdd_", None),
         ("ppcc_", None),
         ("ccccc", None),
     ],
 )
-def test_a_permit(answers: str, expected: Permission | None) -> None:
+def test_a_permit(answers: str, expected: Authorization | None) -> None:
     words: dict[str, object] = {
-        "p": Permission.PERMITTED,
-        "d": Permission.DEPOSED,
-        "c": Permission.CHANGED,
+        "p": Authorization.AUTHORIZED,
+        "d": Authorization.DEPOSED,
+        "c": Authorization.CHANGED,
         "_": PENDING,
     }
-    assert votes.permitted(poll(*(words[letter] for letter in answers))) is expected
+    assert votes.authorized(poll(*(words[letter] for letter in answers))) is expected
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class RedisOperators:
 
         Nobody waits for ``key``; nothing stays.
         """
-        line = Keyspace.line(key)
+        line = Keyspace.wait_queue(key)
         called = f"{line}!"
         commands: list[Command] = [
             ("RPUSH", called, "you"),
@@ -165,7 +165,7 @@ _NAMES: Final = {command: b"*2\r\n" + packed_word(command) for command in ("GET"
 
 def _stray(name: str, kind: bytes, ttl_ms: int) -> str:
     """What is wrong with a key; empty: nothing."""
-    if kind not in (b"string", b"none") and not Keyspace.is_line(name):
+    if kind not in (b"string", b"none") and not Keyspace.is_wait_queue(name):
         return f"is a {kind.decode()}, not a string"
     return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
 

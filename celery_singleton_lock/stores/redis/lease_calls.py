@@ -31,11 +31,11 @@ def acquire_call(call: Acquire, fence_base: int) -> Call:
         keys.append(claim.key)
         flags = (call.frees_claim, call.yields, call.keeps_claim)
         arguments += [phase_of(claim), *("1" if flag else "0" for flag in flags)]
-    if call.line is not None:
-        keys.append(Keyspace.line(key))
+    if call.wait_ttl is not None:
+        keys.append(Keyspace.wait_queue(key))
         if claim is None:
             arguments += ["-", "0", "0", "0"]
-        arguments += [f"{milliseconds(call.line)}" if call.line else "0", call.turn]
+        arguments += [f"{milliseconds(call.wait_ttl)}" if call.wait_ttl else "0", call.handoff]
     return keys, arguments
 
 

@@ -23,12 +23,12 @@ from celery_singleton_lock.core.lease import Lease, Record, Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
+    Authorization,
+    AuthorizeTick,
     Capabilities,
     ClaimChange,
     Granted,
     MarkerState,
-    Permission,
-    Permit,
     Refused,
     Relation,
     Release,
@@ -64,12 +64,12 @@ __all__ = ["SETTLE_CLAIM", "RedisStore"]
 
 _T = TypeVar("_T")
 
-_ACQUIRE = _Script("claims", "line", "acquire")
-_RELEASE = _Script("claims", "line", "release")
+_ACQUIRE = _Script("claims", "wait_queue", "acquire")
+_RELEASE = _Script("claims", "wait_queue", "release")
 _MARK = _Script("claims", "mark")
 SETTLE_CLAIM = _Script("claims", "settle_claim")
 _FREE = _Script("free")
-_PERMIT = _Script("permit")
+_AUTHORIZE_TICK = _Script("authorize_tick")
 _SHARDS = _Script("shards")
 _TRACE = _Script("trace")
 _CAPABILITIES: Final = Capabilities(fence=True, name="redis", renews_for_others=True)
@@ -152,7 +152,7 @@ class RedisStore(RedisOperators):
         return granted
 
     def place(self, key: str, who: str, *, timeout: float) -> Place | None:
-        line = Keyspace.line(key)
+        line = Keyspace.wait_queue(key)
         home = partial(self._connections.home_of, line, timeout)
         return self._places.place(line, who, home, timeout)
 
@@ -237,14 +237,14 @@ class RedisStore(RedisOperators):
         arguments = [token.task, phase_of(change), _ms(change.ttl)]
         _repeatable(lambda: self._run(SETTLE_CLAIM, [change.key], arguments, timeout))
 
-    def permit(self, call: Permit, *, timeout: float) -> Permission:
+    def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
         reply = self._run(
-            _PERMIT,
+            _AUTHORIZE_TICK,
             [call.leader, call.entry],
             [str(call.token), call.expected or "", call.new, _ms(call.ttl)],
             timeout,
         )
-        return Permission(reply.decode())
+        return Authorization(reply.decode())
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
         # Not MGET: whoever may run the scripts may GET, and a pipeline is one round trip too.

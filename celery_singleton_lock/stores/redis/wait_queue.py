@@ -8,7 +8,7 @@ Promises
 
 Does not promise
     That a call arrives. Who was called and died has taken it along; the key is free again half a
-    second later (line.lua), and the others look by themselves.
+    second later (wait_queue.lua), and the others look by themselves.
 
 States of a place::
 

@@ -46,12 +46,12 @@ from celery_singleton_lock.core.lease import Lease, Record, Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
+    Authorization,
+    AuthorizeTick,
     Capabilities,
     ClaimChange,
     Granted,
     MarkerState,
-    Permission,
-    Permit,
     Refused,
     Release,
     Released,
@@ -151,7 +151,7 @@ class RedlockStore:
             task=token.task,
         ).check()
 
-    def permit(self, call: Permit, *, timeout: float) -> Permission:
+    def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
         """Permitted where a majority swapped the last run under the leader's token.
 
         A node that was away has an older last run, and refuses. While the token stands on a
@@ -159,31 +159,31 @@ class RedlockStore:
         is what the leader expects, such nodes are brought up to date, each under the token still.
         """
         poll = self._ask_permission(
-            lambda store: store.permit(call, timeout=timeout), call, timeout
+            lambda store: store.authorize_tick(call, timeout=timeout), call, timeout
         )
-        verdict = votes.permitted(poll)
+        verdict = votes.authorized(poll)
         if verdict is not None:
             return verdict
-        if poll.count - poll.heard.count(Permission.DEPOSED) < poll.majority:
+        if poll.count - poll.heard.count(Authorization.DEPOSED) < poll.majority:
             raise poll.error()
         if self.last_runs([call.entry], timeout=timeout)[0] not in (call.expected, call.new):
-            return Permission.CHANGED
+            return Authorization.CHANGED
 
-        def swap_whatever_stands(store: RedisStore) -> Permission:
+        def swap_whatever_stands(store: RedisStore) -> Authorization:
             [stands] = store.last_runs([call.entry], timeout=timeout)
-            return store.permit(replace(call, expected=stands), timeout=timeout)
+            return store.authorize_tick(replace(call, expected=stands), timeout=timeout)
 
         poll = self._ask_permission(swap_whatever_stands, call, timeout)
-        verdict = votes.permitted(poll)
+        verdict = votes.authorized(poll)
         if verdict is None:
             raise poll.error()
         return verdict
 
     def _ask_permission(
-        self, operation: Callable[[RedisStore], Permission], call: Permit, timeout: float
-    ) -> Poll[Permission]:
+        self, operation: Callable[[RedisStore], Authorization], call: AuthorizeTick, timeout: float
+    ) -> Poll[Authorization]:
         poll = self._quorum.ask(
-            operation, timeout=timeout, enough=votes.permitted, task=call.token.task
+            operation, timeout=timeout, enough=votes.authorized, task=call.token.task
         )
         poll.check()
         return poll

@@ -17,8 +17,8 @@ from typing import Final
 
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.core.store import (
+    Authorization,
     Granted,
-    Permission,
     Refused,
     Relation,
     Released,
@@ -29,6 +29,7 @@ from celery_singleton_lock.stores.redlock.fanout import PENDING, Poll
 __all__ = [
     "acquired",
     "admitted",
+    "authorized",
     "claimant",
     "contended",
     "contested",
@@ -36,7 +37,6 @@ __all__ = [
     "grants",
     "last_run",
     "name",
-    "permitted",
     "released",
     "renewed",
     "standing",
@@ -177,12 +177,12 @@ def standing(poll: Poll[Record | None]) -> Record | None:
     return replace(record, ttl=left[min(poll.majority, len(left)) - 1])
 
 
-def permitted(poll: Poll[Permission]) -> Permission | None:
-    """PERMITTED or DEPOSED where that is decided; None: open, or nodes have other last runs."""
-    if poll.heard.count(Permission.PERMITTED) >= poll.majority:
-        return Permission.PERMITTED
-    if poll.heard.count(Permission.DEPOSED) > len(poll.answers) - poll.majority:
-        return Permission.DEPOSED
+def authorized(poll: Poll[Authorization]) -> Authorization | None:
+    """AUTHORIZED or DEPOSED where that is decided; None: open, or nodes have other last runs."""
+    if poll.heard.count(Authorization.AUTHORIZED) >= poll.majority:
+        return Authorization.AUTHORIZED
+    if poll.heard.count(Authorization.DEPOSED) > len(poll.answers) - poll.majority:
+        return Authorization.DEPOSED
     return None
 
 

@@ -17,11 +17,11 @@ from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Record,
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
+    Authorization,
+    AuthorizeTick,
     ClaimChange,
     Granted,
     MarkerState,
-    Permission,
-    Permit,
     Refused,
     Relation,
     Release,
@@ -35,12 +35,12 @@ from celery_singleton_lock.stores.transitions.transition import Draft, Rule
 __all__ = [
     "acquire",
     "admit",
+    "authorize_tick",
     "expire",
     "free",
     "inspect",
     "last_runs",
     "mark",
-    "permit",
     "release",
     "renew",
     "renew_all",
@@ -289,27 +289,27 @@ def settle_claim(token: Token, change: ClaimChange) -> Rule[None]:
     return Rule((change.key,), decide)
 
 
-def permit(call: Permit) -> Rule[Permission]:
+def authorize_tick(call: AuthorizeTick) -> Rule[Authorization]:
     """Let the leader send one entry: if its token still stands, swap that entry's last run."""
 
-    def decide(draft: Draft) -> Permission:
+    def decide(draft: Draft) -> Authorization:
         leading = draft.get(call.leader)
         value = leading.value if leading else None
         if not isinstance(value, Held) or value.kind is not Kind.LEASE or value.token != call.token:
-            return Permission.DEPOSED
+            return Authorization.DEPOSED
         last = draft.last_run(call.entry)
         if last == call.new:
-            return Permission.PERMITTED  # sent again: the first reply was lost
+            return Authorization.AUTHORIZED  # sent again: the first reply was lost
         if last != call.expected:
-            return Permission.CHANGED
+            return Authorization.CHANGED
         draft.put(call.entry, Entry(LastRun(call.new), call.ttl))
-        return Permission.PERMITTED
+        return Authorization.AUTHORIZED
 
     return Rule((call.leader, call.entry), decide)
 
 
 def last_runs(keys: Sequence[str]) -> Rule[list[str | None]]:
-    """What :func:`permit` put at each of ``keys``."""
+    """What :func:`authorize_tick` put at each of ``keys``."""
     return Rule(tuple(dict.fromkeys(keys)), lambda draft: [draft.last_run(key) for key in keys])
 
 

@@ -12,11 +12,11 @@ from celery_singleton_lock.core.lease import Record, Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
+    Authorization,
+    AuthorizeTick,
     ClaimChange,
     Granted,
     MarkerState,
-    Permission,
-    Permit,
     Refused,
     Release,
     Released,
@@ -87,8 +87,8 @@ class RuledStore(ABC):
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float = 0) -> None:
         self._apply(rules.settle_claim(token, change), timeout)
 
-    def permit(self, call: Permit, *, timeout: float = 0) -> Permission:
-        return self._apply(rules.permit(call), timeout)[0]
+    def authorize_tick(self, call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
+        return self._apply(rules.authorize_tick(call), timeout)[0]
 
     def last_runs(self, keys: Sequence[str], *, timeout: float = 0) -> list[str | None]:
         return self._apply(rules.last_runs(keys), timeout)[0] if keys else []

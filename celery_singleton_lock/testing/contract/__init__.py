@@ -25,11 +25,11 @@ from celery_singleton_lock.testing.contract.claimed_release import ClaimedReleas
 from celery_singleton_lock.testing.contract.claims import ClaimContract
 from celery_singleton_lock.testing.contract.markers import MarkerContract
 from celery_singleton_lock.testing.contract.operators import OperatorContract
-from celery_singleton_lock.testing.contract.permits import PermitContract
 from celery_singleton_lock.testing.contract.posting import PostingContract
 from celery_singleton_lock.testing.contract.release import ReleaseContract
 from celery_singleton_lock.testing.contract.renewal import RenewalContract
 from celery_singleton_lock.testing.contract.slots import SlotContract
+from celery_singleton_lock.testing.contract.ticks import TickContract
 
 __all__ = ["TIMEOUT", "StoreContract", "ask", "lease_of", "new_key", "new_token"]
 
@@ -44,7 +44,7 @@ class StoreContract(
     ClaimContract,
     ClaimedAcquireContract,
     ClaimedReleaseContract,
-    PermitContract,
+    TickContract,
     OperatorContract,
 ):
     """The contract. A subclass gives the fixture ``store``, open and with any other data in it.

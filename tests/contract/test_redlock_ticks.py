@@ -10,7 +10,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Permission, Permit
+from celery_singleton_lock.core.store import Authorization, AuthorizeTick
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract.calls import LONG, TIMEOUT, give, new_key, take
@@ -26,12 +26,14 @@ def store(nodes: RedlockNodes) -> Iterator[RedlockStore]:
         yield store
 
 
-def permit(
+def authorize_tick(
     store: RedlockStore, leader: str, token: Token, expected: str | None, new: str
-) -> Permission:
+) -> Authorization:
     entry = Keyspace.last_run(leader, "e")
-    call = Permit(leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=LONG)
-    return store.permit(call, timeout=TIMEOUT)
+    call = AuthorizeTick(
+        leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=LONG
+    )
+    return store.authorize_tick(call, timeout=TIMEOUT)
 
 
 def last_run(store: RedlockStore, leader: str) -> str | None:
@@ -54,7 +56,10 @@ def test_the_newest_is_read_and_followed_where_two_nodes_missed_it_and_two_are_g
     nodes[0].kill()
     nodes[1].kill()
     assert last_run(store, leader) == "2.5 b"
-    assert permit(store, leader, token, last_run(store, leader), "4.5 d") is Permission.PERMITTED
+    assert (
+        authorize_tick(store, leader, token, last_run(store, leader), "4.5 d")
+        is Authorization.AUTHORIZED
+    )
     assert last_run(store, leader) == "4.5 d"
 
 
@@ -65,7 +70,7 @@ def test_what_a_majority_has_stands_against_who_expects_what_a_minority_has(
     token = take(store, leader)
     put_on(nodes, leader, "1.5 a", 3, 4)
     put_on(nodes, leader, "2.5 b", 0, 1, 2)
-    assert permit(store, leader, token, "1.5 a", "3.5 c") is Permission.CHANGED
+    assert authorize_tick(store, leader, token, "1.5 a", "3.5 c") is Authorization.CHANGED
     assert last_run(store, leader) == "2.5 b"
 
 
@@ -74,14 +79,14 @@ def test_a_deposed_leader_is_permitted_nowhere_else_though_a_minority_knows_it_s
 ) -> None:
     leader = new_key()
     old = take(store, leader)
-    assert permit(store, leader, old, None, "1.5 a") is Permission.PERMITTED
+    assert authorize_tick(store, leader, old, None, "1.5 a") is Authorization.AUTHORIZED
     give(store, leader, old)
     token = take(store, leader)
     with redis.Redis.from_url(nodes[0].url()) as client:
         client.set(leader, f"l {old} 1 {{}}", ex=600)
-    assert permit(store, leader, old, "1.5 a", "2.5 x") is Permission.DEPOSED
+    assert authorize_tick(store, leader, old, "1.5 a", "2.5 x") is Authorization.DEPOSED
     assert last_run(store, leader) == "1.5 a"
-    assert permit(store, leader, token, "1.5 a", "2.5 b") is Permission.PERMITTED
+    assert authorize_tick(store, leader, token, "1.5 a", "2.5 b") is Authorization.AUTHORIZED
     assert last_run(store, leader) == "2.5 b"
 
 
@@ -95,4 +100,4 @@ def test_silent_nodes_that_decide_make_it_no_answer(
     nodes[1].kill()
     nodes[2].kill()
     with pytest.raises(StoreUnavailable):
-        permit(store, leader, token, None, "1.5 a")
+        authorize_tick(store, leader, token, None, "1.5 a")
