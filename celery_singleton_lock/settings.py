@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from celery import Celery
 
+from celery_singleton_lock.celery_compat import namespace_of
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.policy import APP_OPTIONS, MIN_TTL, Policy, merge, seconds, suggestion
 from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
@@ -161,7 +162,7 @@ def read_settings(app: Celery) -> Settings:
 def _refuse_unknown(conf: Any) -> None:
     """Refuse a name that is ours but unknown, or that Celery wouldn't find under our spelling."""
     names = list(conf)  # Celery loads its configuration now, and knows the namespace then
-    namespace = getattr(conf, "prefix", None) or ""
+    namespace = namespace_of(conf)
     ours = re.compile(rf"(?:{re.escape(namespace)})?{_PREFIX}(\w+)", re.IGNORECASE)
     for key in names:
         match = ours.fullmatch(key)

@@ -11,6 +11,12 @@ from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
 from celery_singleton_lock.beat.schedule_grid import like
 from celery_singleton_lock.beat.scheduler import LeaderMixin
+from celery_singleton_lock.celery_compat import (
+    convert_row_options,
+    forget_row_changes,
+    reread_rows,
+    row_now,
+)
 
 __all__ = ["LeaderDatabaseScheduler", "LeaderEntry"]
 
@@ -29,11 +35,14 @@ class LeaderEntry(ModelEntry):
         if isinstance(singleton, Mapping):
             self.options["singleton"] = dict(singleton)
 
-    @classmethod
-    def _unpack_options(cls, singleton: Any = None, headers: Any = None, **options: Any) -> Any:
-        if singleton:
-            headers = {**(headers or {}), _HEADER: singleton}
-        return super()._unpack_options(headers=headers, **options)
+
+def _into_headers(singleton: Any = None, headers: Any = None, **options: Any) -> dict[str, Any]:
+    if singleton:
+        headers = {**(headers or {}), _HEADER: singleton}
+    return {**options, "headers": headers}
+
+
+convert_row_options(LeaderEntry, _into_headers)
 
 
 class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
@@ -44,12 +53,12 @@ class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
     def elected(self) -> None:
         """Read all rows again: another beat wrote its runs to them, which no row tells of."""
         super().elected()
-        self._dirty.clear()
-        self._initial_read = True
+        forget_row_changes(self)
+        reread_rows(self)
 
     def deposed(self) -> None:
         """Rows not yet written would set back what the next leader writes."""
-        self._dirty.clear()
+        forget_row_changes(self)
 
     def keeps_last_run(self, entry: Any) -> bool:
         """A row's own date counts if it is later: somebody set it."""
@@ -57,7 +66,7 @@ class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
 
     def set_last_run(self, entry: Any, at: datetime) -> None:
         """In the row too: it is what gets written."""
-        entry.last_run_at = entry.model.last_run_at = like(at, entry._default_now())
+        entry.last_run_at = entry.model.last_run_at = like(at, row_now(entry))
 
     def advance(self, entry: ScheduleEntry, slot: datetime) -> Any:
         following = super().advance(entry, slot)

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from celery_singleton_lock.beat.schedule_grid import like
 from celery_singleton_lock.beat.scheduler import LeaderMixin
+from celery_singleton_lock.celery_compat import entry_after
 
 __all__ = ["LeaderRedBeatScheduler"]
 
@@ -49,7 +50,7 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
 
     def advance(self, entry: Any, slot: datetime) -> Any:
         try:
-            return entry._next_instance(last_run_at=like(slot, entry.default_now()))
+            return entry_after(entry, like(slot, entry.default_now()))
         except RedisError as exc:
             # The run was permitted, so it must be sent; RedBeat's own last run follows with the
             # next one.

@@ -33,6 +33,7 @@ from celery_singleton_lock.beat.schedule_grid import (
     slot_of,
     utc,
 )
+from celery_singleton_lock.celery_compat import rebuild_heap
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.publish.by_name import claim_and_send
 from celery_singleton_lock.publish.header import TICK_HEADER
@@ -49,9 +50,6 @@ class _NotPermitted(Exception):
 
 class LeaderMixin(Scheduler):
     """Makes a scheduler tick only while it leads; stands before the scheduler's own class."""
-
-    #: Celery's: what is due next; None has it made anew.
-    _heap: list[Any] | None
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
         # `celery beat` makes a lazy one for its banner, before it has a log to write to.
@@ -82,7 +80,7 @@ class LeaderMixin(Scheduler):
             return election.pause()
         except StoreError:
             # The election has told of it. The heap was left in the middle of a tick.
-            self._heap = None
+            rebuild_heap(self)
             return election.poll
         finally:
             self._shield.lower()
@@ -166,7 +164,7 @@ class LeaderMixin(Scheduler):
 
     def elected(self) -> None:
         """This process leads from now on; forget what isn't known from the store."""
-        self._heap = None
+        rebuild_heap(self)
 
     def deposed(self) -> None:
         """This process leads no more."""

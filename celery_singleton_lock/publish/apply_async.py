@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import signals
 from celery.utils import uuid
 
+from celery_singleton_lock.celery_compat import dump_models
 from celery_singleton_lock.publish.arguments import stable_rest
 from celery_singleton_lock.publish.header import HEADER, call_header, count_published
 from celery_singleton_lock.publish.unique import Publication, carry_claim, continues, publish
@@ -125,8 +126,6 @@ def _key_of(
 ) -> str | None:
     """The lock key that the call will need; None where a callable key says "no lock"."""
     serializer = options.get("serializer") or task.serializer
-    dump = getattr(task, "_dump_pydantic_arguments", None)
-    if dump and serializer != "pickle":
-        args, kwargs = dump(args, kwargs)
+    args, kwargs = dump_models(task, args, kwargs, serializer)
     rest = stable_rest(task.singleton_key_maker, args, kwargs, serializer)
     return None if rest is None else runtime.keyspace.lock(task.singleton_scope, rest)

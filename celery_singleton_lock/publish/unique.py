@@ -29,6 +29,7 @@ from celery.backends.rpc import RPCBackend
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601
 
+from celery_singleton_lock.celery_compat import limit_backend_timeouts, result_meta
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder, Phase, Record, Token
 from celery_singleton_lock.core.store import Admit
@@ -285,10 +286,9 @@ def _has_ended(app: Celery, runtime: Runtime, existing: Record) -> bool:
     if isinstance(app.backend, RPCBackend):
         return False  # asking for a result takes it away from whoever waits for it
     try:
-        backend = _quick_backend(app, runtime)
-        # Not get_task_meta(): with result_backend_always_retry that retries, by default for ever.
-        get_task_meta = getattr(backend, "_get_task_meta_for", None) or backend.get_task_meta
-        meta = get_task_meta(_task_id(existing))
+        if runtime.quick_backend is None:
+            runtime.quick_backend = limit_backend_timeouts(app, _TIMEOUT)
+        meta = result_meta(runtime.quick_backend or app.backend, _task_id(existing))
         if meta.get("status") not in states.READY_STATES:
             return False
         done = meta.get("date_done")
@@ -300,27 +300,6 @@ def _has_ended(app: Celery, runtime: Runtime, existing: Record) -> bool:
         return bool(done.timestamp() > existing.holder.since - _CLOCKS_DIFFER_BY)
     except Exception:
         return False  # no result backend, or a silent one: then the claim counts
-
-
-def _quick_backend(app: Celery, runtime: Runtime) -> Any:
-    """The result backend, with short timeouts if it is Redis or Valkey, alone or behind Sentinel.
-
-    Celery's own backend waits 120 s for a server that does not answer, and redis-py retries.
-    """
-    backend: Any = app.backend
-    if not isinstance(getattr(backend, "connparams", None), dict):
-        return backend
-    if runtime.quick_backend is None:
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
-        quick = type(backend)(app=app, url=backend.url)
-        # A backend on a Unix socket has no socket_connect_timeout.
-        timeouts = {"socket_timeout", "socket_connect_timeout"} & quick.connparams.keys()
-        quick.connparams |= dict.fromkeys(timeouts, _TIMEOUT)
-        quick.connparams["retry"] = Retry(NoBackoff(), 0)
-        runtime.quick_backend = quick
-    return runtime.quick_backend
 
 
 def _task_id(existing: Record) -> str:

@@ -26,9 +26,9 @@ from celery import Celery, Task, signals, states
 from celery.app.task import Task as BaseTask
 from kombu.utils.json import dumps as kombu_dumps
 
+from celery_singleton_lock.celery_compat import dump_models, hide_setting
 from celery_singleton_lock.core.key import KeyMaker
 from celery_singleton_lock.errors import NoLease
-from celery_singleton_lock.instrumentation.report import hide_store_url
 from celery_singleton_lock.policy import OPTIONS, CallOptions, Policy, check_call, merge
 from celery_singleton_lock.publish.arguments import as_sent as see_as_sent
 from celery_singleton_lock.publish.arguments import signature_of, validate
@@ -44,7 +44,8 @@ __all__ = ["SingletonTask", "current_lease", "singleton_base"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-hide_store_url()
+# The store's URL may hold a password, and reports are pasted into issues.
+hide_setting("SINGLETON_LOCK_URL")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -212,10 +213,7 @@ class SingletonTask(_Base[P, R]):
         """
         if as_sent:
             serializer = self.serializer
-            # Celery dumps pydantic models when it publishes, except with pickle.
-            dump = getattr(self, "_dump_pydantic_arguments", None)
-            if dump and serializer != "pickle":
-                args, kwargs = dump(args, kwargs)
+            args, kwargs = dump_models(self, args, kwargs, serializer)
             args, kwargs = see_as_sent(args, kwargs, serializer)
         return self.singleton_key_maker(args, kwargs)
 

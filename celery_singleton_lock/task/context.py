@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Token as ContextToken
 from datetime import timedelta
-from typing import Any, cast
 
-from celery import Celery, current_app
+from celery import Celery
 
+from celery_singleton_lock.celery_compat import real_app
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError
@@ -57,8 +57,8 @@ def hold(
     patience = seconds("wait", wait)
     if patience:
         _refuse_event_loop(key)
-    real_app: Any = cast(Any, current_app)._get_current_object() if app is None else app
-    runtime = Runtime.of(real_app, eager=bool(real_app.conf.task_always_eager))
+    chosen = real_app(app)
+    runtime = Runtime.of(chosen, eager=bool(chosen.conf.task_always_eager))
     full_key = runtime.keyspace.lock(scope, key)
     for held in held_leases.get():
         if runtime.keyspace.is_slot_of(full_key, held.key) and held.held_here:

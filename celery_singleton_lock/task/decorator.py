@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from inspect import getattr_static
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from celery import Celery, Task, _state
+from celery import Celery, Task
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
+from celery_singleton_lock.celery_compat import create_in_all_apps, real_app, task_from_function
 from celery_singleton_lock.core.key import KeySpec
 from celery_singleton_lock.policy import OPTIONS
 from celery_singleton_lock.publish.arguments import signature_without_self, validate
@@ -98,17 +99,12 @@ def _create_shared(
     """As Celery's shared_task, but with each app's own Task as the base."""
 
     def create(app: Any) -> Any:
-        return app._task_from_fun(fun, **options_for(app))
+        return task_from_function(app, fun, options_for(app))
 
-    state: Any = _state
-    state.connect_on_app_finalize(create)
-    for app in state._get_active_apps():
-        if app.finalized:
-            with app._finalize_mutex:
-                create(app)
+    create_in_all_apps(create)
 
     def task() -> Any:
-        app = state.get_current_app()
+        app = real_app()
         name = given_name or app.gen_task_name(fun.__name__, fun.__module__)
         return app.tasks[name]
 

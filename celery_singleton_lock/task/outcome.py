@@ -7,14 +7,13 @@ from datetime import datetime
 from typing import Any
 
 from celery import states
-from celery.app.autoretry import add_autoretry_behaviour
 from celery.exceptions import Reject, Retry
 
+from celery_singleton_lock.celery_compat import acks_failures
 from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.store import ClaimChange, MarkerState, Release
-from celery_singleton_lock.errors import LeaseLost
 
-__all__ = ["countdown_of", "fail_with", "give_back", "is_done", "reserve", "stores_result"]
+__all__ = ["countdown_of", "give_back", "is_done", "reserve", "stores_result"]
 
 
 def is_done(task: Any, state: str | None, retval: Any) -> bool:
@@ -33,9 +32,7 @@ def is_done(task: Any, state: str | None, retval: Any) -> bool:
         return False
     if state != states.FAILURE or not task.acks_late:
         return True
-    # Celery 5.7 has a flag for failures alone, and derives it from the older one.
-    older = getattr(task, "acks_on_failure_or_timeout", True)
-    return getattr(task, "acks_on_failure", older) is not False
+    return acks_failures(task)
 
 
 def stores_result(task: Any, request: Any) -> bool:
@@ -85,30 +82,3 @@ def countdown_of(retry: Retry, now: datetime) -> float:
     if when.tzinfo is None:
         now = now.replace(tzinfo=None)
     return max(0.0, (when - now).total_seconds())
-
-
-def fail_with(task: Any, error: LeaseLost) -> Any:
-    """Raise ``error`` where the task's own ``autoretry_for`` sees it.
-
-    A lost lease strikes outside of ``run``, which Celery has wrapped for ``autoretry_for``: so let
-    Celery wrap a body that fails with it.
-    """
-    stand_in = _Body(task, error)
-    add_autoretry_behaviour(stand_in)
-    return stand_in.run()
-
-
-class _Body:
-    """A task, but for its ``run``."""
-
-    def __init__(self, task: Any, error: LeaseLost) -> None:
-        self._task = task
-        self._error = error
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_orig_run":  # Celery's sign that it has wrapped this one
-            raise AttributeError(name)
-        return getattr(self._task, name)
-
-    def run(self) -> Any:
-        raise self._error

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from celery.app.task import Task as BaseTask
-from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
 
+from celery_singleton_lock.celery_compat import delays_natively, driver_of
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.store import MarkerState
@@ -30,7 +30,7 @@ from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_K
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.worker.origin import reached_with_delay, without_delay
 
-__all__ = ["backoff", "driver_of", "put_back", "why_not"]
+__all__ = ["backoff", "put_back", "why_not"]
 
 _MAX_DOUBLINGS: Final = 30
 
@@ -73,7 +73,7 @@ def put_back(
     """
     longest = runtime.settings.longest_countdown
     delay = delay if longest is None else min(delay, longest)
-    if _delays_natively(task.app):
+    if delays_natively(task.app):
         delay = math.ceil(delay)
     copy = delivery.copied()
     _publish(task, request, copy.header(), delay)
@@ -114,20 +114,6 @@ def why_not(app: Any, request: Any) -> str | None:
         f"it came by the fanout exchange {queue.exchange.name!r}, on which {driver} can't put a "
         "message back for one worker"
     )
-
-
-def driver_of(app: Any) -> str:
-    """kombu's ``driver_type`` of the broker."""
-    return str(app.producer_pool.connections.connection.transport.driver_type)
-
-
-def _delays_natively(app: Any) -> bool:
-    """Whether Celery has the broker wait for a countdown (quorum queues of RabbitMQ).
-
-    Such a countdown is a routing key of whole seconds, cut off; at less than one second publishing
-    raises ValueError.
-    """
-    return bool(detect_quorum_queues(app, driver_of(app))[0])
 
 
 def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:
@@ -182,7 +168,7 @@ def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
         options["queue"] = name  # Celery's way to send to the queue itself
         return
     key = without_delay(arrived)
-    if exchange and _delays_natively(app) and reached_with_delay(app, key) == [name]:
+    if exchange and delays_natively(app) and reached_with_delay(app, key) == [name]:
         # Celery takes exchange type and routing key from a Queue, and declares nothing of it then.
         # Before Celery 5.7 a key that was delayed before would get a second prefix.
         options["queue"] = Queue(name, Exchange(str(exchange), "topic"), routing_key=key)

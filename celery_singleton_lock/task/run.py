@@ -28,6 +28,7 @@ from typing import Any, Final
 from celery import signals, states
 from celery.exceptions import Ignore, TaskRevokedError
 
+from celery_singleton_lock.celery_compat import driver_of
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.lease import Holder, Lease
 from celery_singleton_lock.core.store import Acquire, Refused, Relation
@@ -38,7 +39,7 @@ from celery_singleton_lock.publish.skipped import skipped_value
 from celery_singleton_lock.task.case import Case
 from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, decide
 from celery_singleton_lock.task.outcome import stores_result
-from celery_singleton_lock.task.put_back import backoff, driver_of
+from celery_singleton_lock.task.put_back import backoff
 from celery_singleton_lock.task.tenure import Tenure, held_leases
 from celery_singleton_lock.task.waiter import Waiter
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_singleton_lock.celery_compat import fail_as_body
 from celery_singleton_lock.core.events import EventName
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Lease
@@ -40,7 +41,6 @@ from celery_singleton_lock.task.case import Case
 from celery_singleton_lock.task.conflict import AGAIN
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, body_class
 from celery_singleton_lock.task.outcome import (
-    fail_with,
     give_back,
     is_done,
     reserve,
@@ -256,7 +256,7 @@ class Tenure:
             self._state = _State.SETTLED  # the copy is the same attempt, and that is not done
             copy = replace(case.delivery, started=True, losses=losses, tries=0)
             case.put_back(copy, AGAIN, "lease lost")
-        return fail_with(case.task, error)
+        return fail_as_body(case.task, error)
 
     def _yield_to_twin(self, reply: Released | None) -> None:
         """If its own twin has the lease, or has finished, the result is the twin's to write."""

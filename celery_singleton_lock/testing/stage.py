@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery import Celery, current_app
+from celery import Celery
 
+from celery_singleton_lock.celery_compat import real_app
 from celery_singleton_lock.core.lease import Kind, Lease, Record
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -36,11 +37,11 @@ class SingletonStore:
 
     def install(self, app: Celery | None = None) -> None:
         """Use this store for ``app`` (the current app by default) until :meth:`uninstall`."""
-        real_app: Any = _real(app)
-        self._apps.append(real_app)
+        chosen = real_app(app)
+        self._apps.append(chosen)
         for eager in (False, True):
-            runtime = Runtime(real_app, store=self.store, clock=self.clock)
-            Runtime.install(real_app, runtime, eager=eager)
+            runtime = Runtime(chosen, store=self.store, clock=self.clock)
+            Runtime.install(chosen, runtime, eager=eager)
 
     def uninstall(self) -> None:
         """Give every app its own store back."""
@@ -87,12 +88,7 @@ def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Leas
     interrupted as its ``on_lost`` says.
     """
     lost = lease or current_lease()
-    runtime = Runtime.of(_real(app), eager=bool(_real(app).conf.task_always_eager))
+    runtime = Runtime.of(real_app(app), eager=bool(real_app(app).conf.task_always_eager))
     runtime.store.free(lost.key, None)
     runtime.heartbeat.ask(lost)
     return lost
-
-
-def _real(app: Celery | None) -> Any:
-    chosen: Any = current_app if app is None else app
-    return getattr(chosen, "_get_current_object", lambda: chosen)()

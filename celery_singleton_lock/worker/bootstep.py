@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 from celery import Celery, bootsteps
 
+from celery_singleton_lock.celery_compat import forks
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.pace import MAX_TIMEOUT
@@ -48,12 +49,12 @@ class SingletonStep(bootsteps.StartStopStep):
         Runtime.worker_name = worker.hostname
         ParentHeartbeat.running = None
         Monitor.worker = worker.hostname if worker.task_events else ""
-        forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
-        if forks:
+        is_prefork = forks(worker.pool_cls)
+        if is_prefork:
             Runtime.ledger = SharedMemory.current = SharedMemory()
         try:
             runtime = Runtime.of(app)
-            if forks and runtime.store.capabilities.name == "memory":
+            if is_prefork and runtime.store.capabilities.name == "memory":
                 raise SettingsError(IN_MEMORY)
             check_tasks(app, runtime.store)
             for task in singleton_tasks(app):

@@ -23,12 +23,20 @@ from functools import cache, partial
 from typing import Any, Final
 
 from celery import Celery
-from celery.app.task import Context, Task
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
-from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
 
+from celery_singleton_lock.celery_compat import (
+    CONTEXT_FIELDS,
+    CONTEXT_METHODS,
+    exception_of,
+    is_cancelled,
+    is_revoked,
+    requeues_on_timeout,
+    retries_lost_worker,
+    serializer_of,
+)
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import ClaimChange, Release, Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -60,13 +68,6 @@ _PARENT_TIMEOUT: Final = 1.0
 _DYING_SECONDS: Final = 1.0
 # Celery makes attributes of the body's request of all headers of a message, whoever sent it.
 _OURS: Final = "singleton_"
-# Headers that are Celery's; all others are the message's own.
-_CELERYS: Final = frozenset(vars(Context)) | {
-    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
-}
-_NOT_TO_HIDE: Final = frozenset(
-    ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
-)
 
 
 class SingletonRequestMixin:
@@ -77,22 +78,20 @@ class SingletonRequestMixin:
 
     # Celery's, set by the class that this one is put before.
     app: Celery
-    _already_cancelled: bool
-    _already_revoked: bool
     content_type: str | None
     id: str
     task: Any
     worker_pid: int | None
-    _request_dict: dict[str, Any]
+    request_dict: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # a Request's: see mixed_request
         self._sift()
-        self._request_dict[NONCE_KEY] = mint_nonce()
+        self.request_dict[NONCE_KEY] = mint_nonce()
         # Celery tells the body everything about its message but this.
-        self._request_dict[SERIALIZER_KEY] = registry.type_to_name.get(self.content_type)
+        self.request_dict[SERIALIZER_KEY] = serializer_of(self.content_type)
         self._note_origin()
-        if "singleton" in (self._request_dict.get("properties") or {}):
+        if "singleton" in (self.request_dict.get("properties") or {}):
             _warn_of_unread_options(self.task.name)
 
     def _sift(self) -> None:
@@ -106,15 +105,15 @@ class SingletonRequestMixin:
         the others are added here. It may be a copy of all headers: Celery's own are left out,
         because a copy of the message would be sent with their old values (``eta`` is one).
         """
-        message = self._request_dict
+        message = self.request_dict
         header, nested = header_of(message, str(self.id)), message.get("headers")
-        own = {name: message[name] for name in message.keys() - _CELERYS}
+        own = {name: message[name] for name in message.keys() - CONTEXT_FIELDS}
         if isinstance(nested, Mapping):
-            own.update((name, nested[name]) for name in nested.keys() - _CELERYS)
+            own.update((name, nested[name]) for name in nested.keys() - CONTEXT_FIELDS)
         for name in [name for name in own if name.startswith(_OURS) and name != TICK_HEADER]:
             del own[name]
             message.pop(name, None)
-        for name in _NOT_TO_HIDE.intersection(message):
+        for name in CONTEXT_METHODS.intersection(message):
             del message[name]
         message["headers"] = own
         if header:
@@ -126,23 +125,23 @@ class SingletonRequestMixin:
         A message that was routed to several queues is a separate call in each, and each has to run:
         they are not deliveries of one message. Their common claim ends with the first arrival.
         """
-        info = self._request_dict.get("delivery_info") or {}
+        info = self.request_dict.get("delivery_info") or {}
         exchange, routing_key = info.get("exchange"), info.get("routing_key")
         if not exchange:
             return
         origin = find_origin(self.app, exchange, routing_key or "")
         if origin is None:
             return
-        self._request_dict[QUEUE_KEY] = origin.queue
+        self.request_dict[QUEUE_KEY] = origin.queue
         if not origin.is_shared:
             return
         self._settle_claim(comes_back=False)
         header = dict(self._header())
         if not header:
-            self._request_dict[UNNAMED_KEY] = True
+            self.request_dict[UNNAMED_KEY] = True
         header.pop("claim", None)
         header |= {"id": str(self.id), "call": call_in_queue(call_of(header), origin.queue)}
-        self._request_dict[HEADER] = header
+        self.request_dict[HEADER] = header
 
     def revoked(self) -> bool:
         """Celery's; a message that is discarded here frees its claim."""
@@ -163,7 +162,7 @@ class SingletonRequestMixin:
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        exc = getattr(exc_info.exception, "exc", exc_info.exception)  # ExceptionWithTraceback
+        exc = exception_of(exc_info)
         if isinstance(exc, (WorkerLostError, Terminated, SystemExit)):
             if self._child_is_dead():
                 self._settle_leases(None, self._comes_back(exc))
@@ -181,18 +180,16 @@ class SingletonRequestMixin:
     def _comes_back(self, exc: BaseException) -> bool:
         """Whether Celery requeues the message of the child that ``exc`` ended."""
         if isinstance(exc, TimeLimitExceeded):
-            # Since Celery 5.7, which has a flag for timeouts alone.
-            return bool(self.task.acks_late and not getattr(self.task, "acks_on_timeout", True))
-        if self._already_revoked:
+            return requeues_on_timeout(self.task)
+        if is_revoked(self):
             return False
-        if self._already_cancelled:  # by a cold shutdown, or for a lost connection to the broker
+        if is_cancelled(self):
             return bool(self.task.acks_late)
         # A SystemExit is announced before the end, and counts as a lost worker too.
         if not isinstance(exc, (WorkerLostError, SystemExit)):
             return False
-        # Since Celery 5.7, which publishes a retry then; before, it is an attribute like any other.
-        if hasattr(Task, "retry_on_worker_lost") and self.task.retry_on_worker_lost:
-            retries, most = self._request_dict.get("retries") or 0, self.task.max_retries
+        if retries_lost_worker(self.task):
+            retries, most = self.request_dict.get("retries") or 0, self.task.max_retries
             return most is None or retries < most
         return bool(self.task.acks_late and self.task.reject_on_worker_lost)
 
@@ -261,7 +258,7 @@ class SingletonRequestMixin:
         return claim.queued() if comes_back else claim.freed()
 
     def _header(self) -> Mapping[str, Any]:
-        return header_of(self._request_dict, str(self.id))
+        return header_of(self.request_dict, str(self.id))
 
 
 def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from celery_singleton_lock.celery_compat import pool_index
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.worker import deadline_cells as deadline_slots
 from celery_singleton_lock.worker.deadline_cells import (
@@ -185,7 +186,7 @@ class SharedMemory:
         return _Cell(offset, start_time_of(os.getpid()))
 
     def _free_offset(self) -> int | None:
-        index = _pool_index()
+        index = pool_index()
         if index is None or index >= _ROWS:
             return None
         self._memory[index] = 1
@@ -242,9 +243,3 @@ class SharedMemory:
             return []
         rows: list[Any] = json.loads(data[_HEADER.size :] or b"[]")
         return [Held(tuple(keys), token, ttl, claim) for keys, token, ttl, claim in rows]
-
-
-def _pool_index() -> int | None:
-    from billiard.process import current_process
-
-    return getattr(current_process(), "index", None)

@@ -111,26 +111,26 @@ def test_the_worker_takes_such_a_header_from_the_message(name: str) -> None:
     class Base:
         def __init__(self) -> None:
             self.id = "t"
-            self._request_dict = {name: None, "id": "t", HEADER: ours, "mine": 1, "headers": None}
+            self.request_dict = {name: None, "id": "t", HEADER: ours, "mine": 1, "headers": None}
             self.content_type = "application/json"
 
     ours = {"id": "t", "call": "c"}
     request = type("R", (SingletonRequestMixin, Base), {})()
     rest = {"id": "t", HEADER: ours, "mine": 1, "headers": {"mine": 1}}
-    assert {key: request._request_dict.get(key) for key in rest} == rest
-    assert request._request_dict.get(name) is None or name == "singleton_nonce"
-    assert name not in request._request_dict or name == "singleton_nonce"
+    assert {key: request.request_dict.get(key) for key in rest} == rest
+    assert request.request_dict.get(name) is None or name == "singleton_nonce"
+    assert name not in request.request_dict or name == "singleton_nonce"
 
 
 def test_the_worker_leaves_its_task_the_moment_that_a_beat_of_ours_wrote() -> None:
     class Base:
         def __init__(self) -> None:
             self.id = "t"
-            self._request_dict = {"id": "t", TICK_HEADER: "2026-01-01T00:00:00+00:00"}
+            self.request_dict = {"id": "t", TICK_HEADER: "2026-01-01T00:00:00+00:00"}
             self.content_type = "application/json"
 
     request = type("R", (SingletonRequestMixin, Base), {})()
-    context: Any = Context(request._request_dict)
+    context: Any = Context(request.request_dict)
     assert context.singleton_tick == "2026-01-01T00:00:00+00:00"
     assert context.headers[TICK_HEADER] == context.singleton_tick, "what is put back has it, too"
 

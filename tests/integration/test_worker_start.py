@@ -719,7 +719,7 @@ from celery.worker.request import Request
 class OwnRequest(Request):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._request_dict["mark"] = "own request"
+        self.request_dict["mark"] = "own request"
 
 class OwnBase(Task):
     Request = OwnRequest

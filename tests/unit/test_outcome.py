@@ -11,11 +11,11 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import LeaseLost
+from celery_singleton_lock.celery_compat import fail_as_body
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
 from celery_singleton_lock.core.store import MarkerState
 from celery_singleton_lock.task.outcome import (
     countdown_of,
-    fail_with,
     give_back,
     is_done,
     reserve,
@@ -127,7 +127,7 @@ def run_lost(app: Celery, **options: Any) -> tuple[str, list[int]]:
     @app.task(bind=True, shared=False, **options)
     def lost(self: Any) -> Any:
         attempts.append(self.request.retries)
-        return fail_with(self, LeaseLost("lost", "k", "expired"))
+        return fail_as_body(self, LeaseLost("lost", "k", "expired"))
 
     return lost.apply().state, attempts
 
@@ -153,5 +153,5 @@ def test_the_bodies_own_wrapping_is_left_alone(app: Celery) -> None:
 
     before = task.run, task._orig_run
     with pytest.raises((Retry, LeaseLost)):
-        fail_with(task, LeaseLost("lost", "k", "expired"))
+        fail_as_body(task, LeaseLost("lost", "k", "expired"))
     assert (task.run, task._orig_run) == before

@@ -43,7 +43,7 @@ class Request(SingletonRequestMixin):
     def __init__(self, id: str, child: int, claim: Claim) -> None:
         self.app, self.task, self.id, self.worker_pid = app, sync, id, child
         header = {"id": id, "claim": claim.to_header()}
-        self._request_dict = {"headers": {HEADER: header}}
+        self.request_dict = {"headers": {HEADER: header}}
 
 
 class Parent:
@@ -106,7 +106,7 @@ def test_celerys_own_headers_are_not_taken_from_a_nested_copy_of_all_headers(
 ) -> None:
     request = Request("now", 0, parent.claim_of("now"))
     celerys = {"id": "now", "task": "sync", "eta": None, "expires": None, "retries": 0}
-    request._request_dict = {**celerys, "tenant": "t", "headers": {**celerys, "x-trace": "abc"}}
+    request.request_dict = {**celerys, "tenant": "t", "headers": {**celerys, "x-trace": "abc"}}
     request._sift()
-    assert request._request_dict["headers"] == {"tenant": "t", "x-trace": "abc"}
-    assert celerys.items() <= request._request_dict.items()
+    assert request.request_dict["headers"] == {"tenant": "t", "x-trace": "abc"}
+    assert celerys.items() <= request.request_dict.items()

@@ -1,0 +1,338 @@
+"""Access to private and version-dependent names of Celery, kombu, billiard and beat schedulers.
+
+Every such name is used in this module only (``tests/unit/test_celery_compat.py``). Each function
+says what the name is for, in which versions it exists, and what happens without it. Importing this
+module imports nothing that an app with one task has not imported already, and does not fail when a
+cosmetic name is missing. Celery 5.5 to 5.7 is supported; "all" below means these versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from celery import _state as _celery_state
+from celery import current_app
+from celery.app import utils as _app_utils
+from celery.app.autoretry import add_autoretry_behaviour
+from celery.app.task import Context, Task
+from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
+
+__all__ = [
+    "CONTEXT_FIELDS",
+    "CONTEXT_METHODS",
+    "acks_failures",
+    "convert_row_options",
+    "create_in_all_apps",
+    "delays_natively",
+    "driver_of",
+    "dump_models",
+    "entry_after",
+    "exception_of",
+    "fail_as_body",
+    "forget_row_changes",
+    "forks",
+    "hide_setting",
+    "is_cancelled",
+    "is_revoked",
+    "limit_backend_timeouts",
+    "namespace_of",
+    "pool_index",
+    "real_app",
+    "rebuild_heap",
+    "requeues_on_timeout",
+    "reread_rows",
+    "result_meta",
+    "retries_lost_worker",
+    "row_now",
+    "serializer_of",
+    "task_from_function",
+]
+
+_state: Any = _celery_state
+
+# Apps and tasks.
+
+
+def real_app(app: Any = None) -> Any:
+    """The app behind a proxy; None: the current one.
+
+    ``_get_current_object``: all. Without it the proxy itself is used.
+    """
+    chosen = current_app if app is None else app
+    return getattr(chosen, "_get_current_object", lambda: chosen)()
+
+
+def task_from_function(app: Any, fun: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Create a task in ``app`` now, although the app may be finalized.
+
+    ``_task_from_fun``: all; Celery's ``shared_task`` uses it. There is no fallback: ``app.task``
+    creates tasks lazily and would deadlock inside ``finalize``.
+    """
+    return app._task_from_fun(fun, **options)
+
+
+def create_in_all_apps(create: Callable[[Any], Any]) -> None:
+    """Call ``create(app)`` for each app, existing or not, as Celery's ``shared_task`` does.
+
+    ``_state.connect_on_app_finalize``, ``_state._get_active_apps``, ``_finalize_mutex``: all.
+    Without ``connect_on_app_finalize`` there are no shared tasks; use ``app=`` then.
+    """
+    _state.connect_on_app_finalize(create)
+    for app in _state._get_active_apps():
+        if app.finalized:
+            with app._finalize_mutex:
+                create(app)
+
+
+def dump_models(task: Any, args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:
+    """The arguments with pydantic models dumped, as Celery publishes them.
+
+    ``_dump_pydantic_arguments``: 5.7. Earlier versions do not dump arguments; nor does this.
+    """
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return dump(args, kwargs) if dump and serializer != "pickle" else (args, kwargs)
+
+
+def fail_as_body(task: Any, error: Exception) -> Any:
+    """Raise ``error`` where the task's ``autoretry_for`` sees it.
+
+    Celery wraps ``task.run`` for ``autoretry_for``, and the error occurs outside of ``run``. So
+    Celery wraps a stand-in that raises the error. ``add_autoretry_behaviour``: all.
+    """
+    stand_in = _FailingBody(task, error)
+    add_autoretry_behaviour(stand_in)
+    return stand_in.run()
+
+
+class _FailingBody:
+    """A task except for its ``run``."""
+
+    def __init__(self, task: Any, error: Exception) -> None:
+        self._task = task
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        # `_orig_run`: all; an attribute that Celery sets on a task whose run it has wrapped.
+        if name == "_orig_run":
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+    def run(self) -> Any:
+        raise self._error
+
+
+def acks_failures(task: Any) -> bool:
+    """Whether the message of a failed task is acknowledged, with ``acks_late``.
+
+    ``acks_on_failure``: 5.7, for failures alone; ``acks_on_failure_or_timeout``: all.
+    """
+    older = getattr(task, "acks_on_failure_or_timeout", True)
+    return getattr(task, "acks_on_failure", older) is not False
+
+
+def requeues_on_timeout(task: Any) -> bool:
+    """Whether the message is requeued after a hard time limit.
+
+    ``acks_on_timeout``: 5.7. Earlier versions acknowledge the message.
+    """
+    return bool(task.acks_late and not getattr(task, "acks_on_timeout", True))
+
+
+def retries_lost_worker(task: Any) -> bool:
+    """Whether Celery publishes a retry for a task whose pool child was lost.
+
+    ``retry_on_worker_lost``: 5.7. In earlier versions it is an attribute without effect.
+    """
+    return hasattr(Task, "retry_on_worker_lost") and bool(task.retry_on_worker_lost)
+
+
+def namespace_of(conf: Any) -> str:
+    """The namespace of ``app.config_from_object``, such as ``CELERY_``.
+
+    ``ConfigurationView.prefix``: all. Without it, misspelled settings with a namespace are not
+    reported.
+    """
+    return getattr(conf, "prefix", None) or ""
+
+
+def hide_setting(name: str) -> None:
+    """Have ``celery report`` and ``celery inspect conf`` show the setting as asterisks.
+
+    ``celery.app.utils.HIDDEN_SETTINGS``: all; Celery has no public API. Without the pattern the
+    setting is shown.
+    """
+    names = vars(_app_utils)
+    hidden = names.get("HIDDEN_SETTINGS")
+    if isinstance(hidden, re.Pattern) and name not in hidden.pattern:
+        names["HIDDEN_SETTINGS"] = re.compile(f"{hidden.pattern}|{name}", hidden.flags)
+
+
+# The broker.
+
+
+def driver_of(app: Any) -> str:
+    """kombu's ``driver_type`` of the broker: ``amqp``, ``redis`` and so on; all.
+
+    No connection is opened.
+    """
+    return str(app.producer_pool.connections.connection.transport.driver_type)
+
+
+def delays_natively(app: Any) -> bool:
+    """Whether Celery has the broker wait for a countdown (quorum queues of RabbitMQ).
+
+    Such a countdown becomes a routing key of whole seconds, rounded down; publishing with less
+    than one second raises ValueError. ``detect_quorum_queues``: since 5.5. Without it the worker
+    waits for the countdown.
+    """
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues
+    except ImportError:
+        return False
+    return bool(detect_quorum_queues(app, driver_of(app))[0])
+
+
+def serializer_of(content_type: str | None) -> str | None:
+    """kombu's name of the serializer of a content type.
+
+    ``registry.type_to_name``: all. Without it a requeued message is serialized by the task's own.
+    """
+    return getattr(registry, "type_to_name", {}).get(content_type)
+
+
+# The worker's request and its pool.
+
+#: Headers that Celery reads; all others belong to the message's author.
+CONTEXT_FIELDS: Final = frozenset(vars(Context)) | {
+    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
+}
+#: Attributes of the body's request that a header of the same name would replace.
+CONTEXT_METHODS: Final = frozenset(
+    ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
+)
+
+
+def is_revoked(request: Any) -> bool:
+    """Whether the worker has revoked this request; ``_already_revoked``: all."""
+    return bool(getattr(request, "_already_revoked", False))
+
+
+def is_cancelled(request: Any) -> bool:
+    """Whether a cold shutdown or a lost broker connection has cancelled this request.
+
+    ``_already_cancelled``: all.
+    """
+    return bool(getattr(request, "_already_cancelled", False))
+
+
+def exception_of(exc_info: Any) -> BaseException:
+    """The exception of billiard's ``ExceptionInfo``; billiard 4 wraps it with its traceback."""
+    exc: BaseException = getattr(exc_info.exception, "exc", exc_info.exception)
+    return exc
+
+
+def forks(pool_class: type) -> bool:
+    """Whether the worker's pool forks child processes (prefork)."""
+    return pool_class.__module__ == "celery.concurrency.prefork"
+
+
+def pool_index() -> int | None:
+    """Index of this pool child, unique among living children; None in any other process.
+
+    ``index`` is set by billiard's pool on its processes: billiard 4. Without it the worker's
+    parent can't free a dead child's leases, and their ttl does.
+    """
+    from billiard.process import current_process
+
+    return getattr(current_process(), "index", None)
+
+
+# The result backend.
+
+
+def result_meta(backend: Any, task_id: str) -> Mapping[str, Any]:
+    """What the backend has stored for ``task_id``, read once.
+
+    ``_get_task_meta_for``: all key-value backends. ``get_task_meta``, the fallback, retries with
+    ``result_backend_always_retry``, by default without end.
+    """
+    read = getattr(backend, "_get_task_meta_for", None) or backend.get_task_meta
+    return read(task_id)  # type: ignore[no-any-return]
+
+
+def limit_backend_timeouts(app: Any, timeout: float) -> Any:
+    """A copy of the app's Redis backend that waits ``timeout`` seconds and does not retry.
+
+    Celery's own waits 120 s for a server that does not answer, and redis-py retries.
+    ``connparams``: the Redis and Sentinel backends of all versions. None for other backends.
+    """
+    backend = app.backend
+    if not isinstance(getattr(backend, "connparams", None), dict):
+        return None
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    limited = type(backend)(app=app, url=backend.url)
+    # A backend on a Unix socket has no socket_connect_timeout.
+    timeouts = {"socket_timeout", "socket_connect_timeout"} & limited.connparams.keys()
+    limited.connparams |= dict.fromkeys(timeouts, timeout)
+    limited.connparams["retry"] = Retry(NoBackoff(), 0)
+    return limited
+
+
+# Schedulers of celery beat.
+
+
+def rebuild_heap(scheduler: Any) -> None:
+    """Have the next tick compute again which entries are due.
+
+    ``_heap``: Celery's Scheduler, all. Without it the scheduler keeps its own order, and a new
+    leader may look at an entry late, never early.
+    """
+    scheduler._heap = None
+
+
+def forget_row_changes(scheduler: Any) -> None:
+    """Drop last runs that django-celery-beat has not yet written to its rows.
+
+    ``_dirty``: django-celery-beat 2.x. Without it a deposed leader may write older last runs; the
+    stored last runs decide anyway.
+    """
+    getattr(scheduler, "_dirty", set()).clear()
+
+
+def reread_rows(scheduler: Any) -> None:
+    """Have django-celery-beat read all rows at the next tick.
+
+    ``_initial_read``: django-celery-beat 2.x. Without it rows are read when one has changed.
+    """
+    scheduler._initial_read = True
+
+
+def row_now(entry: Any) -> Any:
+    """The present moment as a row of django-celery-beat stores it, naive or aware.
+
+    ``_default_now``: django-celery-beat 2.x; Celery's ``default_now`` is the fallback.
+    """
+    return getattr(entry, "_default_now", entry.default_now)()
+
+
+def convert_row_options(entry_class: Any, convert: Callable[..., dict[str, Any]]) -> None:
+    """Pass an entry's options through ``convert`` before they are written to a row.
+
+    ``_unpack_options``: a class method of django-celery-beat 2.x's ModelEntry. Without it options
+    that have no column of their own are not stored.
+    """
+    original = getattr(entry_class, "_unpack_options", None)
+    if original is not None:
+        entry_class._unpack_options = staticmethod(lambda **options: original(**convert(**options)))
+
+
+def entry_after(entry: Any, last_run: Any) -> Any:
+    """RedBeat's entry with ``last_run`` as its last run, written to its key.
+
+    ``_next_instance``: RedBeat 2.x. There is no fallback: without it no run would be recorded.
+    """
+    return entry._next_instance(last_run_at=last_run)
