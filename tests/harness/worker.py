@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from tests.harness.processes import TIMEOUT, Process
+from tests.harness.processes import ROOT, TIMEOUT, Process
 
 
 class CeleryWorker(Process):
@@ -25,6 +25,7 @@ class CeleryWorker(Process):
         args: More arguments, as ``["--max-tasks-per-child", "1"]``.
         loglevel: Of the worker.
         python: The interpreter.
+        cwd: The directory it starts in; modules there come before all others.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class CeleryWorker(Process):
         args: Sequence[str] = (),
         loglevel: str = "INFO",
         python: str = sys.executable,
+        cwd: Path = ROOT,
     ) -> None:
         name = name or f"w{uuid4().hex[:8]}"
         self.hostname = f"{name}@localhost"
@@ -50,7 +52,7 @@ class CeleryWorker(Process):
         command += ["--without-gossip", "--without-mingle"]
         if queues:
             command += ["--queues", ",".join(queues)]
-        super().__init__([*command, *args], env=env, name=name)
+        super().__init__([*command, *args], env=env, name=name, cwd=cwd)
 
     def wait_until_ready(self, timeout: float = TIMEOUT) -> Self:
         """Wait until it consumes."""
