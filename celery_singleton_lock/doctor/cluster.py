@@ -20,7 +20,7 @@ from celery_singleton_lock.doctor.server import (
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.topology import Address, Topology
+from celery_singleton_lock.stores.redis.nodes import Address, Topology
 from celery_singleton_lock.stores.urls import Hosts
 
 __all__ = ["examine_cluster"]
@@ -51,8 +51,8 @@ class _Part:
     @classmethod
     def of(cls, row: Sequence[Any], asked: Address, reports: Mapping[Address, Report]) -> _Part:
         """A row of CLUSTER SLOTS, by the node ``asked``."""
-        [address] = Topology.parse([row], asked).masters
-        others = [node for node in Topology.parse([row], asked).nodes if node != address]
+        [address] = Topology([row], asked).masters
+        others = [node for node in Topology([row], asked).nodes if node != address]
         answering = sum(not reports[node].error for node in others)
         return cls(int(row[1]) - int(row[0]) + 1, reports[address], answering)
 
@@ -68,7 +68,7 @@ def examine_cluster(store: ClusterStore, patient: Patient) -> Iterator[Finding]:
             "start the nodes, or correct singleton_lock_url",
         )
         return
-    topology = Topology.parse(slots, _address_of(link))
+    topology = Topology(slots, _address_of(link))
     seeds = Hosts.of(patient.settings.url, default_port=_PORT).addresses
     addresses = list(dict.fromkeys([*topology.nodes, *_known(link), *seeds]))
     reports = {a: Report.of(_name(a), link.at(*a), patient.clock.wall) for a in addresses}

@@ -25,8 +25,8 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.cluster import ClusterStore
+from celery_singleton_lock.stores.redis.nodes import Topology, slot_of
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.topology import Topology, slot_of
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_token
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.cluster import Cluster
@@ -464,10 +464,10 @@ def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:
         [0, 8191, [b"", 7000, b"id"], [b"other", 7003, b"id"]],
         [8192, 16000, [None, 7001, b"id", [b"hostname", b"h"]]],
     ]
-    topology = Topology.parse(reply, ("asked", 7000))
+    topology = Topology(reply, ("asked", 7000))
     assert topology.master_of(5) == ("asked", 7000)
     assert topology.master_of(8192) == ("asked", 7001)
     assert topology.master_of(16001) is None
     assert topology.nodes == [("asked", 7000), ("asked", 7001), ("other", 7003)]
-    topology.learn(5, ("moved", 1))
+    topology.move(5, ("moved", 1))
     assert topology.master_of(5) == ("moved", 1)

@@ -176,7 +176,6 @@ def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long
         assert place.wait(TIMEOUT) == f"nonce-{number}"
         nat.forget_connections()
         clock.ahead += MAX_IDLE + 1
-    places.close()
 
 
 def test_a_place_whose_server_does_not_even_end_the_wait_is_taken_again(
@@ -191,7 +190,6 @@ def test_a_place_whose_server_does_not_even_end_the_wait_is_taken_again(
     assert place.wait(0) == "", "it hangs up"
     raw.rpush(f"{line}!", "nonce")
     assert place.wait(TIMEOUT) == "nonce"
-    places.close()
 
 
 def test_a_link_to_a_node_that_was_idle_for_long_is_not_used(nat: Proxy, clock: AheadClock) -> None:

@@ -37,8 +37,8 @@ def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_col
             call = Release(keys=(new_key(),), token=new_token())
             begun = posted.begin(call, 5.0, lambda *outcome: heard.append(outcome))
             assert node.post(("GET", "reply"), 5.0, begun)
-        ((connection, _),) = node._idle_for(5.0)
-        assert ready([(connection._sock.fileno(), False)], 5.0), "the fourth has replied"
+        (connection,) = node._idle_for(5.0)
+        assert ready([(connection.fileno(), False)], 5.0), "the fourth has replied"
         begin = time.monotonic()
         nodes.collect(PATIENCE)
         took = time.monotonic() - begin

@@ -81,13 +81,13 @@ def renewals(site: Site) -> Instructions:
 
 WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "acquire and release, memory": (cycle, 2762),
-    "acquire and release, redis": (cycle, 2481),
-    "refused acquire, redis": (refusal, 1997),
+    "acquire and release, redis": (cycle, 2171),
+    "refused acquire, redis": (refusal, 1492),
     "key of a template, redis": (key, 179),
-    "task, redis": (task, 3619),
-    "skipped task, redis": (skip, 7780),
+    "task, redis": (task, 3516),
+    "skipped task, redis": (skip, 7373),
     "publish without a claim, redis": (publishing, 236),
-    "publish with a claim, redis": (claim, 1932),
+    "publish with a claim, redis": (claim, 1764),
     "renewal of 200 leases, redis": (renewals, 32263),
 }
 

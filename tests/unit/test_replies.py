@@ -1,31 +1,35 @@
-"""What a Redis server says, in redis-py's words; and taking what has come, without waiting."""
+"""Replies are read with redis-py: error replies, what has arrived, a connection that has ended."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import redis
-from redis.connection import Connection
 
-from celery_singleton_lock.stores.redis.replies import receive, told
-from celery_singleton_lock.stores.redis.resp import ErrorReply
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores.redis.connection import Connection, Connections
+from celery_singleton_lock.stores.redis.replies import read
 
-
-@pytest.fixture
-def connection() -> Connection:
-    return Connection(socket_timeout=20, protocol=2)
+TIMEOUT = 20.0
+Connected = tuple[Connection, socket.socket]
 
 
 @pytest.fixture
-def connected(connection: Connection) -> Iterator[tuple[Connection, socket.socket]]:
+def connected() -> Iterator[Connected]:
+    """A connection with a PING under way, and the server's end of its socket."""
+    connections = Connections("redis://127.0.0.1")
+    client = connections.new(TIMEOUT)
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(20)
-        connection._sock = ours
+    ours.settimeout(TIMEOUT)
+    client._sock = ours
+    client._parser.on_connect(client)
+    connection = Connection(connections, client)
+    with ours, theirs, closing(connection):
+        connection.send([("PING",)])
         yield connection, theirs
-        connection._sock = None
 
 
 @pytest.mark.parametrize(
@@ -34,14 +38,19 @@ def connected(connection: Connection) -> Iterator[tuple[Connection, socket.socke
         ("NOSCRIPT No matching script.", redis.exceptions.NoScriptError),
         ("READONLY You can't write against a read only replica.", redis.exceptions.ReadOnlyError),
         ("MOVED 42 127.0.0.1:7000", redis.exceptions.MovedError),
+        ("CLUSTERDOWN Hash slot not served", redis.exceptions.ClusterDownError),
         ("ERR something else", redis.exceptions.ResponseError),
     ],
 )
 def test_an_error_about_one_command_is_a_reply_among_others(
-    connection: Connection, text: str, error: type[Exception]
+    connected: Connected, text: str, error: type[Exception]
 ) -> None:
-    assert isinstance(told(connection, ErrorReply(text)), error)
-    assert told(connection, b"granted") == b"granted"
+    connection, theirs = connected
+    connection.send([("PING",)])
+    theirs.sendall(f"-{text}\r\n$7\r\ngranted\r\n".encode())
+    first, second = connection.replies()
+    assert isinstance(first, error)
+    assert second == b"granted"
 
 
 @pytest.mark.parametrize(
@@ -52,29 +61,38 @@ def test_an_error_about_one_command_is_a_reply_among_others(
         "ERR max number of clients reached",
     ],
 )
-def test_an_error_about_the_whole_connection_is_raised(connection: Connection, text: str) -> None:
+def test_an_error_about_the_whole_connection_is_raised(connected: Connected, text: str) -> None:
+    connection, theirs = connected
+    theirs.sendall(f"-{text}\r\n".encode())
     with pytest.raises(redis.exceptions.ConnectionError):
-        told(connection, ErrorReply(text))
+        read(connection._client)
 
 
-def test_what_has_come_is_taken_without_waiting_and_later_reads_wait_again(
-    connected: tuple[Connection, socket.socket],
+@pytest.mark.parametrize("text", ["HTTP/1.1 400 Bad\r\n", ":x\r\n", "$x\r\n"])
+def test_a_server_that_is_no_redis_is_unavailable(connected: Connected, text: str) -> None:
+    connection, theirs = connected
+    theirs.sendall(text.encode())
+    with pytest.raises(StoreUnavailable):
+        connection.replies()
+
+
+def test_what_has_arrived_is_taken_without_waiting_and_later_reads_wait_again(
+    connected: Connected,
 ) -> None:
     connection, theirs = connected
-    with pytest.raises(redis.exceptions.TimeoutError, match="no reply in time"):
-        receive(connection, within=0)
-    theirs.sendall(b"+OK\r\n")
-    assert receive(connection, within=0) == b"+OK\r\n"
+    assert connection.arrived() == []
+    theirs.sendall(b"*2\r\n$1\r\na\r\n")
+    assert connection.arrived() == [], "a part of a reply"
+    theirs.sendall(b":7\r\n")
+    assert connection.arrived() == [[b"a", 7]]
+    connection.send([("PING",)])
     theirs.sendall(b"+AGAIN\r\n")
-    assert receive(connection) == b"+AGAIN\r\n"
-    assert connection._sock is not None
-    assert connection._sock.gettimeout() == 20
+    assert connection.replies() == [b"AGAIN"]
+    assert connection._client._sock.gettimeout() == TIMEOUT
 
 
-def test_a_connection_that_the_server_closed_is_broken(
-    connected: tuple[Connection, socket.socket],
-) -> None:
+def test_a_connection_that_the_server_closed_is_unavailable(connected: Connected) -> None:
     connection, theirs = connected
-    theirs.close()
-    with pytest.raises(redis.exceptions.ConnectionError, match="closed"):
-        receive(connection)
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(StoreUnavailable, match=r"[Cc]losed"):
+        connection.replies()

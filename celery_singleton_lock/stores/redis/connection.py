@@ -1,15 +1,21 @@
-"""Connections to one Redis server: one pipeline at a time each, no hidden retries.
+"""Connections to one Redis server: a pool without retries over redis-py's connections.
 
-Promises
-    A connection on which anything went wrong, were it an exception thrown into the thread between
-    send and read, is closed and never used again: the next call would read the earlier call's
-    reply. redis-py's errors leave this module as the library's own. A connection that has been
-    idle for longer than ``MAX_IDLE``, or that the server has closed meanwhile, is not used, and TCP
-    keepalive probes the others.
+Guarantees
+    A connection is used again only after every reply on it has been read. After any other end,
+    including an exception that a signal handler raises between send and read, it is closed:
+    otherwise the next command would read the reply to an earlier one. Errors of redis-py and of
+    the system leave this module as StoreError or StoreUnavailable.
 
-Not the broker's pool, whose size and retries belong to the broker: redis-py's own defaults blocked
-59 s on a dead link, and turned a lost reply into "not acquired". Idle connections are kept per
-timeout, and per native thread under gevent, where a socket belongs to a thread's hub.
+Non-guarantees
+    A command without a reply may have been executed. Nothing is sent a second time in here.
+
+Idle connections
+    They are kept per timeout. Under gevent and eventlet they are kept per native thread too,
+    because a socket belongs to the hub of a thread. A connection that was idle for longer than
+    ``MAX_IDLE``, or that the server has closed, is not used. TCP keepalive probes the others.
+
+The broker's pool is not used: its size and its retries belong to the broker. The defaults of
+redis-py blocked for 59 s on a dead link, and turned a lost reply into "not acquired".
 """
 
 from __future__ import annotations
@@ -17,45 +23,42 @@ from __future__ import annotations
 import copy
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import redis
+import redis.connection
 from redis.backoff import NoBackoff
-from redis.connection import Connection
 from redis.retry import Retry
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PostedRelease
-from celery_singleton_lock.stores.redis.replies import checked, receive, told
-from celery_singleton_lock.stores.redis.resp import ProtocolError, Replies, pack
+from celery_singleton_lock.stores.redis.replies import checked, read
+from celery_singleton_lock.stores.redis.resp import pack
 from celery_singleton_lock.stores.redis.transport import MAX_IDLE, Command
 from celery_singleton_lock.stores.redis.url_options import connection_options
 
-__all__ = [
-    "Connections",
-    "Exchange",
-]
+__all__ = ["Connection", "Connections"]
 
+# A reply that is no RESP is an InvalidResponse, or a ValueError of int().
 _BROKEN: Final = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
+    redis.exceptions.InvalidResponse,
     OSError,
-    ProtocolError,
+    ValueError,
 )
 
-
-# A connection of redis-py, whose methods are only partly typed, and what it owes: the reply to a
-# release, which comes before the reply to its next command. Its attribute `idle_since` is ours; a
-# connection that was not idle before has none.
-_Idle = tuple[Any, PostedRelease | None]
-
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
-# the server has closed gets no reply, so it is unknown whether a release was carried out or the
-# lease was lost with the server. The check costs a system call; empty tasks are too quick for it.
+# the server has closed gets no reply, so it is unknown whether a release was executed or the lease
+# was lost with the server. The check costs a system call; empty tasks are too quick for it.
 _CHECKED_AFTER: Final = 0.01
+
+# Seconds to wait for a reply that may have arrived. With 0 the socket would not block, and redis-py
+# would report a broken connection instead of a timeout.
+_ARRIVED: Final = 0.001
 
 # Seconds until the first probe of an idle connection, seconds between two, and how many may be lost
 # before the kernel closes the connection. The probes also keep its entry in a NAT.
@@ -63,7 +66,7 @@ _KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class Connections:
-    """To the server that ``url`` names, made when they are needed.
+    """The connections to the server that ``url`` names. They are made when they are needed.
 
     Args:
         url: In the form of redis-py, Celery or kombu.
@@ -78,17 +81,16 @@ class Connections:
         self, url: str, options: Mapping[str, Any] | None = None, clock: Clock | None = None
     ) -> None:
         try:
-            # Not ConnectionPool.from_url: it adds options for a pool that we don't use, by which a
-            # server may replace our timeouts (redis-py 7's maintenance notifications).
+            # Not ConnectionPool.from_url: it adds options for redis-py's pool, by which a server
+            # may replace our timeouts (redis-py 7's maintenance notifications).
             self._options = connection_options(url, options)
-            # What an exchange reads. redis-py's own reading is of twice the cost.
             self._options["protocol"] = 2
-            self._make = self._options.pop("connection_class", Connection)
-            if issubclass(self._make, Connection):  # not where the server is a Unix socket
+            self._make = self._options.pop("connection_class", redis.connection.Connection)
+            if issubclass(self._make, redis.connection.Connection):  # not a Unix socket's
                 self._options.setdefault("socket_keepalive", True)
                 self._options.setdefault("socket_keepalive_options", _keepalive_options())
-            # Sends nothing, but refuses options that it doesn't know: better here than in a body.
-            self._made(timeout=1.0)
+            # Sends nothing, but refuses unknown options here instead of in a task.
+            self._client(timeout=1.0)
         except ValueError as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
         except TypeError as exc:
@@ -97,29 +99,29 @@ class Connections:
             raise SettingsError(
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
-        self._idle: dict[tuple[int, float], deque[_Idle]] = {}
+        self._idle: dict[tuple[int, float], deque[Connection]] = {}
         #: Seconds, for the age of idle connections.
         self.now = (clock or SystemClock()).now
 
     @property
     def address(self) -> str:
-        """Of the server, for people: host and port, or the path of its socket."""
+        """Host and port of the server, or the path of its socket, for messages."""
         options = self._options
         return str(options.get("path") or f"{options.get('host')}:{options.get('port')}")
 
     def at(self, host: str, port: int) -> Connections:
-        """To another server, with the same login and options."""
+        """Connections to another server, with the same login and options."""
         other = copy.copy(self)
         other._options = {**self._options, "host": host, "port": port}
         other._idle = {}
         return other
 
     def home_of(self, key: str, timeout: float) -> Connections:
-        """See `Transport.home_of`: there is only one server."""
+        """The connections to the server that has ``key``: there is only one server."""
         return self
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        """Send all commands at once, read all replies; the first error reply is raised.
+        """Send all commands at once and read all replies. The first error reply is raised.
 
         Args:
             commands: Name and arguments of each.
@@ -127,13 +129,14 @@ class Connections:
 
         Raises:
             ScriptForgotten: The server knows no such script.
-            StoreUnavailable, StoreError: No answer; a refusal.
+            StoreUnavailable: The server doesn't answer.
+            StoreError: The server refuses a command.
         """
-        exchange = self.begin(commands, timeout)
+        connection = self.begin(commands, timeout)
         try:
-            replies = exchange.replies()
+            replies = connection.replies()
         finally:
-            exchange.end()
+            connection.end()
         try:
             return checked(replies)
         except StoreUnavailable as exc:
@@ -141,146 +144,145 @@ class Connections:
             raise
 
     def leave_demoted(self, error: StoreUnavailable) -> None:
-        """If ``error`` is a replica's, who was the master: its idle connections are closed.
+        """Close the idle connections if ``error`` is the refusal of a replica.
 
-        A failover behind this address: they would lead to it for ever, and a fresh one may lead to
+        After a failover behind this address they lead to the old master, and a new one may lead to
         the new master.
         """
         if isinstance(error.__cause__, redis.exceptions.ReadOnlyError):
             self.drop()
 
     def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        """As :meth:`run`, with each error in the place of its reply."""
-        exchange = self.begin(commands, timeout)
+        """As :meth:`run`, with each error reply as a value in its place."""
+        connection = self.begin(commands, timeout)
         try:
-            return exchange.replies()
+            return connection.replies()
         finally:
-            exchange.end()
+            connection.end()
 
-    def begin(self, commands: Sequence[Command], timeout: float) -> Exchange:
-        """Send all commands at once; the replies are read from what is returned.
+    def begin(self, commands: Sequence[Command], timeout: float) -> Connection:
+        """Send all commands at once. The caller reads the replies, and ends the use in any case.
+
+        Without a command, the connection may have a pending reply to read.
 
         Raises:
             StoreUnavailable, StoreError: They can't be sent.
         """
         idle = self._idle_for(timeout)
-        fresh = False
         try:
-            taken: _Idle = idle.pop()
-            age = self.now() - taken[0].idle_since
-            if age > _CHECKED_AFTER and _is_stale(*taken, age):
-                idle.append(taken)
-                _disconnect_all(idle)  # the others have been idle for longer
-                taken, fresh = (self.new(timeout), None), True
+            connection = idle.pop()
         except IndexError:
-            taken, fresh = (self.new(timeout), None), True
-        try:
-            connection = taken[0]
-            if fresh:
-                self.greet(connection)
-            # Not redis-py's packing, which costs as much as the sending.
-            connection.send_packed_command([pack(commands)], check_health=False)
-            return Exchange(self, taken, idle, len(commands))
-        except BaseException as exc:
-            _close(*taken)
-            if isinstance(exc, (redis.exceptions.RedisError, OSError)):
-                raise self.translated(exc, taken[0]) from exc
-            raise
+            connection = self._connect(timeout)
+        else:
+            age = self.now() - connection.idle_since
+            if age > _CHECKED_AFTER and connection.is_stale(age):
+                connection.close_idle()
+                _close_all(idle)  # the others have been idle for longer
+                connection = self._connect(timeout)
+        connection.pool = idle
+        if commands:
+            connection.send(commands)
+        return connection
 
-    def post(self, command: Command, timeout: float, posted: PostedRelease) -> bool:
-        """Send a command, and leave its reply to whoever uses the connection next.
+    def post(self, command: Command, timeout: float, pending: PostedRelease) -> bool:
+        """Send a release. Its reply is read before that of the connection's next command.
 
         Returns:
-            Whether it was sent: only on a connection that stands, and owes no reply yet. Where one
-            has to be made, or nobody has read for a while, a reply is as good as waited for.
+            Whether it was sent. That needs an idle connection without a pending reply. Where one
+            has to be made, or replies have not been read for a while, waiting costs no more.
         """
         idle = self._idle_for(timeout)
         try:
-            connection, owes = idle.pop()
+            connection = idle.pop()
         except IndexError:
             return False
         now = self.now()
         age = now - connection.idle_since
-        if owes is not None or (age > _CHECKED_AFTER and _is_stale(connection, owes, age)):
-            idle.append((connection, owes))
+        if connection.pending is not None or (age > _CHECKED_AFTER and connection.is_stale(age)):
+            idle.append(connection)
             return False
         try:
-            connection.send_packed_command([pack([command])], check_health=False)
-        except (redis.exceptions.RedisError, OSError) as exc:
-            connection.disconnect()
-            self.translated(exc, connection)
+            connection.send((command,))
+        except StoreError:
             return False
-        except BaseException:
-            connection.disconnect()
-            raise
+        connection.leave_pending(pending)
         connection.idle_since = now
-        idle.append((connection, posted))
+        idle.append(connection)
         return True
 
     def collect(self, timeout: float) -> None:
-        """Read what this thread's idle connections owe; what doesn't come in time is lost.
+        """Read the pending replies on this thread's idle connections.
+
+        A release whose reply does not arrive in time is lost.
 
         Args:
             timeout: Seconds, for each.
         """
-        thread = native.socket_owner()
-        for (owner, _), idle in list(self._idle.items()):
-            # Another thread's hub reads its sockets alone.
-            for item in list(idle) if owner == thread else ():
-                if item[1] is None:
+        for idle in self._of_this_thread():
+            for connection in list(idle):
+                if connection.pending is None:
                     continue
                 try:
-                    idle.remove(item)
+                    idle.remove(connection)
                 except ValueError:
-                    continue  # in use: who uses it reads what it owes
-                exchange = Exchange(self, item, idle, 0)
+                    continue  # in use by another thread, which reads the pending reply
+                connection.pool = idle
                 try:
-                    exchange.replies(within=timeout)
+                    connection.replies(within=timeout)
                 except StoreError:
-                    pass  # closed below, and so lost
+                    pass  # end() closes it, so the release is lost
                 finally:
-                    exchange.end()
+                    connection.end()
 
     def has_idle(self, timeout: float) -> bool:
-        """Whether the next command would go out without connecting first."""
+        """Whether the next command would be sent without connecting first."""
         try:
-            idle_since = self._idle_for(timeout)[-1][0].idle_since
+            connection = self._idle_for(timeout)[-1]
         except IndexError:
             return False
-        return bool(self.now() - idle_since <= MAX_IDLE)
+        return self.now() - connection.idle_since <= MAX_IDLE
 
-    def translated(self, error: Exception, connection: Any) -> StoreError:
-        """The library's error for one of redis-py's or the system's, met on ``connection``."""
+    def drop(self) -> None:
+        """Close this thread's idle connections: what broke one has broken the others too."""
+        for idle in self._of_this_thread():
+            _close_all(idle)
+
+    def close(self) -> None:
+        """Close all idle connections. A connection in use returns to a pool that is kept."""
+        while self._idle:
+            _close_all(self._idle.popitem()[1])
+
+    def failure(self, error: Exception, *, was_idle: bool) -> StoreError:
+        """The library's error for an error of redis-py or of the system."""
         if isinstance(error, redis.exceptions.AuthenticationError):
             return StoreError(f"the store refuses the login: {error}")
         if isinstance(error, _BROKEN):
             self.drop()
             unavailable = StoreUnavailable(f"the store doesn't answer: {error}")
-            unavailable.was_idle = hasattr(connection, "idle_since")
+            unavailable.was_idle = was_idle
             return unavailable
         return StoreError(f"the store refuses: {error}")
 
-    def drop(self) -> None:
-        """What broke one connection broke the others: the next try shall meet a fresh one."""
-        # Of this thread alone where a socket belongs to its thread's hub.
-        thread = native.socket_owner()
-        for (owner, _), idle in list(self._idle.items()):
-            if owner == thread:
-                _disconnect_all(idle)
-
-    def close(self) -> None:
-        """Close what is idle; what is in use is closed by its user's next failure, or never."""
-        while self._idle:
-            _disconnect_all(self._idle.popitem()[1])
-
     def new(self, timeout: float) -> Any:
-        """A connection that waits ``timeout`` seconds for each reply, and never tries twice."""
-        return self._made(timeout)
+        """A connection of redis-py, not connected yet, to the server that is right now."""
+        return self._client(timeout)
 
-    def greet(self, connection: Any) -> None:
-        """What a new connection is asked before its first use: nothing, here."""
+    def greet(self, client: Any) -> None:
+        """Check a new connection before its first use: nothing is checked here."""
 
-    def _made(self, timeout: float, **options: Any) -> Any:
+    def _connect(self, timeout: float) -> Connection:
+        client = self.new(timeout)
+        try:
+            client.connect()
+            self.greet(client)
+        except BaseException as exc:
+            client.disconnect()
+            if isinstance(exc, (redis.exceptions.RedisError, OSError)):
+                raise self.failure(exc, was_idle=False) from exc
+            raise
+        return Connection(self, client)
+
+    def _client(self, timeout: float, **options: Any) -> Any:
         return self._make(
             **{**self._options, **options},
             socket_timeout=timeout,
@@ -288,103 +290,154 @@ class Connections:
             retry=Retry(NoBackoff(), 0),
         )
 
-    def _idle_for(self, timeout: float) -> deque[Any]:
+    def _idle_for(self, timeout: float) -> deque[Connection]:
         key = (native.socket_owner(), timeout)
         found = self._idle.get(key)
         return self._idle.setdefault(key, deque()) if found is None else found
 
+    def _of_this_thread(self) -> list[deque[Connection]]:
+        thread = native.socket_owner()
+        return [idle for (owner, _), idle in list(self._idle.items()) if owner == thread]
 
-class Exchange:
-    """A pipeline that was sent, on a connection of its own until :meth:`end`."""
 
-    __slots__ = ("_connection", "_connections", "_count", "_idle", "_owes", "_read", "_replies")
+class Connection:
+    """One connection of redis-py, in use by one thread at a time.
 
-    def __init__(
-        self, connections: Connections, taken: _Idle, idle: deque[_Idle], count: int
-    ) -> None:
-        self._connections = connections
-        self._connection, self._owes = taken
-        self._idle = idle
-        self._count = count
-        self._read = False
-        self._replies = Replies()
+    Args:
+        owner: Maps its errors.
+        client: Redis-py's, connected.
 
-    def replies(
-        self, is_late: Callable[[], bool] | None = None, *, within: float | None = None
-    ) -> list[Any]:
-        """All of them, error replies as values.
+    Attributes:
+        pending: The release whose reply comes before the reply to the next command.
+        pool: Where it goes when its use ends; None: it is not in use.
+        idle_since: When its last use ended, by the owner's clock; 0: it was never idle.
+    """
 
-        Args:
-            is_late: Whether to take only what has arrived already.
-            within: Seconds to wait for each, other than the connection's own.
+    __slots__ = ("_client", "_owner", "_unread", "idle_since", "pending", "pool")
 
-        Raises:
-            StoreUnavailable, StoreError: They don't come.
-        """
-        connection, owes = self._connection, self._owes
-        count = self._count if owes is None else self._count + 1
-        replies: list[Any] = []
-        try:
-            while len(replies) < count:
-                data = receive(connection, 0.0 if is_late is not None and is_late() else within)
-                replies += [told(connection, reply) for reply in self._replies.feed(data)]
-        except (redis.exceptions.RedisError, OSError, ProtocolError) as exc:
-            if owes is not None and replies:
-                # The server replied to the release before the connection broke.
-                self._owes = None
-                owes.hear(replies.pop(0))
-            raise self._connections.translated(exc, connection) from exc
-        self._read = True
-        if owes is not None:
-            # From here on the connection owes nothing, whatever strikes while others are told.
-            self._owes = None
-            owes.hear(replies.pop(0))
-        return replies
+    def __init__(self, owner: Connections, client: Any) -> None:
+        self._owner = owner
+        self._client = client
+        self._unread = 0
+        self.pending: PostedRelease | None = None
+        self.pool: deque[Connection] | None = None
+        self.idle_since = 0.0
 
-    def more(self, commands: Sequence[Command]) -> None:
-        """Send these too, behind what was sent: for who reads with :meth:`some`.
+    def fileno(self) -> int:
+        """The descriptor of the socket, to wait on."""
+        return int(self._client._sock.fileno())
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send all commands at once. An exception closes the connection.
 
         Raises:
             StoreUnavailable, StoreError: They can't be sent.
         """
-        self._read = False
-        self._count += len(commands)
         try:
-            self._connection.send_packed_command([pack(commands)], check_health=False)
-        except (redis.exceptions.RedisError, OSError) as exc:
-            raise self._connections.translated(exc, self._connection) from exc
+            self._client.send_packed_command([pack(commands)], check_health=False)
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, (redis.exceptions.RedisError, OSError)):
+                raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
+            raise
+        self._unread += len(commands)
 
-    def some(self) -> list[Any]:
-        """What has come of the replies, after waiting for at least a part of one.
+    def replies(self, *, within: float | None = None) -> list[Any]:
+        """Read the reply to each command. An error reply is a value.
 
-        Returns:
-            Those that are whole, error replies as values; each is told once.
+        Args:
+            within: Seconds to wait for each, instead of the connection's timeout.
 
         Raises:
-            StoreUnavailable, StoreError: They don't come.
+            StoreUnavailable, StoreError: They don't arrive.
         """
-        connection = self._connection
         try:
-            replies = [told(connection, one) for one in self._replies.feed(receive(connection))]
-        except (redis.exceptions.RedisError, OSError, ProtocolError) as exc:
-            raise self._connections.translated(exc, connection) from exc
-        if self._owes is not None and replies:
-            owes, self._owes = self._owes, None
-            owes.hear(replies.pop(0))
-        self._count -= len(replies)
-        self._read = not self._count
-        return replies
+            return self._read(within)
+        except (redis.exceptions.RedisError, OSError, ValueError) as exc:
+            raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
+
+    def next_reply(self) -> Any:
+        """Read one reply of several, as :meth:`replies` does."""
+        unread, self._unread = self._unread, 1
+        (reply,) = self.replies()
+        self._unread = unread - 1
+        return reply
+
+    def arrived(self) -> list[Any]:
+        """The reply to the only command that was sent, if it has arrived whole; else nothing.
+
+        Raises:
+            StoreUnavailable, StoreError: The connection is broken.
+        """
+        if not native.is_readable(self._client._sock):
+            return []
+        try:
+            return self._read(_ARRIVED)
+        except redis.exceptions.TimeoutError:
+            return []  # a part of it, or bytes of TLS that belong to no reply
+        except (redis.exceptions.RedisError, OSError, ValueError) as exc:
+            raise self._owner.failure(exc, was_idle=False) from exc
 
     def end(self) -> None:
-        """Keep the connection if every reply was read, else close it. Harmless twice."""
-        connection, self._connection = self._connection, None
-        if connection is None:
+        """Return it to its pool if every reply was read, else close it. Harmless twice."""
+        pool, self.pool = self.pool, None
+        if pool is None:
             return
-        if self._read:
-            connection.idle_since = self._connections.now()
-            self._idle.append((connection, None))
+        if self._unread or self.pending is not None:
+            self.close()
         else:
-            _close(connection, self._owes, self._replies)
+            self.idle_since = self._owner.now()
+            pool.append(self)
+
+    def leave_pending(self, pending: PostedRelease) -> None:
+        """Leave the reply to the release that was sent to the next use."""
+        self.pending, self._unread = pending, 0
+
+    def is_stale(self, age: float) -> bool:
+        """Whether it was idle for too long, or was closed by the server."""
+        # If no reply is due, a readable connection has reached the end of its stream.
+        if age > MAX_IDLE:
+            return True
+        return self.pending is None and native.is_readable(self._client._sock)
+
+    def close(self) -> None:
+        """Close it. A pending release is lost."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.lose()
+        self._client.disconnect()
+
+    def close_idle(self) -> None:
+        """Close it; a pending reply that has arrived counts.
+
+        Not for a connection whose use was interrupted: the next bytes on it may belong to another
+        reply.
+        """
+        if self.pending is not None and native.is_readable(self._client._sock):
+            try:
+                self._read(_ARRIVED)
+            except (redis.exceptions.RedisError, OSError, ValueError):
+                pass
+        self.close()
+
+    def _read(self, within: float | None) -> list[Any]:
+        client, pending = self._client, self.pending
+        count = self._unread if pending is None else self._unread + 1
+        replies: list[Any] = []
+        try:
+            if within is not None:
+                client._sock.settimeout(max(within, _ARRIVED))
+            while len(replies) < count:
+                replies.append(read(client))
+            self._unread = 0
+            if within is not None:
+                client._sock.settimeout(client.socket_timeout)
+        finally:
+            # Also where the connection broke behind this reply: the release was executed.
+            if pending is not None and replies:
+                self.pending = None
+                pending.hear(replies.pop(0))
+        return replies
 
 
 def _keepalive_options() -> dict[int, int]:
@@ -394,38 +447,6 @@ def _keepalive_options() -> dict[int, int]:
     }
 
 
-def _is_stale(connection: Any, owes: PostedRelease | None, age: float) -> bool:
-    """Whether an idle connection is too old, or was closed by the server."""
-    # If no reply is due, a readable connection has reached the end of its stream.
-    return age > MAX_IDLE or (owes is None and native.is_readable(connection._sock))
-
-
-def _disconnect_all(idle: deque[_Idle]) -> None:
+def _close_all(idle: deque[Connection]) -> None:
     while idle:
-        _close(*idle.pop())
-
-
-def _close(connection: Any, owes: PostedRelease | None, replies: Replies | None = None) -> None:
-    """Close a connection; the reply that is due on it is taken if it has arrived.
-
-    Args:
-        connection: redis-py's.
-        owes: The release whose reply is due; None: none is.
-        replies: What has been read of that reply.
-    """
-    if owes is not None:
-        reply = _arrived(connection, replies or Replies())
-        if reply is None:
-            owes.lose()
-        else:
-            owes.hear(reply)
-    connection.disconnect()
-
-
-def _arrived(connection: Any, replies: Replies) -> Any:
-    """The next reply on ``connection`` if it has arrived whole; else None."""
-    try:
-        found = replies.feed(receive(connection, 0.0))
-        return told(connection, found[0]) if found else None
-    except Exception:
-        return None  # the connection is broken, and about to be closed
+        idle.pop().close_idle()

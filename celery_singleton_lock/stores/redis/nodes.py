@@ -1,21 +1,27 @@
-"""Connections to the nodes of a Redis Cluster: commands find the node that has their slot.
+"""Routing in a Redis Cluster: each command goes to the node that has the hash slot of its key.
 
-Promises
-    All commands for one node travel in one pipeline, and the nodes work at the same time. A node
-    that said no (MOVED, ASK, TRYAGAIN) has done nothing, so the command is sent again to where it
-    belongs: a few times, and within the timeout. What got no answer is never sent again in here.
-    A silent node costs the others' commands nothing but the wait.
+Guarantees
+    All commands for one node are one pipeline, and the nodes work at the same time. A node that
+    replies MOVED, ASK or TRYAGAIN has executed nothing, so the command is sent again, a few times
+    and within the timeout. A command without a reply is never sent again in here. A node that does
+    not answer delays the commands of other nodes, and does not fail them.
+
+Non-guarantees
+    That the topology is the cluster's: a node that was cut off from the others may report an old
+    one. Its redirects and failures correct that.
 
 Failure handling
-    A silent node, MOVED and CLUSTERDOWN make the picture of the cluster stale: before the next
-    commands another node is asked for a new one, each in its turn, for a node that was cut off from
-    the others may have an old one. Without any answer the old picture is used.
+    A node that does not answer, MOVED and CLUSTERDOWN make the topology stale. Before the next
+    commands another node is asked for it, each in its turn. If none answers, the old one is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 import redis
@@ -23,25 +29,112 @@ import redis
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PostedRelease
-from celery_singleton_lock.stores.redis.connection import Connections, Exchange
-from celery_singleton_lock.stores.redis.parcel import Parcel, parcels_of
+from celery_singleton_lock.stores.redis.connection import Connection, Connections
 from celery_singleton_lock.stores.redis.replies import checked
-from celery_singleton_lock.stores.redis.topology import Address, Topology, slot_of
 from celery_singleton_lock.stores.redis.transport import Command
 from celery_singleton_lock.stores.urls import Hosts
 
-__all__ = ["NodeConnections"]
+__all__ = ["Address", "NodeConnections", "Topology", "slot_of"]
 
+#: Host and port.
+Address = tuple[str, int]
+
+_SLOTS: Final = 16384
 _PORT: Final = 6379
 # A redirect leads to the right node, or meets a migration that ends: two are usual, more are not.
 _ROUNDS: Final = 5
-# A slot's keys are on both sides for as long as one MIGRATE takes.
+# Seconds. The keys of a slot are on both nodes for as long as one MIGRATE takes.
 _TRY_AGAIN_PAUSE: Final = 0.02
-_NO_TIME: Final = "no time was left to ask this node"
+# The node is no master any more, or knows that slots of the cluster are not served.
+_STALE: Final = (redis.exceptions.ClusterDownError, redis.exceptions.ReadOnlyError)
+
+
+def slot_of(key: str | bytes) -> int:
+    """The hash slot of ``key``: of the part in its first braces if there is one."""
+    data = key.encode() if isinstance(key, str) else bytes(key)
+    tag, closed, _ = data.partition(b"{")[2].partition(b"}")
+    return _slot_of_tag(tag if closed and tag else data)
+
+
+@lru_cache(maxsize=1024)
+def _slot_of_tag(tag: bytes) -> int:
+    # CRC16-CCITT (XMODEM), https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec
+    return binascii.crc_hqx(tag, 0) % _SLOTS
+
+
+class Topology:
+    """Which node has which hash slot, as one node reported it, and as redirects have changed it.
+
+    Args:
+        reply: To CLUSTER SLOTS.
+        asked: The node that gave it, which may leave out its own host.
+    """
+
+    def __init__(self, reply: Sequence[Any], asked: Address) -> None:
+        self._masters: list[Address | None] = [None] * _SLOTS
+        masters: list[Address] = []
+        replicas: list[Address] = []
+        for begin, end, *nodes in reply:
+            master, *others = [_address(node, asked) for node in nodes]
+            self._masters[begin : end + 1] = [master] * (end + 1 - begin)
+            masters.append(master)
+            replicas += others
+        #: The nodes that have slots.
+        self.masters = list(dict.fromkeys(masters))
+        #: All nodes.
+        self.nodes = list(dict.fromkeys([*masters, *replicas]))
+
+    def master_of(self, slot: int) -> Address | None:
+        """The node that has ``slot``; None if no node has it."""
+        return self._masters[slot]
+
+    def move(self, slot: int, address: Address) -> None:
+        """Note a MOVED."""
+        self._masters[slot] = address
+
+
+def _address(node: Sequence[Any], asked: Address) -> Address:
+    host = (node[0] or b"").decode()
+    # Empty or '?': the node doesn't know its own name (cluster-preferred-endpoint-type).
+    return (host if host not in ("", "?") else asked[0], int(node[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A command, and WAIT behind it if it has one: both go to one node, on one connection.
+
+    Attributes:
+        index: The position of its first reply.
+        commands: Both.
+        slot: The hash slot of the command's key.
+        asking: The node that an ASK led to; None: the slot's.
+    """
+
+    index: int
+    commands: tuple[Command, ...]
+    slot: int
+    asking: Address | None = None
+
+    def fill(self, replies: list[Any], found: Sequence[Any]) -> None:
+        replies[self.index : self.index + len(self.commands)] = found
+
+    def fail(self, replies: list[Any], error: StoreError) -> None:
+        self.fill(replies, [error] * len(self.commands))
+
+
+def _requests_of(commands: Sequence[Command]) -> list[_Request]:
+    requests: list[_Request] = []
+    for index, command in enumerate(commands):
+        if command[0] == "WAIT":
+            requests[-1] = replace(requests[-1], commands=(*requests[-1].commands, command))
+        else:
+            key = command[3] if command[0] in ("EVALSHA", "EVAL") else command[1]
+            requests.append(_Request(index, (command,), slot_of(key)))
+    return requests
 
 
 class NodeConnections:
-    """To the cluster of which ``url`` names some nodes.
+    """The connections to the nodes of the cluster of which ``url`` names some.
 
     Args:
         url: ``redis+cluster://user:password@host1:7000,host2:7001``; ``rediss+cluster://`` is TLS.
@@ -68,15 +161,19 @@ class NodeConnections:
         self._nodes: dict[Address, Connections] = {}
         self._topology: Topology | None = None
         self._stale = True
-        # Who failed last is asked last.
+        # Nodes that failed last are asked last.
         self._suspects: set[Address] = set()
         self._answered_last: Address | None = None
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        """As of a transport.
+        """Send all commands at once and read all replies. The first error is raised.
+
+        Args:
+            commands: Name and arguments; the first argument is a key, but for EVAL and EVALSHA.
+            timeout: As of :meth:`attempt`.
 
         Raises:
-            ScriptForgotten, StoreUnavailable, StoreError: Of the first command that met one.
+            ScriptForgotten, StoreUnavailable, StoreError: The error of the first failed command.
         """
         replies = self.attempt(commands, timeout)
         for reply in replies:
@@ -87,187 +184,198 @@ class NodeConnections:
     def attempt(
         self, commands: Sequence[Command], timeout: float, *, waits: bool = True
     ) -> list[Any]:
-        """Send all, read all; in the place of a reply stands the error that its command met.
+        """As :meth:`run`, with the error of each failed command in the place of its reply.
 
         Args:
-            commands: As of a transport.
+            commands: As of :meth:`run`.
             timeout: Seconds for all of it, and once more where a node must be connected to.
             waits: Whether TRYAGAIN is tried again; else it is an error like others.
 
         Raises:
-            StoreUnavailable, StoreError: No node tells what the cluster looks like.
+            StoreUnavailable, StoreError: No node reports the topology.
         """
         until = self._clock.now() + timeout
         replies: list[Any] = [None] * len(commands)
-        parcels = parcels_of(commands)
-        for number in range(_ROUNDS):
-            if not number:
-                self._look(timeout)
-            elif self._clock.now() >= until:
+        requests = _requests_of(commands)
+        topology = self._known_topology(timeout)
+        for _ in range(_ROUNDS):
+            requests = self._round(topology, requests, replies, timeout, until, waits)
+            if not requests or self._clock.now() >= until:
                 break
-            parcels = self._round(parcels, replies, timeout, until, waits)
-            if not parcels:
-                break
-        for parcel in parcels:
-            parcel.fill(replies, StoreUnavailable("the store is moving this key: try again"))
+        for request in requests:
+            request.fail(replies, StoreUnavailable("the store is moving this key: try again"))
         return replies
 
-    def post(self, command: Command, timeout: float, posted: PostedRelease) -> bool:
-        """As of a transport. A node that says MOVED has done nothing, and it is made again."""
+    def post(self, command: Command, timeout: float, pending: PostedRelease) -> bool:
+        """See `Connections.post`. A node that replies MOVED has done nothing: it is sent again."""
         if self._topology is None or self._stale:
             return False
-        (parcel,) = parcels_of([command])
-        address = self._topology.master_of(parcel.slot)
-        return address is not None and self._node(address).post(command, timeout, posted)
+        address = self._topology.master_of(slot_of(command[3]))
+        return address is not None and self._node(address).post(command, timeout, pending)
 
     def collect(self, timeout: float) -> None:
-        """As of a transport, but within seconds for all nodes: behind a silent one only what has
-        come already is read.
+        """See `Connections.collect`; ``timeout`` is for all nodes.
+
+        Behind a node that does not answer, only the replies that have arrived are read.
         """
         until = self._clock.now() + timeout
         for node in list(self._nodes.values()):
             node.collect(max(0.0, until - self._clock.now()))
 
     def masters(self, timeout: float) -> list[Connections]:
-        """To each node that has slots.
+        """The connections to each node that has slots.
 
         Raises:
-            StoreUnavailable, StoreError: No node tells which these are.
+            StoreUnavailable, StoreError: No node reports the topology.
         """
         self._stale = True
-        return [self._node(address) for address in self._look(timeout).masters]
+        return [self._node(address) for address in self._known_topology(timeout).masters]
 
     def home_of(self, key: str, timeout: float) -> Connections:
-        """To the node that has ``key``; StoreError if none is known to have it."""
-        address = self._look(timeout).master_of(slot_of(key))
+        """The connections to the node that has ``key``.
+
+        Raises:
+            StoreUnavailable, StoreError: No node has it, or none reports the topology.
+        """
+        address = self._known_topology(timeout).master_of(slot_of(key))
         if address is None:
-            raise StoreUnavailable(f"no node of the cluster has slot {slot_of(key)} now")
+            raise _unserved(slot_of(key))
         return self._node(address)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close all idle connections."""
         for node in list(self._nodes.values()):
             node.close()
 
     # --- one round -------------------------------------------------------------------------------
 
     def _round(
-        self, parcels: list[Parcel], replies: list[Any], timeout: float, until: float, waits: bool
-    ) -> list[Parcel]:
-        """Deliver the parcels to their nodes; those that are to go elsewhere are returned."""
-        again: list[Parcel] = []
-        under_way: list[tuple[Address, list[Parcel], Exchange]] = []
+        self,
+        topology: Topology,
+        requests: list[_Request],
+        replies: list[Any],
+        timeout: float,
+        until: float,
+        waits: bool,
+    ) -> list[_Request]:
+        """Send the requests to their nodes; return those that must be sent again."""
+        again: list[_Request] = []
+        in_flight: list[tuple[Address, list[_Request], Connection]] = []
         try:
-            for address, load in self._by_node(parcels, replies, timeout):
+            for address, load in self._by_node(topology, requests, replies, timeout):
                 try:
-                    exchange = self._send(address, load, timeout, until)
+                    in_flight.append((address, load, self._send(address, load, timeout, until)))
                 except StoreError as exc:
-                    self._failed(address, load, replies, exc)
-                else:
-                    under_way.append((address, load, exchange))
-            for address, load, exchange in under_way:
+                    self._fail(address, load, replies, exc)
+            for address, load, connection in in_flight:
                 try:
-                    answers = exchange.replies(lambda: self._clock.now() >= until)
+                    answers = connection.replies(within=until - self._clock.now())
                 except StoreError as exc:
-                    self._failed(address, load, replies, exc)
+                    self._fail(address, load, replies, exc)
                 else:
                     self._suspects.discard(address)
-                    again += self._sort(address, load, answers, replies, waits)
+                    again += self._sort(topology, address, load, answers, replies, waits)
         finally:
-            # Also where a signal's exception struck: what was not read to its end is closed.
-            for *_, exchange in under_way:
-                exchange.end()
+            # Also after an exception of a signal handler: a connection with unread replies closes.
+            for *_, connection in in_flight:
+                connection.end()
         return again
 
     def _by_node(
-        self, parcels: list[Parcel], replies: list[Any], timeout: float
-    ) -> list[tuple[Address, list[Parcel]]]:
-        topology = self._topology
-        assert topology is not None, "attempt() has looked"
-        loads: dict[Address, list[Parcel]] = {}
-        for parcel in parcels:
-            address = parcel.asking or topology.master_of(parcel.slot)
+        self,
+        topology: Topology,
+        requests: list[_Request],
+        replies: list[Any],
+        timeout: float,
+    ) -> list[tuple[Address, list[_Request]]]:
+        loads: dict[Address, list[_Request]] = {}
+        for request in requests:
+            address = request.asking or topology.master_of(request.slot)
             if address is None:
                 self._stale = True
-                error = StoreUnavailable(f"no node of the cluster has slot {parcel.slot} now")
-                parcel.fill(replies, error)
+                request.fail(replies, _unserved(request.slot))
             else:
-                loads.setdefault(address, []).append(parcel)
-        # A dead node shall not use up the time of the others: those first that need no connecting,
-        # those last that failed last.
+                loads.setdefault(address, []).append(request)
+        if len(loads) < 2:
+            return list(loads.items())
+        # A dead node must not use up the time of the others: nodes that need no connecting come
+        # first, nodes that failed last come last.
         return sorted(
             loads.items(),
-            key=lambda item: (
-                not self._node(item[0]).has_idle(timeout),
-                item[0] in self._suspects,
-            ),
+            key=lambda item: (not self._node(item[0]).has_idle(timeout), item[0] in self._suspects),
         )
 
-    def _send(self, address: Address, load: list[Parcel], timeout: float, until: float) -> Exchange:
+    def _send(
+        self, address: Address, load: list[_Request], timeout: float, until: float
+    ) -> Connection:
         node = self._node(address)
-        if not node.has_idle(timeout) and self._clock.now() >= until:
-            raise StoreUnavailable(_NO_TIME)
+        if self._clock.now() >= until and not node.has_idle(timeout):
+            raise StoreUnavailable("no time was left to ask this node")
         commands: list[Command] = []
-        for parcel in load:
-            if parcel.asking:
+        for request in load:
+            if request.asking:
                 commands.append(("ASKING",))
-            commands += parcel.commands
+            commands += request.commands
         return node.begin(commands, timeout)
 
-    def _failed(
-        self, address: Address, load: list[Parcel], replies: list[Any], error: StoreError
+    def _fail(
+        self, address: Address, load: list[_Request], replies: list[Any], error: StoreError
     ) -> None:
         self._stale = True
         self._suspects.add(address)
-        for parcel in load:
-            parcel.fill(replies, error)
+        for request in load:
+            request.fail(replies, error)
 
     def _sort(
         self,
+        topology: Topology,
         asked: Address,
-        load: list[Parcel],
+        load: list[_Request],
         answers: list[Any],
         replies: list[Any],
         waits: bool,
-    ) -> Iterable[Parcel]:
-        """Put each answer in its place; what is to go elsewhere is returned."""
-        position, again, pause = 0, [], False
-        for parcel in load:
-            position += bool(parcel.asking)
-            first = answers[position]
-            if isinstance(first, redis.exceptions.AskError):  # MovedError is one, too
-                again.append(self._redirected(parcel, first, asked))
-            elif isinstance(first, redis.exceptions.TryAgainError) and waits:
-                again.append(parcel)
+    ) -> list[_Request]:
+        """Put each answer in its place; return the requests that must be sent again."""
+        again, pause = [], False
+        rest = iter(answers)
+        for request in load:
+            if request.asking:
+                next(rest)  # the reply to ASKING
+            found = list(islice(rest, len(request.commands)))
+            error = found[0]
+            if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
+                again.append(self._redirected(topology, request, error, asked))
+            elif isinstance(error, redis.exceptions.TryAgainError) and waits:
+                again.append(request)
                 pause = True
             else:
-                if isinstance(first, _STALE):
+                if isinstance(error, _STALE):
                     self._stale = True
-                own = answers[position : position + len(parcel.commands)]
-                replies[parcel.index : parcel.index + len(parcel.commands)] = own
-            position += len(parcel.commands)
+                request.fill(replies, found)
         if pause:
             self._clock.sleep(_TRY_AGAIN_PAUSE)
         return again
 
     def _redirected(
-        self, parcel: Parcel, error: redis.exceptions.AskError, asked: Address
-    ) -> Parcel:
-        _, _, where = str(error).partition(" ")
-        host, _, port = where.rpartition(":")
-        target = (host.strip("[]") or asked[0], int(port))
+        self,
+        topology: Topology,
+        request: _Request,
+        error: redis.exceptions.AskError,
+        asked: Address,
+    ) -> _Request:
+        target = (error.host.strip("[]") or asked[0], error.port)
         if not isinstance(error, redis.exceptions.MovedError):
-            return replace(parcel, asking=target)
-        # Followed now, and looked into before the next commands: others may have moved, too.
+            return replace(request, asking=target)
+        # Followed now. Other slots may have moved too, so the topology is read before the next
+        # commands.
         self._stale = True
-        if self._topology is not None:
-            self._topology.learn(parcel.slot, target)
-        return replace(parcel, asking=None)
+        topology.move(request.slot, target)
+        return replace(request, asking=None)
 
-    # --- the picture of the cluster --------------------------------------------------------------
+    # --- the topology ----------------------------------------------------------------------------
 
-    def _look(self, timeout: float) -> Topology:
-        """The picture, a new one if it is stale and a node answers."""
+    def _known_topology(self, timeout: float) -> Topology:
+        """The topology, read again if it is stale and a node answers."""
         if self._topology is not None and not self._stale:
             return self._topology
         error: StoreError = StoreUnavailable("the store has no node that could be asked")
@@ -281,19 +389,18 @@ class NodeConnections:
                 if self._clock.now() >= until:
                     break
                 continue
-            self._take(Topology.parse(reply, address), address)
-            break
+            return self._take(Topology(reply, address), address)
         if self._topology is None:
             raise error
         return self._topology
 
-    def _take(self, topology: Topology, answered: Address) -> None:
+    def _take(self, topology: Topology, answered: Address) -> Topology:
         self._topology, self._stale = topology, False
         self._answered_last = answered
         self._suspects.discard(answered)
-        known = {*topology.nodes, *self._seeds}
-        for address in set(self._nodes) - known:
+        for address in set(self._nodes) - {*topology.nodes, *self._seeds}:
             self._nodes.pop(address).close()
+        return topology
 
     def _whom_to_ask(self) -> list[Address]:
         known = self._topology.nodes if self._topology else []
@@ -310,8 +417,8 @@ class NodeConnections:
         return node
 
 
-# The node isn't what it was taken for, or knows that the cluster isn't whole.
-_STALE: Final = (redis.exceptions.ClusterDownError, redis.exceptions.ReadOnlyError)
+def _unserved(slot: int) -> StoreUnavailable:
+    return StoreUnavailable(f"no node of the cluster has slot {slot} now")
 
 
 def _about(address: Address, error: StoreError) -> StoreError:

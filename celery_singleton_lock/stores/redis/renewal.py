@@ -142,10 +142,10 @@ def _stream(
         while chunks:
             if under_way < len(chunks) and under_way + _AT_ONCE <= _UNDER_WAY:
                 commands = next_commands()
-                exchange.more(commands)
+                exchange.send(commands)
                 under_way += len(commands)
                 continue
-            replies = checked(exchange.some())
+            replies = checked([exchange.next_reply()])
             under_way -= len(replies)
             found = [renewals_of(chunks.popleft(), reply) for reply in replies]
             yield [*chain.from_iterable(found)]

@@ -91,7 +91,7 @@ class SentinelConnections(Connections):
 
     def new(self, timeout: float) -> Any:
         host, port = self._master = self._master or self._discovered(timeout)
-        return self._made(timeout, host=host, port=port)
+        return self._client(timeout, host=host, port=port)
 
     def greet(self, connection: Any) -> None:
         """Ask for its role: a replica answers, too, but with what is old.

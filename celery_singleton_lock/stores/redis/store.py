@@ -261,7 +261,6 @@ class RedisStore(RedisOperators):
 
     def close(self) -> None:
         self._collect_rest()
-        self._places.close()
         self._connections.close()
 
     def _collect_rest(self) -> None:

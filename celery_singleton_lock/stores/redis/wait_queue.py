@@ -22,19 +22,14 @@ Under gevent a connection belongs to a thread's hub, so idle ones are kept per n
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 import redis
 
-from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.replies import receive
-from celery_singleton_lock.stores.redis.resp import ErrorReply, ProtocolError, Replies, pack
-from celery_singleton_lock.stores.redis.transport import MAX_IDLE
+from celery_singleton_lock.stores.redis.connection import Connection, Connections
 from celery_singleton_lock.stores.redlock.waiting import ready
 
 __all__ = ["Places"]
@@ -47,8 +42,7 @@ _LONGEST_BLOCK: Final = 60
 # After as many breaks without a reply between them, a place is given up: something on the way to
 # the server doesn't bear connections that block.
 _BREAKS: Final = 3
-_NEVER: Final = ("NOPERM", "ERR unknown command", "ERR unknown cmd")
-_BROKEN: Final = (redis.exceptions.RedisError, OSError, ProtocolError, StoreError)
+_UNKNOWN: Final = ("unknown command", "unknown cmd")
 
 
 class Places:
@@ -56,7 +50,6 @@ class Places:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._idle: dict[tuple[int, str], deque[Any]] = {}
         self._denied = False
 
     def place(
@@ -65,30 +58,7 @@ class Places:
         """A place in ``line``, on the server that ``home`` finds; None: the login may not block."""
         return None if self._denied else _Place(self, line, who, home, timeout, self._clock)
 
-    def take(self, server: Connections, timeout: float) -> Any:
-        """A connection to ``server``, an idle one if there is one."""
-        idle = self._idle_to(server)
-        while idle:
-            connection = idle.pop()
-            age = self._clock.now() - connection.idle_since
-            # What broke while nobody used it shows as bytes, or their end.
-            if age <= MAX_IDLE and not ready([(connection._sock.fileno(), False)], 0):
-                return connection
-            connection.disconnect()
-        connection = server.new(timeout)
-        try:
-            server.greet(connection)
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
-
-    def give(self, server: Connections, connection: Any) -> None:
-        """Keep a connection that waits for no reply."""
-        connection.idle_since = self._clock.now()
-        self._idle_to(server).append(connection)
-
-    def deny(self, reply: ErrorReply) -> None:
+    def deny(self, reply: Exception) -> None:
         """The server won't have it: from now on, this process's callers look."""
         if not self._denied:
             logger.info(
@@ -97,17 +67,6 @@ class Places:
                 reply,
             )
         self._denied = True
-
-    def close(self) -> None:
-        """Close what is idle."""
-        while self._idle:
-            idle = self._idle.popitem()[1]
-            while idle:
-                idle.pop().disconnect()
-
-    def _idle_to(self, server: Connections) -> deque[Any]:
-        thread = native.socket_owner()
-        return self._idle.setdefault((thread, server.address), deque())
 
 
 class _Place:
@@ -128,9 +87,7 @@ class _Place:
         self._home = home
         self._timeout = timeout
         self._clock = clock
-        self._server: Connections | None = None
-        self._connection: Any = None
-        self._replies = Replies()
+        self._connection: Connection | None = None
         self._breaks = 0
         # Deadline for the server's next reply; after it, the connection counts as dropped.
         self._answered_by = 0.0
@@ -141,12 +98,12 @@ class _Place:
         while True:
             try:
                 if self._connection is None:
-                    self._block()
-                found = self._replies.feed(self._received())
-            except _BROKEN:
+                    self._connection = self._block()
+                found = self._connection.arrived()
+            except StoreError:
                 break
-            if found and isinstance(found[0], ErrorReply):
-                if found[0].startswith(_NEVER):
+            if found and isinstance(found[0], redis.exceptions.ResponseError):
+                if _is_denial(found[0]):
                     self._places.deny(found[0])
                     self._hang_up()
                     return None
@@ -160,7 +117,7 @@ class _Place:
                 return self._called(found[0]) if found else ""
             # Not above: what a signal's handler raises here (TimeoutError is an OSError) tells
             # nothing of the connection, and is its caller's.
-            ready([(self._connection._sock.fileno(), False)], left)
+            ready([(self._connection.fileno(), False)], left)
         self._hang_up()
         self._breaks += 1
         if self._breaks == _BREAKS:
@@ -180,27 +137,28 @@ class _Place:
             except StoreError:
                 pass  # counted for a moment longer: the next release keeps the key for nobody
 
-    def _block(self) -> None:
-        self._server = self._home()
-        self._connection = self._places.take(self._server, self._timeout)
-        self._answered_by = self._clock.now() + _LONGEST_BLOCK + self._timeout
-        command = ("BLPOP", f"{self._line}!", _LONGEST_BLOCK)
-        self._connection.send_packed_command([pack([command])], check_health=False)
-
-    def _received(self) -> bytes:
+    def _block(self) -> Connection:
+        connection = self._home().begin((), self._timeout)
         try:
-            return receive(self._connection, within=0)
-        except redis.exceptions.TimeoutError:
-            return b""  # nothing yet, or bytes of TLS that belong to no reply
+            connection.replies()  # to a release that another call left on this connection
+            connection.send([("BLPOP", f"{self._line}!", _LONGEST_BLOCK)])
+        except BaseException:
+            connection.end()
+            raise
+        self._answered_by = self._clock.now() + _LONGEST_BLOCK + self._timeout
+        return connection
 
     def _called(self, reply: Any) -> str:
-        connection, self._connection = self._connection, None
-        assert self._server is not None, "it was asked"
-        self._places.give(self._server, connection)
+        self._hang_up()
         return reply[1].decode(errors="replace") if reply else ""
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
-        self._replies = Replies()
         if connection is not None:
-            connection.disconnect()
+            connection.end()  # closed, unless its reply was read
+
+
+def _is_denial(error: redis.exceptions.ResponseError) -> bool:
+    """Whether the login may not block here, or the server can't."""
+    denied = isinstance(error, redis.exceptions.NoPermissionError)
+    return denied or str(error).startswith(_UNKNOWN)

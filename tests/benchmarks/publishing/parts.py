@@ -34,7 +34,12 @@ PARTS: Final = (
         f"{_OURS}.stores.redis.connection", "Connections.run", "connection, parsing", of_steps=True
     ),
     Part("redis.connection", "AbstractConnection.send_packed_command", "sending", of_steps=True),
-    Part(f"{_OURS}.stores.redis.connection", "receive", "waiting for the reply", of_steps=True),
+    Part(
+        "redis._parsers.socket",
+        "SocketBuffer._read_from_socket",
+        "waiting for the reply",
+        of_steps=True,
+    ),
 )
 
 

@@ -71,8 +71,8 @@ PARTS: Final = (
     Part(f"{_OURS}.stores.redis.store", "RedisStore.post", "release: the store", step="release"),
     Part(f"{_OURS}.stores.redis.connection", "pack", "packing", of_steps=True),
     Part("redis.connection", "AbstractConnection.send_packed_command", SENDING, of_steps=True),
-    Part(f"{_OURS}.stores.redis.connection", "receive", WAITING, of_steps=True),
-    Part(f"{_OURS}.stores.redis.resp", "Replies.feed", "parsing", of_steps=True),
+    Part("redis.connection", "AbstractConnection.read_response", "parsing", of_steps=True),
+    Part("redis._parsers.socket", "SocketBuffer._read_from_socket", WAITING, of_steps=True),
 )
 
 _CALIBRATING: Final = 20_000
