@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from celery_singleton_lock.doctor.finding import Finding, Severity
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, info_of
-from celery_singleton_lock.stores.redis.transport import Transport
 
 __all__ = ["Report", "clocks", "command", "examine_server", "replicas", "setting", "unreachable"]
 
@@ -41,7 +41,7 @@ class Report:
     took: float = 0.0
 
     @classmethod
-    def of(cls, name: str, server: Transport, wall: Callable[[], float]) -> Report:
+    def of(cls, name: str, server: Connections, wall: Callable[[], float]) -> Report:
         """Visit ``server``."""
         try:
             info = {
@@ -68,7 +68,7 @@ class Report:
         return self.info.get("role") == "slave"
 
 
-def command(server: Transport, *words: Any) -> Any:
+def command(server: Connections, *words: Any) -> Any:
     """The reply to one command.
 
     Raises:
@@ -77,7 +77,7 @@ def command(server: Transport, *words: Any) -> Any:
     return server.run([words], OPERATOR_TIMEOUT)[0]
 
 
-def setting(server: Transport, name: str) -> str | None:
+def setting(server: Connections, name: str) -> str | None:
     """What CONFIG says of ``name``; None where it is denied, or unknown."""
     try:
         reply = command(server, "CONFIG", "GET", name)
@@ -87,7 +87,7 @@ def setting(server: Transport, name: str) -> str | None:
     return pairs[0][1].decode() if pairs else None
 
 
-def _reading(server: Transport, wall: Callable[[], float]) -> tuple[float, float]:
+def _reading(server: Connections, wall: Callable[[], float]) -> tuple[float, float]:
     sent = wall()
     seconds, micros = command(server, "TIME")
     came = wall()

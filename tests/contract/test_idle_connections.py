@@ -26,10 +26,9 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.endpoints import ClusterUrl
 from celery_singleton_lock.stores.etcd.gateway import Gateway
-from celery_singleton_lock.stores.redis.connection import Connections
+from celery_singleton_lock.stores.redis.connection import MAX_IDLE, Connections
 from celery_singleton_lock.stores.redis.exchange import Exchange
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.transport import MAX_IDLE
 from celery_singleton_lock.stores.redis.wait_queue import Places
 from celery_singleton_lock.stores.redlock.links import Link
 from celery_singleton_lock.stores.redlock.url import read_nodes

@@ -17,8 +17,8 @@ from celery_singleton_lock.core.store import MarkerState, Refused, Relation, Rel
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.resp import Packed, pack
+from celery_singleton_lock.stores.redis.scripts import Command
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.transport import Command
 from celery_singleton_lock.testing.contract.calls import (
     LONG,
     ODD_TASK_IDS,

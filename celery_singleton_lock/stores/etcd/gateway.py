@@ -27,7 +27,6 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.endpoints import ClusterUrl
-from celery_singleton_lock.stores.redis.transport import MAX_IDLE
 
 __all__ = ["OPTIONS", "Gateway", "LeaseGone"]
 
@@ -36,6 +35,9 @@ OPTIONS: Final = frozenset({"ca", "cert", "key", "api_path"})
 
 _TLS_SCHEME: Final = "etcds"
 _MIN_TIMEOUT: Final = 0.01
+# Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
+# idle connections without notice; the shortest common timeout is 240 s.
+_MAX_IDLE: Final = 60.0
 # gRPC's codes, as the gateway tells them.
 _NOT_FOUND: Final = 5
 _UNAUTHENTICATED: Final = 16
@@ -138,7 +140,7 @@ class Gateway:
         idle = self._idle.setdefault((os.getpid(), thread, member), deque())
         try:
             client, idle_since = idle.pop()
-            if self._clock.now() - idle_since > MAX_IDLE:
+            if self._clock.now() - idle_since > _MAX_IDLE:
                 client.session.close()
                 client = self._new_client(member)
         except IndexError:

@@ -15,9 +15,9 @@ from celery_singleton_lock.core.lease import Kind, Phase, Record
 from celery_singleton_lock.core.store import Admit
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.inspect import record_of
+from celery_singleton_lock.stores.redis.nodes import AnyConnections
 from celery_singleton_lock.stores.redis.resp import Packed
-from celery_singleton_lock.stores.redis.scripts import Call, Script, milliseconds
-from celery_singleton_lock.stores.redis.transport import Command, Transport
+from celery_singleton_lock.stores.redis.scripts import Call, Command, Script, milliseconds
 
 __all__ = ["Admissions", "admitted_by_script"]
 
@@ -35,7 +35,7 @@ class Admissions:
         ask: Runs a script.
     """
 
-    def __init__(self, transport: Transport, ask: Ask) -> None:
+    def __init__(self, transport: AnyConnections, ask: Ask) -> None:
         self._transport = transport
         self._ask = ask
         # Redis has NX beside GET since 7.0; what is asked for by an older one is the script.

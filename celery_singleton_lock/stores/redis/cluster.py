@@ -36,8 +36,7 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, record_of
+from celery_singleton_lock.stores.redis.inspect import record_of
 from celery_singleton_lock.stores.redis.nodes import NodeConnections
 from celery_singleton_lock.stores.redis.renewal import (
     RENEW,
@@ -203,9 +202,6 @@ class ClusterStore(RedisStore):
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply
         return replies
-
-    def servers(self) -> Sequence[Connections]:
-        return self._nodes.masters(OPERATOR_TIMEOUT)
 
     def _holds(self, call: Acquire, timeout: float) -> bool:
         """Whether the grant is its own already, and only its reply was lost."""

@@ -37,10 +37,14 @@ from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavail
 from celery_singleton_lock.stores.redis.async_release import PostedRelease
 from celery_singleton_lock.stores.redis.replies import checked, read
 from celery_singleton_lock.stores.redis.resp import pack
-from celery_singleton_lock.stores.redis.transport import MAX_IDLE, Command
+from celery_singleton_lock.stores.redis.scripts import Command
 from celery_singleton_lock.stores.redis.url_options import connection_options
 
-__all__ = ["Connection", "Connections"]
+__all__ = ["MAX_IDLE", "Connection", "Connections"]
+
+#: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
+#: idle connections without notice; the shortest common timeout is 240 s.
+MAX_IDLE: Final = 60.0
 
 # A reply that is no RESP is an InvalidResponse, or a ValueError of int().
 _BROKEN: Final = (
@@ -119,6 +123,10 @@ class Connections:
     def home_of(self, key: str, timeout: float) -> Connections:
         """The connections to the server that has ``key``: there is only one server."""
         return self
+
+    def masters(self, timeout: float) -> list[Connections]:
+        """The connections to each server that has keys: there is only one server."""
+        return [self]
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """Send all commands at once and read all replies. The first error reply is raised.

@@ -11,9 +11,11 @@ import redis
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis.connection import Connections
+from celery_singleton_lock.stores.redis.nodes import AnyConnections
 from celery_singleton_lock.stores.redis.replies import checked
 from celery_singleton_lock.stores.redis.resp import Packed, packed_word
-from celery_singleton_lock.stores.redis.transport import Command, Transport
+from celery_singleton_lock.stores.redis.scripts import Command
 
 __all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
 
@@ -29,7 +31,7 @@ _READ_AT_ONCE: Final = 500
 class RedisOperators:
     """The reading half of a store."""
 
-    _connections: Transport
+    _connections: AnyConnections
 
     def inspect(self, key: str) -> Record | None:
         value, ttl = self._connections.run([("GET", key), ("PTTL", key)], OPERATOR_TIMEOUT)
@@ -118,9 +120,9 @@ class RedisOperators:
                 break
         return found
 
-    def servers(self) -> Sequence[Transport]:
+    def servers(self) -> Sequence[Connections]:
         """Those that have keys of ours."""
-        return [self._connections]
+        return self._connections.masters(OPERATOR_TIMEOUT)
 
     def _pages(self, pattern: str) -> Iterator[list[bytes]]:
         """The keys that match, some at a time, of each server; some of them twice."""
@@ -170,7 +172,7 @@ def _stray(name: str, kind: bytes, ttl_ms: int) -> str:
     return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
 
 
-def info_of(server: Transport, section: str) -> dict[str, str]:
+def info_of(server: Connections, section: str) -> dict[str, str]:
     """One section of a server's INFO; empty where it denies it.
 
     Raises:

@@ -31,10 +31,10 @@ from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavail
 from celery_singleton_lock.stores.redis.async_release import PostedRelease
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
 from celery_singleton_lock.stores.redis.replies import checked
-from celery_singleton_lock.stores.redis.transport import Command
+from celery_singleton_lock.stores.redis.scripts import Command
 from celery_singleton_lock.stores.urls import Hosts
 
-__all__ = ["Address", "NodeConnections", "Topology", "slot_of"]
+__all__ = ["Address", "AnyConnections", "NodeConnections", "Topology", "slot_of"]
 
 #: Host and port.
 Address = tuple[str, int]
@@ -415,6 +415,10 @@ class NodeConnections:
         if node is None:
             node = self._nodes.setdefault(address, self._any_node.at(*address))
         return node
+
+
+#: Those to one server, or to the nodes of a cluster.
+AnyConnections = Connections | NodeConnections
 
 
 def _unserved(slot: int) -> StoreUnavailable:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from celery_singleton_lock.stores.redis.scripts import milliseconds
-from celery_singleton_lock.stores.redis.transport import Command
+from celery_singleton_lock.stores.redis.scripts import Command, milliseconds
 
 __all__ = ["Replicas"]
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from celery_singleton_lock.stores.redis.transport import Command
+__all__ = ["Call", "Command", "Script", "milliseconds"]
 
-__all__ = ["Call", "Script", "milliseconds"]
+#: Name and arguments. A name of two words, such as CLUSTER SLOTS, is one string.
+Command = tuple[Any, ...]
 
 #: KEYS and ARGV of one run; the keys are of one shard.
 Call = tuple[Sequence[Any], Sequence[Any]]

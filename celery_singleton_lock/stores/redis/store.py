@@ -44,6 +44,7 @@ from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators
 from celery_singleton_lock.stores.redis.inspect import record_of as _record
 from celery_singleton_lock.stores.redis.lease_calls import acquire_call, phase_of, release_call
+from celery_singleton_lock.stores.redis.nodes import AnyConnections
 from celery_singleton_lock.stores.redis.renewal import (
     RENEW,
     chunks_of,
@@ -53,11 +54,10 @@ from celery_singleton_lock.stores.redis.renewal import (
 )
 from celery_singleton_lock.stores.redis.replicas import Replicas
 from celery_singleton_lock.stores.redis.replies import ScriptForgotten
-from celery_singleton_lock.stores.redis.scripts import Call
+from celery_singleton_lock.stores.redis.scripts import Call, Command
 from celery_singleton_lock.stores.redis.scripts import Script as _Script
 from celery_singleton_lock.stores.redis.scripts import milliseconds as _ms
 from celery_singleton_lock.stores.redis.shards import Shards
-from celery_singleton_lock.stores.redis.transport import Command, Transport
 from celery_singleton_lock.stores.redis.wait_queue import Places
 
 __all__ = ["SETTLE_CLAIM", "RedisStore"]
@@ -99,7 +99,7 @@ class RedisStore(RedisOperators):
         fence_base: int = 0,
         options: Mapping[str, Any] | None = None,
         wait_replicas: int = 0,
-        connect: Callable[[str, Mapping[str, Any] | None], Transport] = Connections,
+        connect: Callable[[str, Mapping[str, Any] | None], AnyConnections] = Connections,
     ) -> None:
         self._connections = connect(url, options)
         self._fence_base = fence_base

@@ -33,9 +33,9 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis.connection import MAX_IDLE
 from celery_singleton_lock.stores.redis.exchange import Exchange
 from celery_singleton_lock.stores.redis.resp import ErrorReply, ProtocolError, Replies
-from celery_singleton_lock.stores.redis.transport import MAX_IDLE
 from celery_singleton_lock.stores.redlock.url import Node
 
 __all__ = ["Link"]
