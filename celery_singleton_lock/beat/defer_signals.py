@@ -1,4 +1,4 @@
-"""Holding SIGTERM and SIGINT back while something that has begun must end."""
+"""Deferral of SIGTERM and SIGINT between the two steps of a tick."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import threading
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["Shield"]
+__all__ = ["SignalDeferral"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Shield:
-    """Between an entry's swap and its send, the signals that end a beat wait.
+class SignalDeferral:
+    """Defers the signals that end a beat, between the swap of a last run and the send.
 
-    Beat's handler raises SystemExit at whatever line it strikes; between the two it would lose that
-    run. A second signal is let through at once: the send may be what hangs. On other threads than
-    the main one no handler runs, so there is nothing to hold back.
+    Beat's handler raises SystemExit at any line; between the two it would lose that tick. A second
+    signal is delivered at once, because the send itself may hang. Python runs handlers on the main
+    thread only, so on other threads there is nothing to defer.
     """
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
-        self._held: int | None = None
+        self._deferred: int | None = None
 
-    def raise_(self) -> None:
-        """Hold signals back until :meth:`lower`."""
+    def begin(self) -> None:
+        """Defer signals until :meth:`end`."""
         if self._handlers or threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            if callable(handler):  # the default action needs no shield against our own frames
+            if callable(handler):  # the default action ends the process without a handler's frame
                 self._handlers[number] = handler
-                signal.signal(number, self._hold)
+                signal.signal(number, self._defer)
 
-    def lower(self) -> None:
-        """Let signals through again, first the one that was held back."""
+    def end(self) -> None:
+        """Restore the handlers, then deliver the signal that was deferred."""
         while self._handlers:
             signal.signal(*self._handlers.popitem())
-        held, self._held = self._held, None
-        if held is not None:
-            signal.raise_signal(held)
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            signal.raise_signal(deferred)
 
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self._held is None:
-            self._held = number
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        if self._deferred is None:
+            self._deferred = number
         else:
-            self.lower()
+            self.end()

@@ -1,4 +1,4 @@
-"""django-celery-beat's DatabaseScheduler, elected: ``--scheduler singleton_django``."""
+"""django-celery-beat's DatabaseScheduler with an election: ``--scheduler singleton_django``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from celery_singleton_lock.celery_compat import (
 
 __all__ = ["LeaderDatabaseScheduler", "LeaderEntry"]
 
-# A row has no column for it, but its headers are free: there an entry says `{"unique": ...}`.
+# A row has no column for options['singleton'], so an entry stores it in the column of headers.
 _HEADER = "singleton"
 
 
 class LeaderEntry(ModelEntry):
-    """A row of PeriodicTask whose headers may hold ``{"singleton": {...}}``."""
+    """A row of PeriodicTask whose headers may contain ``{"singleton": {...}}``."""
 
     def __init__(self, model: Any, app: Any = None) -> None:
         #: Whether the row has a last run; the base class puts a date there otherwise.
@@ -46,32 +46,35 @@ convert_row_options(LeaderEntry, _into_headers)
 
 
 class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
-    """Rows keep ``last_run_at`` as ever, but written now and then: the stored last runs decide."""
+    """Rows keep ``last_run_at``, written only now and then: the stored last runs decide."""
 
     Entry = LeaderEntry
 
     def elected(self) -> None:
-        """Read all rows again: another beat wrote its runs to them, which no row tells of."""
+        """Read all rows again: another beat may have written its runs without marking a change."""
         super().elected()
         forget_row_changes(self)
         reread_rows(self)
 
-    def deposed(self) -> None:
-        """Rows not yet written would set back what the next leader writes."""
-        forget_row_changes(self)
+    def sync(self) -> None:
+        """Write the rows while leading. Later they would overwrite what the next leader writes."""
+        if not self._election.leading:
+            forget_row_changes(self)
+        super().sync()
 
     def keeps_last_run(self, entry: Any) -> bool:
-        """A row's own date counts if it is later: somebody set it."""
+        """A later date in the row was set by a user, and counts."""
         return bool(entry.ran)
 
     def set_last_run(self, entry: Any, at: datetime) -> None:
-        """In the row too: it is what gets written."""
+        """In the row too, because the row is what gets written."""
         entry.last_run_at = entry.model.last_run_at = like(at, row_now(entry))
 
-    def advance(self, entry: ScheduleEntry, slot: datetime) -> Any:
-        following = super().advance(entry, slot)
+    def advance(self, entry: ScheduleEntry, tick_at: datetime) -> Any:
+        following = super().advance(entry, tick_at)
         if following.model.one_off:
-            # Before it is sent, and not minutes later: nothing but its count keeps the next leader
-            # from running it again, for a clocked one is due whatever its last run.
-            self.sync()
+            # Written before the send, not minutes later: only its count keeps the next leader from
+            # running it again. A clocked entry is due whatever its last run. Written also if the
+            # lease was lost a moment ago, because this tick is authorized and will be sent.
+            super().sync()
         return following

@@ -1,112 +1,101 @@
-"""One leader among the processes that would do the same work: campaign, lead, ask, resign.
+"""Leader election: of several processes, one at a time may send what a schedule says is due.
 
-The work here is sending what a schedule says is due; it fits whatever is done entry by entry.
+Overview
+    Candidates acquire one lease on the leader's key. The holder leads: it renews the lease and
+    authorizes each tick, entry by entry, before it sends it. The others stand by and try again
+    every ``poll`` seconds. The last run of each entry is stored beside the lease.
 
-Promises
-    At most one process is permitted to send an entry's run. Before each send one script compares
-    the leader's token and swaps the entry's stored last run, so a leader that was stopped (SIGSTOP,
-    a suspended machine, a long pause of its host) and wakes after another was elected is refused,
-    at whatever line it was stopped. Who is elected reads the last runs after its election, so it
-    sees every run that was ever permitted. A leader trusts its lease until the lease's own deadline
-    only, which lies before the store's expiry.
+Guarantees
+    At most one process is authorized to send an entry's tick. Before each send, one script compares
+    the leader's token and swaps the entry's stored last run. A leader that was suspended (SIGSTOP,
+    a paused host) and resumes after another election is refused, at whatever line it was suspended.
+    A new leader reads the last runs after its election, so it sees every tick that was ever
+    authorized. A leader trusts its lease only until the lease's own deadline, which is before the
+    store's expiry.
 
-Does not promise
-    That a permitted run is sent: a crash between swap and send loses that one run, and so does an
-    outage there (nobody can know whether the message left). Never the other way round.
-    That it is sent in time: the process may be stopped between swap and send, and sends when it
-    wakes; or, while a dead leader's lease stands, nobody leads for up to ``ttl`` seconds.
-    Anything when the store loses acknowledged writes: with the last runs gone, whoever leads goes
-    on from its own memory.
+Non-guarantees
+    That an authorized tick is sent: a crash or an outage between the swap and the send loses that
+    one tick, because it is unknown whether the message left. It is never sent twice.
+    That a tick is sent in time: the process may be suspended between the swap and the send. While a
+    dead leader's lease stands, there is no leader for up to ``ttl`` seconds.
+    Anything when the store loses acknowledged writes: without the stored last runs, the next leader
+    continues from its own memory.
 
-States of a process::
+State model of one process::
 
-                 granted                        refused a permit, asked to stop
-    standing by ---------> leading ----------------------------------------------> resigned
-      ^   |  ^               | ^ |                                                     |
-      |   |  |               | | +--no answer to a permit--> cut off while leading     |
-      |   |  |               | +------------answer------------------+  |               |
-      |   |  |               +--lease lost (expired, replaced,      |  |               |
-      |   |  |                  unreachable), by its deadline ----+ |  | deadline      |
-      |   |  +----------------------------------------------------+-|--+               |
-      |   +--no answer--> cut off --answer--> standing by, or leading                  |
-      +--------------------------next campaign-----------------------------------------+
+                 granted                     refused a tick, stopped
+    standing by ---------> leading -------------------------------------> resigned
+      ^   |  ^               | ^ |                                            |
+      |   |  |               | | +--no reply to a tick--> leading, no reply   |
+      |   |  |               | +----------reply-------------+  |              |
+      |   |  |               +--lease lost-----------+         | deadline     |
+      |   |  +---------------------------------------+---------+              |
+      |   +--no reply--> no store --reply--> standing by, or leading          |
+      +----------------------next campaign------------------------------------+
 
 Failure handling
-    The store doesn't answer: no permit, so nothing is sent; the heartbeat tries to renew until the
-    deadline. What a permit's lost reply left in the store is remembered, and swapped by the next
-    permit of that entry: a short outage loses no run.
-    The leader dies: its lease expires in the store. Others know from the refusal how long it still
-    stands, and come just after it.
-    The leader stops cleanly: it releases its lease, and others come at their next poll.
-    Somebody deleted or changed a last run: the leader resigns, and reads all of them again when
-    it, or another, is elected.
+    The store does not reply: no tick is authorized, so nothing is sent. The heartbeat retries the
+    renewal until the deadline. A lost reply may leave a new last run in the store. It is
+    remembered, and the next tick of that entry may replace it: a short outage loses no tick.
+    The leader dies: its lease expires in the store. A refusal contains the remaining ttl, so the
+    other candidates try again just after it.
+    The leader stops cleanly: it releases the lease, and another candidate wins the next campaign.
+    A stored last run was deleted or changed by another client: the leader resigns. The next leader
+    reads all last runs again.
 
-Threads
-    All methods run on the scheduler's thread (a signal handler on it may call :meth:`resign` at any
-    line); the heartbeat's thread renews and declares the lease lost, by assignments to the lease.
+Threads: all methods run on the scheduler's thread. A signal handler on it may call
+:meth:`Election.resign` at any line. The heartbeat thread renews the lease and marks it as lost.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final, Self, TypeVar
 
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Authorization,
+    AuthorizeTick,
+    Refused,
+    Release,
+    Store,
+)
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.settings import Settings
+from celery_singleton_lock.worker.bootstep import check_eviction
 
-__all__ = ["Election"]
+__all__ = ["Election", "check_leader_ttl"]
 
-# A yearly entry must find its last run; an entry that was deleted shall not stay for ever.
+# A yearly entry must find its last run; that of a deleted entry must not stay for ever.
 _LAST_RUN_TTL: Final = 400 * 86400.0
-# The second try meets a fresh connection: a server restart leaves every idle one broken.
-_TRIES: Final = 2
 _YEAR_9999: Final = 253e9
-# Just after the other's lease has expired, not just before: Redis expires by the millisecond.
+# Try again just after the leader's lease has expired. Redis expires keys by the millisecond.
 _AFTER_EXPIRY: Final = 0.005
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LastRun:
-    """What the store has of one entry: ``<seconds since the epoch> <permit's name>``.
-
-    ``at`` is what is believed of it: None where nothing is stored, or nothing that can be read.
-    """
-
-    text: str | None = None
-    at: float | None = None
-
-    @classmethod
-    def of(cls, at: float) -> _LastRun:
-        # Microseconds, as datetime has them: the grid must not move by rounding.
-        return cls(text=f"{at:.6f} {secrets.token_hex(4)}", at=at)
-
-    @classmethod
-    def parse(cls, text: str | None) -> _LastRun:
-        try:
-            at = float((text or "").partition(" ")[0])
-        except ValueError:
-            return cls(text=text)
-        # Somebody's data, which no datetime can be made of, must not end a beat.
-        return cls(text=text, at=at if 0 <= at < _YEAR_9999 else None)
+Reply = TypeVar("Reply")
 
 
 class Election:
     """One candidate.
 
     Args:
-        locker: Of this process.
-        events: Told of every change, once.
-        key: Of the leader's lease.
-        ttl: Seconds that a dead leader blocks the others.
-        poll: Seconds between two tries of who doesn't lead.
-        holder: This process, for people.
+        locker: The locker of this process.
+        events: Receives every change, once.
+        key: The key of the leader's lease.
+        ttl: Seconds for which a dead leader blocks the other candidates.
+        poll: Seconds between two tries of a candidate that does not lead.
+        holder: Describes this process to operators.
     """
 
     def __init__(
@@ -115,8 +104,8 @@ class Election:
         self.key = key
         self.ttl = ttl
         self.poll = poll
-        #: How often this process was elected: whoever caches what a leader knows compares it.
-        self.tenure = 0
+        #: How often this process was elected. What a leader caches is valid for one term.
+        self.term = 0
         self._locker = locker
         self._clock = locker.clock
         self._events = events
@@ -124,10 +113,35 @@ class Election:
         self._lease: Lease | None = None
         self._token: Token | None = None
         self._next_try = self._clock.now()
-        self._last_runs: dict[str, _LastRun] = {}
-        # What permits may have put there whose replies were lost: nothing was sent for them.
+        # The stored text of each entry's last run, and its moment as far as it is believed.
+        self._stored: dict[str, str | None] = {}
+        self._last_runs: dict[str, float] = {}
+        # Texts that swaps with a lost reply may have stored; nothing was sent for them.
         self._unsure: dict[str, set[str | None]] = {}
-        self._told: tuple[EventName, str] | None = None
+        self._logged: tuple[EventName, str] | None = None
+
+    @classmethod
+    def of(cls, runtime: Runtime) -> Self:
+        """The candidate that the app's settings describe.
+
+        Raises:
+            SettingsError: A setting is wrong, or the store can't keep it.
+        """
+        settings = runtime.settings
+        with suppress(StoreError):  # the first campaign reports it
+            check_eviction(runtime.store, settings)
+        check_leader_ttl(runtime.store, settings)
+        name = settings.beat_name
+        # `celery singleton ls` shows the holder.
+        holder = Holder(task="celery.beat", task_id=name, worker=runtime.worker, pid=os.getpid())
+        return cls(
+            runtime.locker,
+            runtime.events,
+            key=runtime.keyspace.leader(name),
+            ttl=settings.beat_ttl,
+            poll=settings.beat_poll,
+            holder=holder,
+        )
 
     @property
     def leading(self) -> bool:
@@ -135,187 +149,198 @@ class Election:
         return self._lease is not None and not self._lease.lost
 
     def campaign(self) -> bool:
-        """Try to lead, unless the last try was a moment ago; whether this process leads.
+        """Try to lead, unless the last try was a moment ago. Return whether this process leads.
 
-        A store that doesn't answer is told of, not raised.
+        An error of the store is logged, not raised.
         """
         if self.leading:
             return True
         if self._lease is not None:
-            # The heartbeat tells of the loss. A token names one grant: the next one gets its own.
+            # The heartbeat has logged the loss. A token names one grant, so the next one is new.
             self._lease = self._token = None
         now = self._clock.now()
         if now < self._next_try:
             return False
         self._next_try = now + self.poll
         try:
-            reply = self._locker.acquire(self._call())
+            reply = self._locker.acquire(self._request())
         except StoreError as exc:
             self.fail(exc)
             return False
         if isinstance(reply, Refused):
-            self._stand_by(reply)
+            if reply.record is not None:
+                expiry = self._clock.now() + reply.record.ttl + _AFTER_EXPIRY
+                self._next_try = min(self._next_try, expiry)
+            self._log(EventName.STANDING_BY, reply.holder)
             return False
-        self._lead(reply)
+        self._lease = reply
+        self.term += 1
+        # Another process may have led since the last term: what is known of entries may be old.
+        self._stored.clear()
+        self._last_runs.clear()
+        self._unsure.clear()
+        # A new term is logged in any case. The heartbeat, not this object, has logged a loss.
+        self._logged = None
+        self._log_leading(reply)
         return True
 
     def pause(self) -> float:
-        """Seconds until :meth:`campaign` tries again, or the leader should look at its lease."""
+        """Seconds until :meth:`campaign` tries again, or until the leader checks its lease."""
         if self.leading:
-            # A third of the ttl: who has lost its lease unheard is back before another's is over.
+            # A third of the ttl: a leader that has lost its lease without knowing it is back as a
+            # candidate before the next leader's lease can expire.
             return self.ttl / 3
         return max(self._next_try - self._clock.now(), 0.001)
 
     def recall(self, entries: Iterable[str]) -> list[str]:
-        """Read the last runs of the entries that aren't known yet, in one round trip; name them.
+        """Read the last runs of entries that are not known yet, in one round trip.
+
+        Returns:
+            The names of these entries.
 
         Raises:
-            StoreError: The store refuses or doesn't answer.
+            StoreError: The store refuses or doesn't reply.
         """
-        unknown = [entry for entry in entries if entry not in self._last_runs]
+        unknown = [entry for entry in entries if entry not in self._stored]
         if unknown:
             for entry, text in zip(unknown, self._read(unknown), strict=True):
-                self._last_runs[entry] = _LastRun.parse(text)
+                self._stored[entry] = text
+                if (at := _moment_of(text)) is not None:
+                    self._last_runs[entry] = at
         return unknown
 
     def last_run(self, entry: str) -> float | None:
-        """Seconds since the epoch, as far as it was recalled; None if there was none."""
-        return self._last_runs.get(entry, _LastRun()).at
+        """Seconds since the epoch, if the entry has a last run that was recalled."""
+        return self._last_runs.get(entry)
 
-    def doubt(self, entry: str, at: float) -> None:
-        """Believe ``at`` instead of what is stored, until the next permit overwrites that."""
-        self._last_runs[entry] = replace(self._last_runs[entry], at=at)
+    def correct(self, entry: str, at: float) -> None:
+        """Use ``at`` instead of the stored last run, until the next tick overwrites that."""
+        self._last_runs[entry] = at
 
     def authorize_tick(self, entry: str, at: float) -> bool:
-        """Whether this process may send the run of ``entry`` that was due ``at``; at most once.
+        """Whether this process may send the tick of ``entry`` that was due ``at``; at most once.
 
-        False: it leads no more, or has resigned just now.
+        False: it does not lead, or has resigned just now.
 
         Args:
             entry: Its name.
             at: The new last run, seconds since the epoch.
 
         Raises:
-            StoreError: The store refuses or doesn't answer; send nothing.
+            StoreError: The store refuses or doesn't reply; send nothing.
         """
         lease = self._lease
         if lease is None or lease.lost:
             return False
         self.recall([entry])
-        new = _LastRun.of(at)
-        reply = self._swap(lease, entry, self._last_runs[entry].text, new)
+        # Microseconds, as datetime has them: the grid must not move by rounding. The random part
+        # distinguishes two ticks of one moment.
+        new = f"{at:.6f} {secrets.token_hex(4)}"
+        unsure = self._unsure.setdefault(entry, set())
+        reply = self._swap(lease, entry, self._stored[entry], new)
         if reply is Authorization.CHANGED:
             stored = self._read([entry])[0]
-            if stored in self._unsure.get(entry, ()):
+            if stored in unsure:
                 reply = self._swap(lease, entry, stored, new)
         if reply is Authorization.AUTHORIZED:
-            self._last_runs[entry] = new
-            self._unsure.pop(entry, None)
+            self._stored[entry], self._last_runs[entry] = new, at
+            del self._unsure[entry]
             return True
         if reply is Authorization.DEPOSED:
-            self.resign("the store says that its token leads no more")
+            self.resign("the store has another leader's token")
         else:
-            self.resign(f"somebody changed the last run of {entry!r}")
+            self.resign(f"another client changed the last run of {entry!r}")
         return False
 
     def resign(self, why: str) -> None:
-        """Stop leading, and let another lead at once; nothing where this process doesn't."""
+        """Stop leading and release the lease; nothing where this process does not lead."""
         lease, self._lease, self._token = self._lease, None, None
         if lease is None or lease.lost:
             return
         self._next_try = self._clock.now() + self.poll
         self._locker.release(lease, Release(keys=(lease.key,), token=lease.token))
-        self._tell(EventName.RESIGNED, self._holder, why=why)
+        self._log(EventName.RESIGNED, self._holder, why=why)
 
     def fail(self, error: Exception) -> None:
-        """Tell, once per outage, that nothing is sent until the store answers."""
-        self._tell(
-            EventName.STORE_FAILED,
-            self._holder,
-            about="no ticks until it answers",
-            error=str(error),
-        )
+        """Log, once per outage, that nothing is sent until the store replies."""
+        about = "no ticks until it answers"
+        self._log(EventName.STORE_FAILED, self._holder, about=about, error=str(error))
 
-    def _call(self) -> Acquire:
+    def _request(self) -> Acquire:
         if self._token is None:
-            # Kept over tries that end in silence: what such a try may have been granted is ours.
+            # Kept over tries without a reply: a lease that such a try has acquired is ours.
             nonce = secrets.token_hex(8)
             self._token = Token(f"beat-{nonce}", 0, 0, nonce)
         holder = replace(self._holder, since=self._clock.wall())
         return Acquire(slots=(self.key,), token=self._token, holder=holder, ttl=self.ttl)
 
-    def _lead(self, lease: Lease) -> None:
-        self._lease = lease
-        self.tenure += 1
-        # Another may have led meanwhile: what was true in an earlier tenure is only a memory.
-        self._last_runs.clear()
-        self._unsure.clear()
-        # News also where nothing was told since the last tenure: the heartbeat tells of losses.
-        self._told = None
-        self._tell(EventName.LEADING, lease.holder, fence=lease.fence_number, ttl=lease.ttl)
-
-    def _stand_by(self, refused: Refused) -> None:
-        record = refused.record
-        if record is not None:
-            now = self._clock.now()
-            self._next_try = min(self._next_try, now + record.ttl + _AFTER_EXPIRY)
-        self._tell(EventName.STANDING_BY, refused.holder)
-
-    def _swap(self, lease: Lease, entry: str, expected: str | None, new: _LastRun) -> Authorization:
-        call = AuthorizeTick(
+    def _swap(self, lease: Lease, entry: str, expected: str | None, new: str) -> Authorization:
+        tick = AuthorizeTick(
             leader=lease.key,
             token=lease.token,
             entry=Keyspace.last_run(lease.key, entry),
             expected=expected,
-            new=new.text or "",
+            new=new,
             ttl=_LAST_RUN_TTL,
         )
-        store = self._locker.store
-        for attempt in range(1, _TRIES + 1):
-            try:
-                reply = store.authorize_tick(call, timeout=timeout_for(self.ttl))
-            except StoreUnavailable as exc:
-                self._unsure.setdefault(entry, set()).add(new.text)
-                if attempt == _TRIES:
-                    self.fail(exc)
-                    raise
-            except StoreError as exc:
-                self.fail(exc)
-                raise
-            else:
-                self._answered(lease)
-                return reply
-        raise AssertionError("unreachable")
+        self._unsure[entry].add(new)  # until a reply says what the store has
+        reply = self._ask(partial(self._locker.store.authorize_tick, tick))
+        if self._logged is not None and self._logged[0] is EventName.STORE_FAILED:
+            self._log_leading(lease)
+        return reply
 
     def _read(self, entries: list[str]) -> list[str | None]:
         keys = [Keyspace.last_run(self.key, entry) for entry in entries]
-        store = self._locker.store
-        for attempt in range(1, _TRIES + 1):
+        return self._ask(partial(self._locker.store.last_runs, keys))
+
+    def _ask(self, operation: Callable[..., Reply]) -> Reply:
+        timeout = timeout_for(self.ttl)
+        try:
             try:
-                return store.last_runs(keys, timeout=timeout_for(self.ttl))
-            except StoreError as exc:
-                if attempt == _TRIES or not isinstance(exc, StoreUnavailable):
-                    self.fail(exc)
-                    raise
-        raise AssertionError("unreachable")
+                return operation(timeout=timeout)
+            except StoreUnavailable:
+                # A restart of the server breaks every idle connection. The second try opens one.
+                return operation(timeout=timeout)
+        except StoreError as exc:
+            self.fail(exc)
+            raise
 
-    def _answered(self, lease: Lease) -> None:
-        if self._told is not None and self._told[0] is EventName.STORE_FAILED:
-            self._tell(EventName.LEADING, lease.holder, fence=lease.fence_number, ttl=lease.ttl)
+    def _log_leading(self, lease: Lease) -> None:
+        self._log(EventName.LEADING, lease.holder, fence=lease.fence_number, ttl=lease.ttl)
 
-    def _tell(self, name: EventName, holder: Holder, **data: object) -> None:
-        """Emit the event, unless the last one said the same: a standby asks every second."""
-        news = (name, f"{holder}" if name is EventName.STANDING_BY else "")
-        if news == self._told:
+    def _log(self, name: EventName, holder: Holder, **data: object) -> None:
+        """Emit the event, unless it repeats the last one: a standby tries every second."""
+        news = (name, str(holder) if name is EventName.STANDING_BY else "")
+        if news == self._logged:
             return
-        self._told = news
-        self._events.emit(
-            Event(
-                name=name,
-                key=self.key,
-                task=self._holder.task,
-                task_id=self._holder.task_id,
-                holder=holder,
-                data=data,
-            )
+        self._logged = news
+        task, task_id = self._holder.task, self._holder.task_id
+        event = Event(name=name, key=self.key, task=task, task_id=task_id, holder=holder, data=data)
+        self._events.emit(event)
+
+
+def _moment_of(text: str | None) -> float | None:
+    """The moment of a stored last run, ``<seconds since the epoch> <random part>``.
+
+    None for text of another client from which no datetime can be made.
+    """
+    try:
+        at = float((text or "").partition(" ")[0])
+    except ValueError:
+        return None
+    return at if 0 <= at < _YEAR_9999 else None
+
+
+def check_leader_ttl(store: Store, settings: Settings) -> None:
+    """Refuse a leader's ttl that the store can't keep.
+
+    Raises:
+        SettingsError: It is shorter than the store's shortest.
+    """
+    shortest = store.capabilities.min_ttl
+    if settings.beat_ttl < shortest:
+        raise SettingsError(
+            f"singleton_lock_beat_ttl={settings.beat_ttl:g} s, but the store "
+            f"({store.capabilities.name}) keeps no lease for less than {shortest:g} s: "
+            "set a longer one, or choose another store"
         )

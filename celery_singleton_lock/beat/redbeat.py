@@ -1,4 +1,4 @@
-"""RedBeat's scheduler, elected: ``--scheduler singleton_redbeat``. Its own lock is turned off."""
+"""RedBeat's scheduler with an election in place of its lock: ``--scheduler singleton_redbeat``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
-    """Entries live in RedBeat's keys, which all beats share; the stored last runs decide."""
+    """The entries are in RedBeat's keys, which all beats share; the stored last runs decide."""
 
     def __init__(self, app: Any, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
-        # The election stands in for it. RedBeat's ends the process that can't extend it, and is
-        # compared at no send.
+        # The election replaces RedBeat's lock. That ends a process which can't extend it, and is
+        # not compared before a send.
         self.lock_key = None
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """As elected schedulers do; RedBeat's server may be away too."""
+        """As the other schedulers here; an unreachable RedBeat server is logged, too."""
         try:
             return super().tick(*args, **kwargs)
         except RedisError as exc:
@@ -36,24 +36,24 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
             return self._election.poll
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> float:
-        """Send ``entry`` if it is due; seconds until it has to be looked at again."""
+        """Send ``entry`` if it is due. Returns the seconds until its next check."""
         due, wait = self.is_due(entry)
         if due:
-            # In this order, and not within apply_async: what may not be sent must not move either.
+            # Not within apply_async as RedBeat does: an entry that may not be sent must not move.
             self.reserve(entry)
             self.apply_entry(entry, **kwargs)
         return wait
 
     def keeps_last_run(self, entry: Any) -> bool:
-        """It is from Redis, where each run writes it."""
+        """Each run writes it to RedBeat's key."""
         return True
 
-    def advance(self, entry: Any, slot: datetime) -> Any:
+    def advance(self, entry: Any, tick_at: datetime) -> Any:
         try:
-            return entry_after(entry, like(slot, entry.default_now()))
+            return entry_after(entry, like(tick_at, entry.default_now()))
         except RedisError as exc:
-            # The run was permitted, so it must be sent; RedBeat's own last run follows with the
-            # next one.
+            # The tick is authorized, so it must be sent. RedBeat's own last run follows with the
+            # next tick.
             logger.warning(
                 "singleton beat: RedBeat's key of %r wasn't written: %s", entry.name, exc
             )

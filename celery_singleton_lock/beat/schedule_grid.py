@@ -1,4 +1,7 @@
-"""When the run of an entry was due, from Celery's entries and schedules; all moments in UTC."""
+"""The moments at which entries of a schedule are due; all in UTC.
+
+An interval entry has a grid: the points ``last run + k * interval``.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,28 @@ from typing import Any, Final
 from celery.beat import ScheduleEntry
 from celery.schedules import schedule
 
-__all__ = [
-    "believable",
-    "interval_of",
-    "latest_slot",
-    "like",
-    "now_of",
-    "period_of",
-    "slot_of",
-    "utc",
-]
+__all__ = ["believable", "interval_of", "latest_point", "like", "period_of", "tick_of", "utc"]
 
-# What a schedule's period is taken for that can't tell it: one of a user's own.
+# The period of a schedule that can't compute one: a user's own class.
 _UNKNOWN_PERIOD: Final = timedelta(days=1)
+# Clocks under NTP are within a second of each other, neglected ones within a minute.
+_CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 
 
-def slot_of(entry: ScheduleEntry) -> datetime:
-    """When the run that is due now was due; for a crontab: now, which is its minute or later."""
+def tick_of(entry: ScheduleEntry) -> datetime:
+    """When the tick that is due now was due; for a crontab: now, which is its minute or later."""
     now, every = now_of(entry), interval_of(entry)
     if every is None or entry.last_run_at is None:
         return now
     last = utc(entry.last_run_at)
-    return latest_slot(last, every, now) if last + every <= now else now
+    return latest_point(last, every, now) if last + every <= now else now
 
 
 def interval_of(entry: ScheduleEntry) -> timedelta | None:
     """The interval of an entry that has a grid; None for crontabs and the like.
 
-    Not for subclasses, whose moments aren't on it, nor for ``relative`` ones: these are rounded to
-    the clock, and so keep their phase by themselves.
+    None also for subclasses of ``schedule``, whose moments may be off the grid, and for
+    ``relative`` schedules, which are rounded to the clock and need no grid.
     """
     found: Any = entry.schedule
     if type(entry.schedule) is not schedule or found.relative or found.run_every <= timedelta(0):
@@ -45,56 +41,52 @@ def interval_of(entry: ScheduleEntry) -> timedelta | None:
     return every
 
 
-def period_of(entry: ScheduleEntry, last: datetime, now: datetime) -> timedelta:
-    """How long after ``last`` the next run is due."""
-    every, found = interval_of(entry), entry.schedule
-    if every is not None:
-        return every
-    try:
-        remaining: Any = found and found.remaining_estimate(like(last, entry.default_now()))
-        period: timedelta = now + remaining - last
-    except Exception:
-        return _UNKNOWN_PERIOD  # a user's own schedule, which was never asked for a future date
-    return period if period > timedelta(0) else _UNKNOWN_PERIOD
-
-
 def now_of(entry: ScheduleEntry) -> datetime:
-    """By the clock of the entry's schedule."""
+    """The time of the clock that the entry's schedule uses."""
     return utc(entry.default_now())
 
 
 def utc(moment: datetime) -> datetime:
-    """``moment`` in UTC, which is what Celery takes one without a zone for."""
+    """``moment`` in UTC. Celery takes a moment without a time zone as UTC."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def like(moment: datetime, sample: datetime) -> datetime:
-    """``moment``, in UTC, in the zone of ``sample``; without a zone if that has none."""
+    """``moment``, given in UTC, in the time zone of ``sample``; without one if that has none."""
     if sample.tzinfo is None:
         return moment.replace(tzinfo=None)
     return moment.astimezone(sample.tzinfo)
 
 
-# Clocks kept by NTP are within a second of each other, neglected ones within a minute.
-_CLOCK_TOLERANCE: Final = timedelta(minutes=1)
-
-
-def latest_slot(last: datetime, every: timedelta, now: datetime) -> datetime:
+def latest_point(last: datetime, every: timedelta, now: datetime) -> datetime:
     """The last point of the grid ``last + k * every`` that isn't after ``now``.
 
-    A tick that comes late is of this slot, so the next one is on the grid again, and of several
-    slots that were missed one is run.
+    A late tick belongs to this point, so the next tick is on the grid again. If several points were
+    missed, only the last one is run.
     """
     return last + every * ((now - last) // every)
 
 
-def believable(last: datetime, period: timedelta, now: datetime) -> datetime:
-    """``last``, or something not after ``now`` if a clock that was wrong must have written it.
+def period_of(entry: ScheduleEntry, last: datetime, now: datetime) -> timedelta:
+    """How long after ``last`` the next tick is due."""
+    if every := interval_of(entry):
+        return every
+    found = entry.schedule
+    try:
+        remaining: Any = found and found.remaining_estimate(like(last, entry.default_now()))
+        period: timedelta = now + remaining - last
+    except Exception:
+        return _UNKNOWN_PERIOD  # a user's own schedule that does not support future dates
+    return period if period > timedelta(0) else _UNKNOWN_PERIOD
 
-    A last run in the future comes from a host whose clock is ahead. Waiting until this one gets
-    there keeps a slot from being run twice, so up to a minute or one ``period`` is waited for. A
-    last run further ahead would silence the entry for as long as that clock was off.
+
+def believable(last: datetime, period: timedelta, now: datetime) -> datetime:
+    """``last``, or a moment not after ``now`` if a wrong clock must have written ``last``.
+
+    A host whose clock is ahead stores a last run in the future. Waiting until this host's clock
+    reaches it keeps a tick from being run twice, so up to one minute or one ``period`` is accepted.
+    A last run further ahead would stop the entry for as long as that clock was off.
     """
     if last - now <= max(period, _CLOCK_TOLERANCE):
         return last
-    return latest_slot(last, period, now) if period > timedelta(0) else now
+    return latest_point(last, period, now) if period > timedelta(0) else now

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.beat.candidacy import check_leader_ttl
+from celery_singleton_lock.beat.election import check_leader_ttl
 from celery_singleton_lock.doctor.finding import Finding, Severity
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.publish.unique import RPC_CURE

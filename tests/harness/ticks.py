@@ -22,7 +22,7 @@ from tests.harness.processes import TIMEOUT
 from tests.harness.worker import CeleryBeat
 
 #: Seconds: moments are stored in microseconds.
-_SAME_SLOT = 5e-6
+_SAME_POINT = 5e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Tick:
 
     Attributes:
         sent_at: Seconds since the epoch, by the process that sent it.
-        slot: When it was due, likewise; None from a plain scheduler.
+        due: When it was due, likewise; None from a plain scheduler.
         beat: Process id of the sender.
     """
 
     task: str
     sent_at: float
-    slot: float | None
+    due: float | None
     beat: int
 
 
@@ -70,11 +70,11 @@ class Ticks:
 
 
 def _tick(headers: dict[str, Any]) -> Tick:
-    slot = headers.get("singleton_tick")
+    due = headers.get("singleton_tick")
     return Tick(
         task=headers["task"],
         sent_at=headers["sent_at"],
-        slot=datetime.fromisoformat(slot).timestamp() if slot else None,
+        due=datetime.fromisoformat(due).timestamp() if due else None,
         beat=headers["beat"],
     )
 
@@ -147,25 +147,25 @@ class Beats:
 def faults(ticks: Sequence[Tick], every: float) -> list[str]:
     """What is wrong with the ticks of an interval of ``every`` seconds; of one leader at a time.
 
-    Distinct slots of one grid, none of which was sent before it was due: so no tick came twice.
-    Of plain schedulers, which name no slots, the count alone tells.
+    Distinct points of one grid, none of which was sent before it was due: so no tick came twice.
+    Of plain schedulers, which name no moments, the count alone tells.
     """
     span = ticks[-1].sent_at - ticks[0].sent_at
     # The first may have been late, and the last on time.
     most = math.floor(span / every) + 2
     found = [f"{len(ticks)} ticks in {span:.3f} s"] if len(ticks) > most else []
-    named = [(tick, tick.slot) for tick in ticks if tick.slot is not None]
+    named = [(tick, tick.due) for tick in ticks if tick.due is not None]
     found += [
-        f"the slot {slot} came {count} times"
-        for slot, count in Counter(slot for _, slot in named).items()
+        f"the tick {due} came {count} times"
+        for due, count in Counter(due for _, due in named).items()
         if count > 1
     ]
-    for tick, slot in named:
-        place = (slot - named[0][1]) / every
-        if abs(place - round(place)) * every > _SAME_SLOT:
-            found.append(f"the slot {slot} is out of phase: {place:.6f} after the first")
-        if tick.sent_at < slot:
-            found.append(f"the slot {slot} was sent {slot - tick.sent_at:.6f} s too early")
+    for tick, due in named:
+        place = (due - named[0][1]) / every
+        if abs(place - round(place)) * every > _SAME_POINT:
+            found.append(f"the tick {due} is off the grid: {place:.6f} after the first")
+        if tick.sent_at < due:
+            found.append(f"the tick {due} was sent {due - tick.sent_at:.6f} s too early")
     return found
 
 

@@ -133,10 +133,10 @@ def test_a_leader_stopped_between_permit_and_send_sends_late_and_once(
     stopped.wait_for_log("singleton standing-by", since=seen)
     ticks.wait_for(3)
     sent = ticks.of()
-    # It carries the slot that it was permitted, which nobody else's tick has.
+    # It carries the tick that was authorized, which no other's tick has.
     [late] = [tick for tick in sent if tick.beat == stopped.pid and tick.sent_at >= woken]
-    assert late.slot is not None
-    assert late.slot < woken - EVERY
+    assert late.due is not None
+    assert late.due < woken - EVERY
     assert faults(sent, EVERY) == []
 
 
@@ -223,7 +223,7 @@ def test_a_short_outage_loses_no_leader_and_no_tick_twice(
 
 
 @pytest.mark.slow
-def test_a_store_that_comes_back_empty_finds_its_leader_in_phase(
+def test_a_store_that_comes_back_empty_finds_its_leader_on_the_grid(
     lock_store: PrivateServer, beats: Beats, ticks: Ticks
 ) -> None:
     [process] = beats.add(1)

@@ -113,7 +113,7 @@ def test_leaders_stopped_for_longer_than_their_ttl_never_send_again(
     assert faults(ticks.of(), 1) == []
 
 
-def test_a_crontab_and_a_seven_second_interval_keep_their_phase(
+def test_a_crontab_and_a_seven_second_interval_keep_their_grid(
     beats: Beats, ticks: Ticks, environment: dict[str, str]
 ) -> None:
     environment.update(EVERY="7", CRONTAB="yes")

@@ -125,7 +125,7 @@ def test_plain_schedulers_tick_twice(
     assert faults(ticks.of(), EVERY)
 
 
-def test_a_clean_stop_hands_over_at_once_and_in_phase(beats: Beats, ticks: Ticks) -> None:
+def test_a_clean_stop_hands_over_at_once_and_on_the_grid(beats: Beats, ticks: Ticks) -> None:
     beats.add(2)
     ticks.wait_for(2)
     stopped = beats.leader()
@@ -191,7 +191,7 @@ def test_rows_keep_their_last_run(django_beats: Beats, ticks: Ticks, database: P
     [process] = django_beats.running
     process.terminate()
     process.wait()
-    assert last_run(database) == (ticks.of()[-1].slot, len(ticks.of()))
+    assert last_run(database) == (ticks.of()[-1].due, len(ticks.of()))
 
 
 def test_a_leader_that_stood_still_does_not_set_a_row_back(

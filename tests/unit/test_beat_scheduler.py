@@ -1,4 +1,4 @@
-"""The schedulers of two beats, ticked by hand on a manual clock: phase, gaps, and what is sent."""
+"""The schedulers of two beats, ticked by hand on a manual clock: grid, gaps, and what is sent."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class _Recorded(LeaderScheduler):
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         # Seconds since the test began.
-        slot = datetime.fromisoformat(options["headers"][TICK_HEADER]).timestamp()
+        due = datetime.fromisoformat(options["headers"][TICK_HEADER]).timestamp()
         bench: Bench = self.app.bench
-        bench.sent.append((name, round(clock.wall() - WALL, 3), round(slot - WALL, 3)))
+        bench.sent.append((name, round(clock.wall() - WALL, 3), round(due - WALL, 3)))
         if bench.broken_publisher:
             raise ConnectionError("no broker")
 
@@ -56,7 +56,7 @@ class Bench:
         self.directory = directory
         self.schedule = {name: {"task": name, "schedule": each} for name, each in entries.items()}
         self.store = MemoryStore(clock)
-        #: Name, when it was sent, its slot; in seconds since the test began.
+        #: Name, when it was sent, when it was due; in seconds since the test began.
         self.sent: list[tuple[str, float, float]] = []
         self.broken_publisher = False
         self.count = 0
@@ -105,8 +105,8 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_interval_comes_on_its_grid(benches: Any) -> None:
     bench = benches(seven=every(7))
     bench.run(30, bench.beat())
-    assert [slot for _, _, slot in bench.sent] == [7, 14, 21, 28]
-    assert all(0 <= at - slot < 0.1 for _, at, slot in bench.sent)
+    assert [due for _, _, due in bench.sent] == [7, 14, 21, 28]
+    assert all(0 <= at - due < 0.1 for _, at, due in bench.sent)
 
 
 def test_a_tick_that_is_late_by_a_takeover_is_followed_by_one_on_the_grid(benches: Any) -> None:
@@ -115,9 +115,9 @@ def test_a_tick_that_is_late_by_a_takeover_is_followed_by_one_on_the_grid(benche
     bench.run(8, first)
     # It renewed at 5 s or so, and its ttl is 15.
     bench.run(30, bench.beat())
-    slots = [slot for _, _, slot in bench.sent]
-    assert slots == [7, 14, 21, 28, 35]
-    late = {slot: at - slot for _, at, slot in bench.sent}
+    ticks = [due for _, _, due in bench.sent]
+    assert ticks == [7, 14, 21, 28, 35]
+    late = {due: at - due for _, at, due in bench.sent}
     assert 5 < late[14] < 7
     assert max(late[21], late[28], late[35]) < 0.1
 
@@ -127,12 +127,12 @@ def test_ticks_missed_in_a_gap_make_one_run(benches: Any) -> None:
     bench.run(5.5, bench.beat())
     before = len(bench.sent)
     bench.run(TTL + 1, bench.beat())
-    slots = [slot for _, _, slot in bench.sent]
-    assert slots == sorted(set(slots))
-    assert slots[:before] == [1, 2, 3, 4, 5]
+    ticks = [due for _, _, due in bench.sent]
+    assert ticks == sorted(set(ticks))
+    assert ticks[:before] == [1, 2, 3, 4, 5]
     # One for the gap, then one a second.
-    assert slots[before] > 6
-    assert [later - slots[before] for later in slots[before:]] == list(range(len(slots) - before))
+    assert ticks[before] > 6
+    assert [later - ticks[before] for later in ticks[before:]] == list(range(len(ticks) - before))
 
 
 def test_a_crontab_minute_that_fell_into_the_gap_runs_once(benches: Any) -> None:
@@ -157,14 +157,14 @@ def test_a_crontab_that_ran_just_before_the_takeover_does_not_run_again(benches:
     assert len(bench.sent) == 1
 
 
-def test_a_schedule_that_never_ran_keeps_its_phase_over_restarts(benches: Any) -> None:
+def test_a_schedule_that_never_ran_keeps_its_grid_over_restarts(benches: Any) -> None:
     # In a container the schedule file is gone with each deploy, and a plain beat begins anew.
     bench = benches(daily=every(86400))
     for _ in range(5):
         beat = bench.beat()
         bench.run(6 * 3600, beat)
         beat.close()
-    assert [slot for _, _, slot in bench.sent] == [86400]
+    assert [due for _, _, due in bench.sent] == [86400]
 
 
 def test_a_plain_scheduler_without_its_file_begins_anew(benches: Any) -> None:
@@ -185,8 +185,8 @@ def test_a_standby_does_not_tick_and_one_that_lost_its_lead_neither(benches: Any
     assert first.tick() > 0
     assert len(bench.sent) == count
     bench.run(3, first, second)
-    slots = [slot for _, _, slot in bench.sent]
-    assert slots == sorted(set(slots))
+    ticks = [due for _, _, due in bench.sent]
+    assert ticks == sorted(set(ticks))
 
 
 def test_a_leader_whose_store_is_away_does_not_tick_and_lives(
@@ -203,9 +203,9 @@ def test_a_leader_whose_store_is_away_does_not_tick_and_lives(
         for name in ("acquire", "renew", "release", "authorize_tick", "last_runs"):
             outage.setattr(bench.store, name, away)
         bench.run(20, beat)
-    assert [slot for _, _, slot in bench.sent] == [1, 2, 3]
+    assert [due for _, _, due in bench.sent] == [1, 2, 3]
     bench.run(3, beat)
-    assert [slot for _, _, slot in bench.sent][3:] == [24, 25, 26]
+    assert [due for _, _, due in bench.sent][3:] == [24, 25, 26]
 
 
 def test_a_refused_leader_that_is_elected_again_ticks_on(benches: Any) -> None:
@@ -220,8 +220,8 @@ def test_a_refused_leader_that_is_elected_again_ticks_on(benches: Any) -> None:
     assert beat.tick() > 0
     assert len(bench.sent) == count
     bench.run(4, beat)
-    assert [slot for name, _, slot in bench.sent if name == "one"] == [1, 2, 3, 5, 6, 7, 8]
-    assert [slot for name, _, slot in bench.sent if name == "two"] == [2, 4, 6, 8]
+    assert [due for name, _, due in bench.sent if name == "one"] == [1, 2, 3, 5, 6, 7, 8]
+    assert [due for name, _, due in bench.sent if name == "two"] == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("singleton", [True, False])
@@ -248,10 +248,10 @@ def test_a_run_that_cannot_be_sent_is_lost_and_the_next_is_on_the_grid(benches: 
     bench.run(1, beat)
     bench.broken_publisher = False
     bench.run(1, beat)
-    assert [slot for _, _, slot in bench.sent] == [1, 2, 3]
+    assert [due for _, _, due in bench.sent] == [1, 2, 3]
 
 
-def test_the_slot_in_the_header_does_not_change_the_schedule(benches: Any) -> None:
+def test_the_tick_in_the_header_does_not_change_the_schedule(benches: Any) -> None:
     bench = benches(one=every(1))
     bench.schedule["one"]["options"] = {"headers": {"mine": 1}}
     beat = bench.beat()
@@ -266,10 +266,10 @@ def test_a_last_run_a_little_ahead_is_waited_for(benches: Any) -> None:
     bench.run(8, bench.beat())
     clock._wall -= 5  # the next host's clock is behind
     bench.run(40, bench.beat())
-    slots = [slot for _, _, slot in bench.sent]
-    assert slots[0] == 7
-    assert slots == sorted(set(slots))
-    assert all((slot - 7) % 7 == 0 for slot in slots)
+    ticks = [due for _, _, due in bench.sent]
+    assert ticks[0] == 7
+    assert ticks == sorted(set(ticks))
+    assert all((due - 7) % 7 == 0 for due in ticks)
 
 
 @pytest.mark.parametrize("period", ["interval", "crontab"])
@@ -289,7 +289,7 @@ def test_a_last_run_far_ahead_does_not_silence_its_entry(
     assert "a clock was wrong" in caplog.text
     assert len(bench.sent) - ahead >= (130 // 7 - 1 if period == "interval" else 2)
     if period == "interval":
-        assert len({round(slot % 7, 3) for _, _, slot in bench.sent}) == 1
+        assert len({round(due % 7, 3) for _, _, due in bench.sent}) == 1
 
 
 @pytest.mark.parametrize("make", ["relative", "subclass"])
@@ -313,9 +313,9 @@ def test_schedules_without_a_grid_are_left_to_themselves(benches: Any, make: str
         for name, entry in bench.schedule.items():
             beat.add(name=name, **entry)
     bench.run(9, beat)
-    slots = [slot for _, _, slot in bench.sent]
-    assert len(slots) == 4
-    assert slots == sorted(set(slots))
+    ticks = [due for _, _, due in bench.sent]
+    assert len(ticks) == 4
+    assert ticks == sorted(set(ticks))
 
 
 def test_a_wrong_setting_is_raised_to_whoever_embeds_a_beat(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_wrong_setting_is_raised_to_whoever_embeds_a_beat(tmp_path: Path) -> N
     assert LeaderScheduler(app=app, lazy=True, schedule_filename="s").info == "    . db -> s"
 
 
-def test_what_is_sent_tells_its_slot_as_the_task_reads_it(benches: Any) -> None:
+def test_what_is_sent_tells_its_tick_as_the_task_reads_it(benches: Any) -> None:
     bench = benches(seven=every(7))
     bench.run(8, bench.beat())
     assert bench.sent[0][2] == 7

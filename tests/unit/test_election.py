@@ -128,7 +128,7 @@ def test_a_leader_that_renews_leads_on_and_nothing_is_said_twice(bench: Bench) -
         assert not b.election.campaign()
         bench.advance(1, a, b)
     assert (a.names(), b.names()) == ([EventName.LEADING], [EventName.STANDING_BY])
-    assert a.election.tenure == 1
+    assert a.election.term == 1
 
 
 def test_a_standby_asks_once_per_poll(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_a_leader_that_was_stopped_and_finds_nobody_leads_again_and_says_so(benc
     bench.advance(0.1, a)
     assert a.election.campaign()
     assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
-    assert a.election.tenure == 2
+    assert a.election.term == 2
 
 
 def test_who_is_deposed_while_its_keeper_finds_out_says_that_it_leads_again(bench: Bench) -> None:
@@ -262,7 +262,7 @@ def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None
     assert not a.authorize_tick("e", 2.0)
     assert not a.leading
     assert bench.a.names() == [EventName.LEADING, EventName.LOST, EventName.RESIGNED]
-    assert "leads no more" in str(bench.a.said[-1].data["why"])
+    assert "another leader" in str(bench.a.said[-1].data["why"])
     assert b.last_run("e") == 2.0
     assert b.authorize_tick("e", 3.0)
 
@@ -299,7 +299,7 @@ def test_a_last_run_that_somebody_changed_makes_the_leader_resign_and_read_again
     assert not a.leading
     bench.clock.advance(POLL)
     assert a.campaign()
-    assert a.tenure == 2
+    assert a.term == 2
     assert a.recall(["e"]) == ["e"]
     assert a.authorize_tick("e", 2.0)
 
@@ -316,11 +316,11 @@ def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> 
         assert a.authorize_tick(name, 5.0)
 
 
-def test_a_doubted_last_run_is_overwritten_by_the_next_permit(bench: Bench) -> None:
+def test_a_corrected_last_run_is_overwritten_by_the_next_permit(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
     a.authorize_tick("e", 9e9)
-    a.doubt("e", 5.0)
+    a.correct("e", 5.0)
     assert a.last_run("e") == 5.0
     assert a.authorize_tick("e", 6.0)
     assert a.last_run("e") == 6.0
@@ -362,7 +362,7 @@ def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
     bench.store.away = False
     bench.advance(POLL, a)
     assert a.election.campaign()
-    assert a.election.tenure == 2
+    assert a.election.term == 2
 
 
 def test_a_permit_whose_reply_was_lost_is_asked_again_and_given(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_singleton_lock.beat.schedule_grid import believable, latest_slot
+from celery_singleton_lock.beat.schedule_grid import believable, latest_point
 
 START = datetime(2026, 3, 29, 0, 0, 0, 250_000, tzinfo=UTC)
 
@@ -18,14 +18,14 @@ def after(seconds: float) -> datetime:
 
 
 @pytest.mark.parametrize(
-    ("now", "slot"), [(7, 7), (7.001, 7), (13.9, 7), (14, 14), (70_000, 70_000), (0, 0), (6.9, 0)]
+    ("now", "point"), [(7, 7), (7.001, 7), (13.9, 7), (14, 14), (70_000, 70_000), (0, 0), (6.9, 0)]
 )
-def test_a_late_run_is_of_the_last_slot_of_the_grid(now: float, slot: float) -> None:
-    assert latest_slot(START, timedelta(seconds=7), after(now)) == after(slot)
+def test_a_late_run_is_of_the_last_point_of_the_grid(now: float, point: float) -> None:
+    assert latest_point(START, timedelta(seconds=7), after(now)) == after(point)
 
 
 @given(st.integers(1, 10**9), st.lists(st.integers(1, 10**10), min_size=1, max_size=30))
-def test_slots_stay_on_the_first_grid_however_late_each_run_is(
+def test_points_stay_on_the_first_grid_however_late_each_run_is(
     every_us: int, delays_us: list[int]
 ) -> None:
     every, last, now = timedelta(microseconds=every_us), START, START
@@ -33,10 +33,10 @@ def test_slots_stay_on_the_first_grid_however_late_each_run_is(
         now += timedelta(microseconds=delay)
         if last + every > now:
             continue  # not due
-        slot = latest_slot(last, every, now)
-        assert last < slot <= now < slot + every
-        assert (slot - START) % every == timedelta(0)
-        last = slot
+        point = latest_point(last, every, now)
+        assert last < point <= now < point + every
+        assert (point - START) % every == timedelta(0)
+        last = point
 
 
 def test_a_last_run_that_is_a_little_ahead_is_waited_for() -> None:
