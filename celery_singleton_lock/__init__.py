@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from celery_singleton_lock.policy import CallOptions, OnConflict
     from celery_singleton_lock.publish.by_name import claim_and_send
     from celery_singleton_lock.publish.skipped import is_skipped
-    from celery_singleton_lock.task.base import SingletonTask, current_lease
-    from celery_singleton_lock.task.context import hold
+    from celery_singleton_lock.task.base import SingletonTask
+    from celery_singleton_lock.task.context import current_lease
     from celery_singleton_lock.task.decorator import singleton_task
+    from celery_singleton_lock.task.hold import hold
 
 __version__ = "0.1.0"
 
@@ -82,8 +83,8 @@ _LATER = {
     "StoreError": "errors",
     "StoreUnavailable": "errors",
     "claim_and_send": "publish.by_name",
-    "current_lease": "task.base",
-    "hold": "task.context",
+    "current_lease": "task.context",
+    "hold": "task.hold",
     "is_skipped": "publish.skipped",
     "lease_acquired": "instrumentation.signals",
     "lease_conflict": "instrumentation.signals",

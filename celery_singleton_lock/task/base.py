@@ -1,34 +1,24 @@
-"""The task base class: Celery's hooks, each handing over to an execution, or to a publication.
+"""The task base class, whose hooks start and settle a task run, or publish a call.
 
-Whoever declares tasks imports this, and most of those processes run none. So what publishes and
-what runs is imported by the first hook that needs it; a worker has it all before its pool forks, by
-its bootstep.
+A process that declares tasks imports this module, and most of those processes run none. What
+publishes and what runs is imported by the first hook that needs it. A worker imports it all in its
+bootstep, before its pool forks.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, wraps
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    cast,
-)
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
-from celery import Celery, Task, signals, states
+from celery import Celery, Task, signals
 from celery.app.task import Task as BaseTask
 from kombu.utils.json import dumps as kombu_dumps
 
 from celery_singleton_lock.celery_compat import dump_models, hide_setting
 from celery_singleton_lock.core.key import KeyMaker
-from celery_singleton_lock.errors import NoLease
 from celery_singleton_lock.policy import OPTIONS, CallOptions, Policy, check_call, merge
 from celery_singleton_lock.publish.arguments import as_sent as see_as_sent
 from celery_singleton_lock.publish.arguments import signature_of, validate
@@ -36,11 +26,10 @@ from celery_singleton_lock.publish.arguments import signature_of, validate
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
-    from celery_singleton_lock.core.lease import Lease
     from celery_singleton_lock.runtime import Runtime
-    from celery_singleton_lock.task.run import Execution
+    from celery_singleton_lock.task.run import TaskRun
 
-__all__ = ["SingletonTask", "current_lease", "singleton_base"]
+__all__ = ["SingletonTask", "singleton_base"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -52,8 +41,6 @@ R = TypeVar("R")
 
 # By name: what a worker needs is imported when it starts.
 _STEP = "celery_singleton_lock.worker.bootstep:SingletonStep"
-#: Where a request keeps its execution between ``__call__`` and ``task_postrun``.
-_EXECUTION = "singleton_execution"
 
 if TYPE_CHECKING:
 
@@ -71,19 +58,20 @@ class SingletonTask(_Base[P, R]):
     Use :func:`singleton_task`, or ``@app.task(base=SingletonTask, singleton={"key": ...})``.
 
     Attributes:
-        singleton: The policy's options; what is left out comes from the app's settings.
+        singleton: The policy's options; missing ones come from the app's settings.
+        stores_started: Whether the task run stores the state STARTED (``track_started``).
     """
 
     abstract = True
     Request = "celery_singleton_lock.worker.request:SingletonRequest"
     singleton: Mapping[str, Any] | None = None
-    _tracks_started = False
+    stores_started = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "_decorated" in cls.__dict__ and cls.__bases__ == (SingletonTask,):
             # The class that Celery makes of a function with base=SingletonTask lacks the app's own
-            # Task (Django's has delay_on_commit). Mix it in, as @singleton_task does; but without a
-            # policy of that Task.
+            # Task (Django's has delay_on_commit). It is mixed in, as @singleton_task does, but
+            # without a policy of that Task.
             apps_own = cls.__dict__["app"].Task
             if not issubclass(apps_own, SingletonTask):
                 cls.__bases__ = (singleton_base(apps_own),)
@@ -96,7 +84,7 @@ class SingletonTask(_Base[P, R]):
             cls.Request = mixed_request(request)  # type: ignore[assignment]
         owner = next(c for c in cls.__mro__ if "__call__" in c.__dict__)
         if owner is cls or not issubclass(owner, SingletonTask):
-            # Its own, or a mixin's: in front of ours it would run the body without a lock.
+            # Its own, or a mixin's. Before ours, it would run the body without a lock.
             cls.__call__ = _under_lease(owner.__dict__["__call__"])  # type: ignore[method-assign]
 
     @classmethod
@@ -105,11 +93,12 @@ class SingletonTask(_Base[P, R]):
         super().on_bound(app)
         app.steps["worker"].add(_STEP)
         if cls.track_started:
-            # Celery writes STARTED before it calls us: over the result of a run whose late twin is
-            # about to be dropped, and for calls that are about to be skipped. So we write it.
-            cls.track_started, cls._tracks_started = False, True
+            # Celery writes STARTED before it calls the task. That would overwrite the result of a
+            # run whose late twin is about to be dropped, and mark calls that are about to be
+            # skipped. So the task run writes it.
+            cls.track_started, cls.stores_started = False, True
         if "_decorated" in cls.__dict__ and (strays := sorted(OPTIONS.intersection(cls.__dict__))):
-            # Celery made attributes of them, which nothing reads: the lock would have the defaults.
+            # Celery made attributes of them, and nothing reads those.
             given = ", ".join(f"{name!r}: ..." for name in strays)
             raise TypeError(
                 f"the task {cls.name} was given {', '.join(strays)} as attributes. With "
@@ -121,55 +110,26 @@ class SingletonTask(_Base[P, R]):
 
     @staticmethod
     def preload() -> None:
-        """Import what bodies need; called in the worker before its pool forks.
+        """Import what task runs need; called in the worker before its pool forks.
 
-        Otherwise each pool child imports it while the time limit of its first task runs.
+        Otherwise each pool child would import it within the time limit of its first task.
         """
-        _execution_class()
+        _task_run()
         _publish_call()
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        request = self.request  # asked for once: Celery looks it up in a stack each time
-        if self._wants_lease(request):
-            return self._call_under_lease(request, None, args, kwargs)
-        execution = _execution_of(request)
-        if execution is None or execution.entered:
-            # task(...) is a function call, also when the task's own body makes it.
+        request = self.request  # read once: Celery looks it up in a stack each time
+        # task(...) is a function call, also where the task's own body makes it.
+        if request.called_directly:
             return super().__call__(*args, **kwargs)
-        execution.entered = True
-        return cast(R, self._body(*args, **kwargs))
-
-    def _wants_lease(self, request: Any) -> bool:
-        """Whether this call is Celery's: of a delivery, whose body has not begun."""
-        return not request.called_directly and _execution_of(request) is None
-
-    def _call_under_lease(
-        self,
-        request: Any,
-        own: Callable[..., Any] | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> R:
-        """Celery's call, of a delivery whose body has not begun.
-
-        Args:
-            request: Of the delivery.
-            own: The ``__call__`` of a subclass, which goes before ours.
-            args, kwargs: Of the call.
-        """
-        execution = request.__dict__[_EXECUTION] = _execution_class()(self, request, args, kwargs)
-
-        def body() -> Any:
-            if self._tracks_started:
-                self._tell_started(request)
-            if own is not None:
-                return own(self, *args, **kwargs)
-            execution.entered = True
-            return self._body(*args, **kwargs)
-
-        # It may also be the value of a skipped call: what Celery stores, not R.
-        result: R = execution.run(body)
-        return result
+        run = _task_run().of(request)
+        if run is None:
+            # The result may also be the value of a skipped call: what Celery stores, not R.
+            return cast(R, _task_run()(self, request).run(None, args, kwargs))
+        if run.entered:
+            return super().__call__(*args, **kwargs)
+        run.entered = True
+        return cast(R, (self.base_call or self.run)(*args, **kwargs))
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
@@ -177,14 +137,15 @@ class SingletonTask(_Base[P, R]):
         """Releases the lease, now that the result is stored.
 
         On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives;
-        the parent's request has no execution, so nothing happens there.
+        the parent's request has no run, so nothing happens there.
         """
-        if (execution := _execution_of(self.request)) is not None:
-            execution.settle(status, retval)
+        run = _task_run().of(self.request)
+        if run is not None:
+            run.settle(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def lock_key(self, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """The key such a call would use; None where a callable key says "no lock".
+        """The key such a call would use; None where a callable key returns None (no lock).
 
         For a call with the task's own serializer: JSON changes values that pickle keeps.
 
@@ -200,7 +161,7 @@ class SingletonTask(_Base[P, R]):
     def singleton_rest(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, as_sent: bool
     ) -> str | None:
-        """What the key is made of behind its scope.
+        """The part of the key after the scope; None: no lock.
 
         Args:
             args: Positional arguments.
@@ -224,7 +185,7 @@ class SingletonTask(_Base[P, R]):
         try:
             return merge(self._policy, options, where=f"the options of a call of {self.name}")
         except (TypeError, ValueError) as exc:
-            # Validated where the call was made; this came from elsewhere.
+            # Our publishers validate the options, so this came from elsewhere.
             logger.warning("singleton: %.500s; the call's options are ignored", exc)
             return self._policy
 
@@ -240,23 +201,13 @@ class SingletonTask(_Base[P, R]):
 
     @cached_property
     def singleton_key_maker(self) -> KeyMaker:
-        """What makes its keys."""
+        """Computes this task's keys."""
         return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
 
     def _runtime(self) -> Runtime:
         from celery_singleton_lock.runtime import Runtime
 
         return Runtime.of(self.app)
-
-    def _tell_started(self, request: Any) -> None:
-        """Write the state STARTED, as ``track_started`` asks for, now that the body will run."""
-        if request.is_eager:
-            return
-        from celery_singleton_lock.task.outcome import stores_result
-
-        if stores_result(self, request):
-            meta = {"pid": os.getpid(), "hostname": request.hostname}
-            self.backend.store_result(request.id, meta, states.STARTED, request=request)
 
     def apply_async(
         self,
@@ -271,21 +222,23 @@ class SingletonTask(_Base[P, R]):
         singleton: CallOptions | Literal[False] | None = None,
         **options: Any,
     ) -> AsyncResult[R]:
-        """Celery's, and ``singleton``: policy options for this call alone.
+        """Celery's, and ``singleton``: policy options for this call only.
 
-        ``singleton=False`` publishes without a claim, and beside one; never without the lock.
+        ``singleton=False`` publishes without a claim, even while another call has one. The lock
+        applies in any case.
 
         Raises:
             DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
             LockKeyError: The task is ``unique``, and its key can't be computed, or is not stable.
-            TypeError, ValueError: ``singleton`` holds what a call may not set, or a wrong value.
+            TypeError, ValueError: ``singleton`` has an option that a call may not set, or a wrong
+                value.
         """
         given = None
         if singleton is not None:
             where = f"apply_async(singleton=...) of {self.name}"
             given = check_call(self.singleton_policy, singleton, where=where)
 
-        # The apply_async of a base class may have only args, kwargs and **options: all others are
+        # The apply_async of a base class may have only args, kwargs and **options. All others are
         # passed by keyword, and only if given.
         if producer is not None:
             options["producer"] = producer
@@ -309,10 +262,10 @@ class SingletonTask(_Base[P, R]):
         queue: str | None = None,
         **extra_options: Any,
     ) -> Any:
-        """As Celery's, with the options that the call has set: the request's headers lack them.
+        """As Celery's, with the options that the call has set, which the request's headers lack.
 
-        The signature of a next attempt (a retry) also has the name of the call; any other is a new
-        call.
+        The signature of a next attempt (a retry) also has the name of the call. Any other signature
+        is a new call.
         """
         from celery_singleton_lock.publish.header import HEADER, Delivery
 
@@ -333,18 +286,16 @@ class SingletonTask(_Base[P, R]):
         return next(cls for cls in after if "apply_async" in cls.__dict__) is not BaseTask
 
     @cached_property
-    def _body(self) -> Callable[..., Any]:
-        """What runs under the lease: the ``__call__`` of a base behind ours, else ``run``.
+    def base_call(self) -> Callable[..., Any] | None:
+        """The ``__call__`` of a base class behind ours, which calls ``run``; None: Celery's own.
 
-        Not Celery's own ``__call__``, which outside a worker would push an empty request over the
-        real one: an eager body would see no id and couldn't retry.
+        Celery's is not called under the lease: outside a worker it pushes an empty request over the
+        real one, so an eager body would see no id and couldn't retry.
         """
         mro = type(self).__mro__
         after = mro[mro.index(SingletonTask) + 1 :]
         owner = next(cls for cls in after if "__call__" in cls.__dict__)
-        if owner is BaseTask:
-            return lambda *args, **kwargs: self.run(*args, **kwargs)
-        return super().__call__
+        return None if owner is BaseTask else super().__call__
 
     if TYPE_CHECKING:
 
@@ -353,7 +304,7 @@ class SingletonTask(_Base[P, R]):
 
 
 def singleton_base(base: Any) -> type:
-    """``base`` (an app's own Task, Django's, a user's) with ours mixed in before it."""
+    """``base`` (an app's own Task, Django's, a user's) with SingletonTask before it."""
     if issubclass(base, SingletonTask):
         return cast(type, base)
     attributes: dict[str, Any] = {"abstract": True, "__module__": base.__module__}
@@ -361,72 +312,42 @@ def singleton_base(base: Any) -> type:
 
 
 def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
-    """A subclass's ``__call__`` (the idiom of Flask's context), entered when there is a lease."""
+    """A subclass's ``__call__`` (the idiom of Flask's context), entered once the lease is held."""
 
     @wraps(own)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         request = self.request
-        if self._wants_lease(request):
-            return self._call_under_lease(request, own, args, kwargs)
-        return own(self, *args, **kwargs)
+        if request.called_directly or _task_run().of(request) is not None:
+            return own(self, *args, **kwargs)
+        return _task_run()(self, request).run(own, args, kwargs)
 
     return call
-
-
-def current_lease() -> Lease:
-    """The innermost lease held where this is called.
-
-    Raises:
-        NoLease: None is: the task was called directly, its key is None, or this is another thread.
-    """
-    from celery_singleton_lock.task.tenure import held_leases
-
-    leases = held_leases.get()
-    if not leases:
-        raise NoLease(
-            "no lease is held here: current_lease() works inside the body of a singleton task or a "
-            "hold() block, on the same thread; a task that is called directly takes no lock"
-        )
-    return leases.innermost
 
 
 @signals.task_postrun.connect
 def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
     """Settle what ``after_return`` didn't.
 
-    It isn't called for Retry, Ignore, Reject and SystemExit, nor where a user's override leaves out
-    ``super()``.
+    Celery does not call it for Retry, Ignore, Reject and SystemExit, and a user's override may
+    leave out ``super()``. A task whose ``before_start`` failed has no run, but may have a claim.
     """
     if not isinstance(sender, SingletonTask):
         return
     request = sender.request
-    if (execution := _execution_of(request)) is not None:
-        execution.settle(state, retval)
-        execution.let_go()
-    else:
-        from celery_singleton_lock.task.case import settle_claim_of
-
-        settle_claim_of(sender, request, state, retval)
-
-
-def _execution_of(request: Any) -> Execution | None:
-    # By its type: a header of a foreign publisher becomes an attribute of the request, too, and one
-    # of this name must not pass for a body that has begun.
-    found = request.__dict__.get(_EXECUTION)
-    return found if found is not None and isinstance(found, _execution_class()) else None
+    run = _task_run().of(request) or _task_run()(sender, request)
+    run.end(state, retval)
 
 
 @cache
-def _execution_class() -> type[Execution]:
-    # Asked for several times in each task: an import statement there costs ten times as much.
-    from celery_singleton_lock.task.run import Execution
+def _task_run() -> type[TaskRun]:
+    # Cached: an import statement in each task would cost ten times as much.
+    from celery_singleton_lock.task.run import TaskRun
 
-    return Execution
+    return TaskRun
 
 
 @cache
 def _publish_call() -> Callable[..., AsyncResult[Any]]:
-    # As above: of each call.
     from celery_singleton_lock.publish.apply_async import publish_call
 
     return publish_call

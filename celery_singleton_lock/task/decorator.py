@@ -1,4 +1,4 @@
-"""``@singleton_task``: from a function to a task, every option checked where it is written."""
+"""``@singleton_task``: make a function a task, and check every option at the declaration."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _create_shared(
 
 
 def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
-    """Refuse mistyped options: Celery makes every unknown keyword an attribute of the task.
+    """Refuse mistyped options, because Celery makes every unknown keyword an attribute.
 
     Raises:
         TypeError: A keyword is close to the name of an option, or names an attribute that every
@@ -140,8 +140,7 @@ def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
             )
 
 
-# Options of celery-singleton's tasks, and ours. As attributes they would be ignored silently, and a
-# task that is moved to this package would lose what they were for.
+# Options of celery-singleton's tasks, and ours. As attributes they would be ignored silently.
 _CELERY_SINGLETONS = {
     "lock_expiry": "unique_for (seconds of a claim) and ttl (seconds of a dead holder's lease)",
     "raise_on_duplicate": 'unique="until_done", on_duplicate="raise"',

@@ -1,24 +1,26 @@
-"""Ending a body whose lease is lost, from the heartbeat's thread.
+"""Interrupt a task body whose lease is lost, from the heartbeat thread.
 
-Promises
+Guarantees
     ``LeaseInterrupt`` is raised only between the first and the last instruction of the body it is
-    meant for. ``except Exception`` in the body doesn't catch it.
+    meant for. ``except Exception`` in the body does not catch it.
 
-Does not promise
-    To end a C call that doesn't return, a greenlet that never yields, or a body that catches
-    BaseException: there ``current_lease().lost`` tells.
+Non-guarantees
+    A C call that does not return, a greenlet that never yields and a body that catches
+    BaseException are not interrupted. ``current_lease().lost`` reports the loss there.
 
-How, by where the body runs::
+Mechanism, by the thread that runs the body::
 
-    main thread (prefork, solo)  a signal of our own wakes sleep, recv and lock waits; its handler
-                                 raises if the body is still inside. It is sent until it was heard
-    other thread (threads pool)  an asynchronous exception; a blocking call ends first
-    greenlet (gevent, eventlet)  its hub throws into it when it waits or yields
+    main thread (prefork, solo)  a signal of our own ends sleep, recv and lock waits; its handler
+                                 raises if the body is still inside; sent until it is observed
+    other thread (threads pool)  an asynchronous exception; a blocking call returns first
+    greenlet (gevent, eventlet)  its hub throws the exception when the greenlet waits or yields.
+                                 There, a signal could interrupt the hub, and an asynchronous
+                                 exception would be raised in whichever greenlet is running
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # see _install_handler
+import _signal  # type: ignore[import-not-found]  # see Body.run
 import ctypes
 import signal
 import threading
@@ -29,42 +31,51 @@ from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.errors import LeaseLost
 
-__all__ = ["Body", "GreenBody", "LeaseInterrupt", "body_class"]
+__all__ = ["Body", "LeaseInterrupt", "follows_interruption", "is_loss"]
 
 _R = TypeVar("_R")
 
-# Seconds until a signal that was not heard is sent again; doubles, up to the second.
+# Seconds until an unobserved signal is sent again; doubled each time, up to the second number.
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
 
-# Not SIGUSR1 (Celery's soft time limit) nor SIGUSR2 (its debugger): a real-time signal, of which
-# nobody has the eleventh, or SIGURG where there are none (macOS), which is ignored by default.
+# Celery uses SIGUSR1 (soft time limit) and SIGUSR2 (debugger). No library is known to use the
+# eleventh real-time signal. macOS has none; SIGURG is ignored there by default.
 _SIGNAL: Final = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGURG
 
 
 class LeaseInterrupt(BaseException):
-    """Raised inside a body whose lease is lost. A BaseException, so that ``except Exception`` in
-    the body lets it pass; never seen outside ``SingletonTask.__call__``."""
+    """Raised inside a body whose lease is lost.
+
+    A BaseException, so that ``except Exception`` in the body lets it pass. It never leaves
+    ``SingletonTask.__call__``.
+    """
 
 
 class _Disarmed(BaseException):
-    """Takes the place of a LeaseInterrupt that came too late; never leaves this module."""
+    """Replaces a LeaseInterrupt that came too late; never leaves this module."""
 
 
 class Body:
-    """One run of a body, which another thread may end."""
+    """One run of a task body, which another thread may interrupt."""
 
-    __slots__ = ("_guard", "_heard", "_inside", "_on_main", "_thread", "fired")
+    fired = False
+    _inside = False
+    _observed = False
+    _on_main = False
+    _guard: Any = None  # of asynchronous exceptions
+    _throw: Any = None
 
     def __init__(self) -> None:
-        self._inside = False
-        self._heard = False
-        self._thread = threading.current_thread()
-        self._on_main = self._thread is threading.main_thread()
-        # Of asynchronous exceptions, which the main thread gets none of.
-        self._guard: Any = None if self._on_main else native.allocate_lock()
-        self.fired = False
+        if _threads_are_greenlets():
+            self._throw = native.greenlet_thrower()
+            return
+        self._thread = threading.get_ident()
+        self._on_main = self._thread == threading.main_thread().ident
+        if not self._on_main:
+            self._guard = native.allocate_lock()
 
     def run(self, function: Callable[[], _R]) -> _R:
         """Call ``function`` on this thread.
@@ -73,45 +84,51 @@ class Body:
             LeaseInterrupt: :meth:`interrupt` was called meanwhile.
         """
         if self._on_main:
-            _install_handler()
-            _in_main_thread.append(self)
+            # Not signal.getsignal(): it makes an Enum of what it finds, at several times the cost.
+            if _signal.getsignal(_SIGNAL) is not _on_signal:
+                signal.signal(_SIGNAL, _on_signal)
+            _on_main_thread.append(self)
         try:
             try:
                 self._inside = True
                 if self.fired:
-                    self._heard = True
-                    raise LeaseInterrupt  # lost between its grant and its first instruction
+                    self._observed = True
+                    raise LeaseInterrupt  # lost between the grant and the first instruction
                 return function()
             finally:
-                # From here on nothing is raised. What struck just before is raised out of this very
-                # block, which is why the next one says it again.
+                # From here on nothing is raised. An exception that struck just before leaves this
+                # very block, so the next one repeats the assignment.
                 self._inside = False
         finally:
             self._inside = False
             if self._on_main:
-                _in_main_thread.remove(self)
-            elif self.fired:
+                _on_main_thread.remove(self)
+            elif self._guard and self.fired:
                 self._disarm()
 
     def interrupt(self) -> None:
-        """Heartbeat's thread: end the body if it still runs."""
-        if self._on_main:
-            self.fired = True
-            if self._inside:
-                native.start_new_thread(self._insist, "singleton-interrupt")
-        else:
+        """Heartbeat thread: end the body if it still runs."""
+        if self._guard:
             with self._guard:
                 self.fired = True
                 if self._inside:
-                    _set_async_exception(self._thread.ident or 0, LeaseInterrupt)
+                    _set_async_exception(self._thread, LeaseInterrupt)
+            return
+        self.fired = True
+        if not self._inside:
+            return
+        if self._on_main:
+            native.start_new_thread(self._send_until_observed, "singleton-interrupt")
+        else:
+            self._throw(LeaseInterrupt, self._observe)
 
-    def _insist(self) -> None:
-        # Once is not enough: a signal that comes between Python's last look and the system call
-        # that blocks is noticed when that call ends. And the heartbeat runs just then, for it
-        # waited for the interpreter lock that the body gives up to block (2 of 1000 sleeps were
-        # not ended, on a busy machine).
+    def _send_until_observed(self) -> None:
+        # Once is not enough: a signal that comes between Python's last check and the system call
+        # that blocks is noticed when that call ends. The heartbeat runs exactly then, because it
+        # waited for the interpreter lock that the body releases to block (2 of 1000 sleeps were
+        # not interrupted on a busy machine).
         clock, pause = SystemClock(), _FIRST_PAUSE
-        while self._inside and not self._heard:
+        while self._inside and not self._observed:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -123,80 +140,62 @@ class Body:
         # then on (calls took twice as long), and under a debugger they hang (3.11).
         try:
             with self._guard:
-                _set_async_exception(self._thread.ident or 0, _Disarmed)
+                _set_async_exception(self._thread, _Disarmed)
             while True:
                 SystemClock().sleep(0)
         except _Disarmed:
             pass
 
-    def _hear(self) -> bool:
-        """Whether the signal is for this body; true once, so that its cleaning up is left alone."""
-        if self._heard or not (self.fired and self._inside):
+    def _observe(self) -> bool:
+        """Signal handler, or hub: whether to raise in this body.
+
+        True once only, so that the body's cleanup is not interrupted.
+        """
+        if self._observed or not (self.fired and self._inside):
             return False
-        self._heard = True
-        return True
-
-
-class GreenBody:
-    """As :class:`Body`, for a process whose threads, the main one too, are greenlets.
-
-    A signal could interrupt the hub instead of the body, and an asynchronous exception would be
-    raised in the greenlet that happens to run.
-    """
-
-    __slots__ = ("_heard", "_inside", "_throw", "fired")
-
-    def __init__(self) -> None:
-        self._inside = False
-        self._heard = False
-        self._throw = native.greenlet_thrower()
-        self.fired = False
-
-    def run(self, function: Callable[[], _R]) -> _R:
-        """As of :class:`Body`."""
-        try:
-            self._inside = True
-            if self.fired:
-                self._heard = True
-                raise LeaseInterrupt  # lost between its grant and its first instruction
-            return function()
-        finally:
-            self._inside = False
-
-    def interrupt(self) -> None:
-        """Heartbeat's thread: end the body when it next waits or yields, if it still runs then."""
-        self.fired = True
-        if self._inside:
-            self._throw(LeaseInterrupt, self._hear)
-
-    def _hear(self) -> bool:
-        """Hub: whether to throw; true only once, so that the body's cleanup is not interrupted."""
-        if self._heard or not self._inside:
-            return False
-        self._heard = True
+        self._observed = True
         return True
 
 
 @cache
-def body_class() -> type[Body] | type[GreenBody]:
-    """The class for this process, cached: threads are patched before the first body or never."""
-    return GreenBody if native.is_patched() else Body
+def _threads_are_greenlets() -> bool:
+    return native.is_patched()  # before the first body, or never
 
 
 # Bodies on the main thread, outermost first: an eager call runs inside another's body.
-_in_main_thread: list[Body] = []
+_on_main_thread: list[Body] = []
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
-    if any(body._hear() for body in _in_main_thread):
+    if any(body._observe() for body in _on_main_thread):
         raise LeaseInterrupt
-
-
-def _install_handler() -> None:
-    # Not signal.getsignal(): it makes an Enum of what it finds, at several times the cost.
-    if _signal.getsignal(_SIGNAL) is not _on_signal:
-        signal.signal(_SIGNAL, _on_signal)
 
 
 def _set_async_exception(ident: int, kind: type[BaseException]) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
+
+
+def is_loss(group: BaseExceptionGroup[BaseException], *, interrupted: bool) -> bool:
+    """Whether ``group``, raised by ``asyncio.TaskGroup`` or the like, ended a body by its loss.
+
+    Errors of the group's other tasks are ignored then. An exception that ends the process goes on,
+    and so does the interrupt of a task that called this one.
+    """
+    ours = (LeaseLost, LeaseInterrupt) if interrupted else (LeaseLost,)
+    losses, others = group.split(ours)
+    return losses is not None and (others is None or isinstance(others, Exception))
+
+
+def follows_interruption(error: BaseException) -> bool:
+    """Whether ``error`` was raised while a body cleaned up after its interrupt.
+
+    A rollback, for example, over the network whose failure lost the lease.
+    """
+    seen: set[int] = set()
+    earlier = error.__context__
+    while earlier is not None and id(earlier) not in seen:
+        if isinstance(earlier, LeaseInterrupt):
+            return True
+        seen.add(id(earlier))
+        earlier = earlier.__context__
+    return False

@@ -1,4 +1,4 @@
-"""What becomes of a key when its body has ended: pure decisions, from outcome to release."""
+"""What becomes of the key when a task has ended: pure functions from outcome to release."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from celery_singleton_lock.celery_compat import acks_failures
 from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.store import ClaimChange, MarkerState, Release
 
-__all__ = ["countdown_of", "give_back", "is_done", "reserve", "stores_result"]
+__all__ = ["countdown_of", "is_done", "release_of", "reserve", "stores_result"]
 
 
 def is_done(task: Any, state: str | None, retval: Any) -> bool:
     """Whether this attempt's message is acknowledged, so that it will not run again.
 
-    A rejected message is not done: requeued, it comes back at once; dead-lettered, it may come back
-    later, with the same id and the same attempt.
+    A rejected message is not done. If it is requeued, it comes back at once. If it is
+    dead-lettered, it may come back later, with the same id and the same attempt.
 
     Args:
         task: The task.
-        state: Celery's state; None when SystemExit or the like left the body or what comes after
-            it, so that a message acknowledged late comes back.
+        state: Celery's state; None when SystemExit or the like left the body, or a step after it,
+            so that a message acknowledged late comes back.
         retval: The task's result, or the exception that ended it.
     """
     if state is None or isinstance(retval, Reject):
@@ -42,12 +42,13 @@ def stores_result(task: Any, request: Any) -> bool:
     return not (task.ignore_result if of_call is None else of_call)
 
 
-def give_back(
+def release_of(
     lease: Lease,
-    min_hold: float,
-    marker: MarkerState | None,
-    marker_ttl: float,
     claim: ClaimChange | None = None,
+    *,
+    min_hold: float = 0.0,
+    marker: MarkerState | None = None,
+    marker_ttl: float = 0.0,
 ) -> Release:
     """Free the key, or let it cool down until ``min_hold`` seconds after its acquisition."""
     cooling = min_hold and min_hold - (lease.clock.now() - lease.acquired_at)
@@ -63,7 +64,7 @@ def give_back(
 
 
 def reserve(call: Release, countdown: float, ttl: float) -> Release:
-    """Keep the key for the next attempt, through its countdown and ``ttl`` seconds of queueing."""
+    """Reserve the key for the next attempt: its countdown, and ``ttl`` seconds in the queue."""
     return replace(
         call,
         become=Kind.RESERVED,

@@ -1,13 +1,13 @@
-"""Putting a message back: published again, same id, later, before this copy is given up.
+"""Put a message back: publish it again, same id, later, before this copy is given up.
 
-Promises
+Guarantees
     The copy keeps id, arguments, serializer, queue, priority, expiry, time limits, headers, parent,
     root, group, chord, links and the user's retry count. The function returns once the broker has
-    it.
+    the copy.
 
-Does not promise
-    That there is only one copy: a crash between publishing and marking leaves two. Each carries a
-    sequence number, and the store drops the older.
+Non-guarantees
+    Exactly one copy: a crash between publishing and marking leaves two. Each carries a sequence
+    number, and the store drops the older.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from celery.app.task import Task as BaseTask
 from kombu import Exchange, Queue
 
 from celery_singleton_lock.celery_compat import delays_natively, driver_of
-from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.store import MarkerState
 from celery_singleton_lock.errors import StoreError
@@ -38,8 +37,8 @@ _MAX_DOUBLINGS: Final = 30
 def backoff(delay: float, max_delay: float, tries: int) -> float:
     """Seconds: ``delay`` doubled ``tries`` times, at most ``max_delay``, half of it jitter.
 
-    "Equal jitter": waiters that met at one release don't meet again at the next, and none comes
-    back at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
+    "Equal jitter": clients that met at one release don't meet again at the next, and none of them
+    comes back at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
     """
     top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))
     return top * (0.5 + 0.5 * random.random())
@@ -53,23 +52,24 @@ def put_back(
     *,
     runtime: Runtime,
     delay: float,
-    reason: str,
     claim: Claim | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Publish the running message again, to arrive in ``delay`` seconds.
 
     Args:
         task: The running task.
         request: Its request.
-        delivery: What the copy's header shall say; its sequence is raised here.
-        key: The lock key, for the marker and the log.
+        delivery: What the header of the copy says; its sequence is raised here.
+        key: The lock key, for the marker.
         runtime: Of the task's app.
         delay: Seconds, cut to a third of the visibility timeout.
-        reason: For the log.
-        claim: The message's, if it is to be in the queue again.
+        claim: The message's, if it is queued with the copy.
+
+    Returns:
+        Data of the event: the delay, and the sequence of the copy.
 
     Raises:
-        Exception: Whatever publishing raises; nothing was given up then.
+        Exception: What publishing raises; nothing was given up then.
     """
     longest = runtime.settings.longest_countdown
     delay = delay if longest is None else min(delay, longest)
@@ -88,23 +88,15 @@ def put_back(
             claim=claim.queued(delay) if claim else None,
         )
     except StoreError:
-        pass  # the price is a copy more than needed, should the broker deliver this one again
-    runtime.events.emit(
-        Event(
-            name=EventName.PUT_BACK,
-            key=key,
-            task=task.name,
-            task_id=delivery.token.task_id,
-            data={"delay": round(delay, 3), "reason": reason, "sequence": copy.sequence},
-        )
-    )
+        pass  # if the broker delivers this message again, there is one copy too many
+    return {"delay": round(delay, 3), "sequence": copy.sequence}
 
 
 def why_not(app: Any, request: Any) -> str | None:
     """Why the message of ``request`` can't be put back; None: it can.
 
-    A message from a fanout exchange has to go back to the queue of this worker alone. RabbitMQ can
-    do that. With the other transports workers subscribe to the exchange and don't read the queue.
+    A message from a fanout exchange has to go back to the queue of this worker only. RabbitMQ can
+    do that. With the other transports, workers subscribe to the exchange and don't read the queue.
     """
     name = getattr(request, QUEUE_KEY, None)
     queue = None if name is None else app.amqp.queues.get(name)
@@ -122,12 +114,12 @@ def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -
         request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
     )
     _send_to_its_queue(task.app, request, signature.options)
-    # Celery makes what is published inside a task its child: a top-level message put back would
-    # come out with its own id as its parent. A request called directly has no children.
+    # Celery makes what is published inside a task its child: a top-level message that is put back
+    # would get its own id as its parent. A request that is called directly has no children.
     request.called_directly = True
     try:
-        # Celery's own apply_async, because this is no new call: that of a base class may replace
-        # the headers, or encrypt the arguments a second time.
+        # Celery's own apply_async, because this is no new call: a base class's may replace the
+        # headers, or encrypt the arguments a second time.
         BaseTask.apply_async(
             task, signature.args, signature.kwargs, add_to_parent=False, **signature.options
         )
@@ -138,12 +130,12 @@ def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -
 def _kept(request: Any) -> dict[str, Any]:
     """Options of the call that Celery's own retry forgets.
 
-    Its arguments' representation may be there to keep a password out of the log; and what was
-    pickled, the app's own serializer may not be able to write: such a message could never go back.
+    The representation of its arguments may keep a password out of the log. The app's own serializer
+    may be unable to write pickled arguments, and then the message could never go back.
     """
     names = {"serializer": SERIALIZER_KEY, "argsrepr": "argsrepr", "kwargsrepr": "kwargsrepr"}
     options = {option: getattr(request, name, None) for option, name in names.items()}
-    # Kept by Celery itself since 5.7. What the message says, a False too; not the class's False.
+    # Kept by Celery since 5.7. The message's value, a False too; not the default of the class.
     options["ignore_result"] = vars(request).get("ignore_result")
     return {option: value for option, value in options.items() if value is not None}
 
@@ -152,8 +144,8 @@ def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
     """Address a copy to the one queue that its message came from.
 
     Published to the exchange again, it would reach every queue bound there: each worker would get a
-    copy of every copy of a broadcast. Besides, with a virtual transport (Redis) a pool child does
-    not know the types of exchanges, treats the exchange as direct, and finds no queue.
+    copy of every copy of a broadcast. With a virtual transport (Redis) a pool child also does not
+    know the types of exchanges, treats the exchange as direct, and finds no queue.
     """
     info = request.delivery_info or {}
     exchange, arrived = info.get("exchange"), info.get("routing_key")

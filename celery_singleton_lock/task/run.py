@@ -1,217 +1,305 @@
-"""One execution of a singleton task: acquire, run the body, release.
+"""One delivery of a singleton task at the worker: acquire the lease, run the body, release.
 
-Promises
-    The body runs under a lease, or not at all (but for ``on_store_error="run"`` and keys that are
-    None). A message that is given up was put back before, or its work is done, or was never begun
-    and its policy says skip. Every lease is settled on every exit that leaves Python running.
+Overview
+    A `TaskRun` is made when Celery calls the task, and lives until ``task_postrun``::
 
-Where each step happens::
+        __call__        acquire --refused--> drop | put back | on_conflict   (see `conflict`)
+                          | granted
+                        body --interrupted--> put back | LeaseLost
+                          | returned or raised
+                        the message triggers more --> release early, marker "finishing"
+        result stored
+        after_return    release, marker "done"       (SUCCESS, FAILURE, REVOKED)
+        task_postrun    release what is still held   (Retry, Ignore, Reject, SystemExit ...)
 
-    __call__        acquire --refused--> drop | put back | on_conflict
-                      | granted
-                    body --interrupted--> put back | LeaseLost
-                      | returned or raised
-                    more to trigger? --yes--> release early, marker "finishing"
-    result stored
-    after_return    release, marker "done"          (SUCCESS, FAILURE, REVOKED)
-    task_postrun    release what is still held      (Retry, Ignore, Reject, SystemExit ...)
+Guarantees
+    The body runs under a lease, or not at all. (Exceptions: ``on_store_error="run"``, and keys that
+    are None.) A message that is given up was put back before, or its work is done, or its body
+    never began and its policy drops it. Every lease is released once, on every exit that leaves
+    Python running. An attempt is marked as done only after its result is stored and its callbacks
+    are sent.
+
+Non-guarantees
+    One execution: a worker that dies between two steps leaves the message to the broker, and the
+    lease to the worker parent or the ttl.
+
+State model::
+
+    ARRIVED -> ASKED --granted--> HELD --body ended--> RELEASED --+
+      ^ |       |  |                |                             |
+      | |       |  +--refused,      +------------settle-----------+--> SETTLED
+      | |       |     put back---------------------------------------^  ^
+      +-|-wait--+                                                       |
+        +--ended without a lease: settle changes the claim--------------+
+
+    In ARRIVED and ASKED the message's claim is open: no reply of the store has decided about it, so
+    `TaskRun.settle` does. In ASKED the outcome of the acquire is unknown: settle releases by token.
+
+Failure handling
+    No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message
+    is retained until the broker or the store answers. No reply to the release: the ttl frees the
+    key. An exception in settle (a soft time limit in ``after_return``): the heartbeat discards the
+    lease, and ``task_postrun`` settles again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any, Final
 
 from celery import signals, states
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
+from kombu.exceptions import EncodeError
 
-from celery_singleton_lock.celery_compat import driver_of
-from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.core.lease import Holder, Lease
-from celery_singleton_lock.core.store import Acquire, Refused, Relation
-from celery_singleton_lock.errors import LockConflict, StoreError
-from celery_singleton_lock.policy import ConflictAction, OnStoreError
-from celery_singleton_lock.publish.header import is_unnamed, mint_nonce
+from celery_singleton_lock.celery_compat import driver_of, fail_as_body
+from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
+from celery_singleton_lock.core.lease import Holder, Lease, Phase
+from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.store import (
+    Acquire,
+    ClaimChange,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+    Released,
+)
+from celery_singleton_lock.errors import LeaseLost, LockConflict, StoreError
+from celery_singleton_lock.policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
+from celery_singleton_lock.publish.claim import CARRIED, CONTINUED, Carried, Claim
+from celery_singleton_lock.publish.header import (
+    HEADER,
+    UNNAMED_KEY,
+    Delivery,
+    is_unnamed,
+    mint_nonce,
+)
 from celery_singleton_lock.publish.skipped import skipped_value
-from celery_singleton_lock.task.case import Case
-from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, decide
-from celery_singleton_lock.task.outcome import stores_result
-from celery_singleton_lock.task.put_back import backoff
-from celery_singleton_lock.task.tenure import Tenure, held_leases
-from celery_singleton_lock.task.waiter import Waiter
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, Pace, decide
+from celery_singleton_lock.task.context import HeldLeases, held_leases
+from celery_singleton_lock.task.interrupt import (
+    Body,
+    LeaseInterrupt,
+    follows_interruption,
+    is_loss,
+)
+from celery_singleton_lock.task.outcome import (
+    countdown_of,
+    is_done,
+    release_of,
+    reserve,
+    stores_result,
+)
+from celery_singleton_lock.task.put_back import backoff, put_back, why_not
+from celery_singleton_lock.task.wait import Waiter
 
-__all__ = ["Execution"]
+__all__ = ["TaskRun"]
 
-_OTHER: Final = Refused(relation=Relation.OTHER)
-# What a conflict leads to that ends the message.
+logger = logging.getLogger("celery_singleton_lock")
+
+# Where a request keeps its run.
+_KEY: Final = "singleton_task_run"
+# Refusals that end the message.
 _ENDS: Final = (Outcome.SKIP, Outcome.REVOKE, Outcome.RAISE)
 _NOT_RUN: Final = (
     'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
     '"skip" ends quietly).'
 )
+_LEFT: Final = "lost to its own twin"
+# A body that loses its lease this often has a store that can't keep one.
+_MAX_LOSSES: Final = 3
+# Exceptions that publishing raises for a message that can't be copied, because its headers are
+# wrong. (An OSError among them is the network's, such as a certificate that can't be verified.)
+# Clients also raise them once, from a connection that broke during the call; the next try has
+# another connection.
+_UNSENDABLE: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_TRIES_OF_THE_UNSENDABLE: Final = 3
 
 
-class Execution:
-    """From the arrival of a delivery at its body to the settling of its lease."""
+class _State(Enum):
+    ARRIVED = auto()
+    ASKED = auto()
+    HELD = auto()
+    RELEASED = auto()
+    SETTLED = auto()
 
-    def __init__(
-        self, task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        self._case = Case.of(task, request, args, kwargs)
-        self._tenure = Tenure(self._case)
-        #: Whether the body was entered: a call of the task from then on is a function call.
-        self.entered = False
-        # Whether no answer of the store has decided about the message's claim, so that its end has
-        # to: there was no lease to run under, or something struck while it was asked for.
-        self._claim_is_open = self._case.claim is not None
-        self._settled = False
 
-    def run(self, body: Callable[[], Any]) -> Any:
-        """Acquire and run ``body``, or what the policy says instead; Celery gets what it returns.
+class TaskRun:
+    """One delivery of a task, from its call by Celery to ``task_postrun``.
+
+    Attributes:
+        task: The task.
+        request: Its request (``celery.app.task.Context``).
+        runtime: Of its app; the one without a server for an eager call with ``task_always_eager``.
+        delivery: What is known of the message.
+        policy: The task's, with the options of this call.
+        key: The lock key.
+        claim: The message's, or the one that its policy makes for it; None: none.
+        acks_late: Whether the message may come again once its work is done.
+        entered: Whether the body was entered: from then on a call of the task is a function call.
+    """
+
+    key = ""
+    claim: Claim | None = None
+    entered = False
+    _rest: str | None = None  # the part of the key after the scope; None: no lock
+    _state = _State.ARRIVED
+    _asked: Acquire | None = None
+    _lease: Lease | None = None
+    _locker: Locker
+
+    def __init__(self, task: Any, request: Any) -> None:
+        self.task, self.request = task, request
+        self.delivery = delivery = Delivery.of(request)
+        self.policy: Policy = task.singleton_policy(delivery.options)
+        self.eager = bool(request.is_eager)
+        local = self.eager and bool(task.app.conf.task_always_eager)
+        self.runtime = runtime = Runtime.of(task.app, eager=local)
+        if delivery.claim is not None and not self.eager:
+            self.claim = Claim.from_header(delivery.claim, runtime.keyspace)
+        self.acks_late = bool(task.acks_late) and not self.eager
+        self._body = Body()
+        request.__dict__[_KEY] = self
+
+    @classmethod
+    def of(cls, request: Any) -> TaskRun | None:
+        """The run that ``request`` has begun; None: none."""
+        # By its type: headers of foreign publishers become attributes of the request too, and one
+        # of this name must not pass for a body that has begun.
+        found = request.__dict__.get(_KEY)
+        return found if isinstance(found, cls) else None
+
+    def run(
+        self, own: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Acquire and run the body, or do what the policy says instead.
+
+        Args:
+            own: The ``__call__`` of a subclass of the task's class, which calls the body itself.
+            args, kwargs: Of the call.
+
+        Returns:
+            What Celery stores: the body's result, or the value of a skipped call.
 
         Raises:
             Ignore: This delivery is given up: put back, dropped or revoked.
+            TypeError, LockKeyError: The arguments make no key.
             LockConflict, LeaseLost, StoreError: As the policy says; the task's FAILURE.
+            Exception: What the body raised.
         """
-        if self._case.rest is None or self._reentered():
+
+        def body() -> Any:
+            task = self.task
+            if task.stores_started:
+                self._store_started()
+            if own is not None:
+                return own(task, *args, **kwargs)
+            self.entered = True
+            return (task.base_call or task.run)(*args, **kwargs)
+
+        self._make_key(args, kwargs)
+        if self._rest is None or (held_leases.get() and self._is_reentered()):
             return body()
         try:
-            answer = self._acquire()
+            if self.policy.on_conflict.action is ConflictAction.WAIT:
+                reply = self._wait_for_lease()
+            else:
+                reply = self._acquire(self._request(), None)
         except (Ignore, LockConflict):
-            self._claim_is_open = False  # put back, left to a twin, or freed by the refusal
+            self._state = _State.SETTLED  # put back, left to a twin, or freed by the refusal
             raise
         except StoreError:
-            if self._case.policy.on_store_error is OnStoreError.RUN:
+            if self.policy.on_store_error is OnStoreError.RUN:
                 return body()
             raise
-        self._claim_is_open = False  # its lease's, or freed by the refusal
-        return self._tenure.run(answer, body) if isinstance(answer, Lease) else answer
+        if isinstance(reply, Lease):
+            return self._run_under(reply, body)
+        self._state = _State.SETTLED
+        return reply
 
     def settle(self, state: str | None, retval: Any) -> None:
-        """The task has ended; see :meth:`Tenure.settle`."""
-        if self._settled:
-            return  # by after_return, and this is task_postrun
+        """The task has ended: release what is held, or settle the claim of a run without a lease.
+
+        Once; raises what strikes meanwhile.
+
+        Args:
+            state: Celery's state of the task; None when SystemExit or the like ends it.
+            retval: Its result, or the exception that ended it.
+        """
+        if self._state is _State.SETTLED:
+            return
         # SystemExit and the like strike after the body too, while Celery sends the callbacks: it
         # has called the state SUCCESS by then, but the message comes back.
         leaving = sys.exc_info()[1]
         if leaving is not None and not isinstance(leaving, Exception):
             state = None
-        self._tenure.settle(state, retval)
-        if self._claim_is_open:
-            self._claim_is_open = False
-            self._case.settle_claim(state, retval)
-        self._settled = True
-
-    def let_go(self) -> None:
-        """The last step: forget the request, which holds this execution.
-
-        Else the two, and all that was made for this task, would be a cycle: its arguments would
-        stay until the collector comes, and each task's objects would lie in memory that no task
-        before it has warmed up.
-        """
-        del self._case, self._tenure
-
-    def _reentered(self) -> bool:
-        """Whether a calling task on this thread holds the key: an eager call, or a subtask's."""
-        held = held_leases.get()
-        if not held:
-            return False
-        keyspace, key = self._case.runtime.keyspace, self._case.key
-        return any(keyspace.is_slot_of(key, lease.key) and lease.held_here for lease in held)
-
-    def _acquire(self) -> Any:
-        """Ask until there is a lease, or an answer that ends this delivery."""
-        call = self._call()
-        if self._case.policy.on_conflict.action is not ConflictAction.WAIT:
-            return self._ask(call, None)
-        waiter = Waiter(self._case.runtime.locker, call, self._tenure.acquire)
+        lease = self._lease
         try:
-            return self._ask(call, waiter)
-        finally:
-            waiter.leave()
+            if lease is None:
+                self._settle_without_lease(state, retval)
+            elif self._state is not _State.RELEASED:
+                self._give_back(lease, state, retval)
+            elif self.acks_late and is_done(self.task, state, retval):
+                self._mark_done(lease)
+        except BaseException:
+            # A soft time limit, or SIGTERM: task_postrun settles what after_return could not. If
+            # this is task_postrun, the ttl frees the key, because nothing renews it any more.
+            if lease is not None:
+                self.runtime.heartbeat.discard(lease)
+            raise
+        self._state = _State.SETTLED
 
-    def _ask(self, call: Acquire, waiter: Waiter | None) -> Any:
-        case = self._case
-        clock = case.runtime.clock
-        arrived_at, waited = clock.now(), 0.0
-        tries, told = 0, False
-        while True:
-            # Of before the store is asked: where a refusal ends the message, the script that
-            # refuses frees its claim, without another round trip. It must be decided alike after.
-            wall = clock.wall()
-            try:
-                if call.claim is not None:
-                    ends = self._decide(_OTHER, wall, waited).outcome in _ENDS
-                    call = replace(call, frees_claim=ends)
-                if waiter is None:
-                    reply = self._tenure.acquire(call)
-                else:
-                    waits = self._decide(_OTHER, wall, waited).outcome is Outcome.WAIT
-                    reply = waiter.ask(call, waits=waits)
-                if isinstance(reply, Lease):
-                    return reply
-                if self._is_of_another_message(reply):
-                    case.rename()
-                    call = replace(call, token=case.delivery.token)
-                    continue
-                decision = self._decide(reply, wall, waited)
-                if waiter is None or decision.outcome is not Outcome.WAIT:
-                    return self._carry_out(decision, reply)
-                if not told:  # once: it may take long, and somebody asks why it doesn't run
-                    self._tell_conflict(decision, reply)
-                    told = True
-                waiter.wait(reply, case.policy.on_conflict.timeout - waited)
-            except StoreError as exc:
-                case.tell(EventName.STORE_FAILED, error=str(exc))
-                if case.policy.on_store_error is not OnStoreError.RETRY or case.request.is_eager:
-                    raise
-                if case.no_put_back is None:
-                    case.try_to_put_back(case.delivery, AGAIN, "store")
-                # Neither store nor broker answers. An early-acknowledged message exists nowhere but
-                # here: hold on to it until one of them does.
-                clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
-                tries += 1
-                # That token was released unheard. Should this come late, it must not free a grant
-                # to the next try: a token that was released is never acquired with again.
-                call = replace(call, token=replace(call.token, nonce=mint_nonce()))
-            waited = clock.now() - arrived_at
+    def end(self, state: str | None, retval: Any) -> None:
+        """The last step, in ``task_postrun``: :meth:`settle`, and forget the request.
 
-    def _is_of_another_message(self, refused: Refused) -> bool:
-        """Whether the store has the task id from another message than this one.
-
-        Two messages sent by name may have the same task id, and so may a message whose header was
-        removed: none of them is a copy of another.
+        The request refers to this run. With a reference cycle, all that was made for this task
+        would stay until the garbage collector runs.
         """
-        knows_id = (
-            refused.relation not in (Relation.OTHER, Relation.EARLIER)
-            or refused.holder.task_id == self._case.delivery.token.task_id
-        )
-        case = self._case
-        return knows_id and is_unnamed(case.request, driver_of(case.task.app))
+        if self._state is not _State.SETTLED:
+            self.settle(state, retval)
+        del self.request
 
-    def _decide(self, refused: Refused, wall: float, waited: float) -> Decision:
-        case = self._case
-        return decide(
-            refused,
-            case.delivery,
-            case.policy.on_conflict,
-            no_put_back=case.no_put_back,
-            wall=wall,
-            waited=waited,
-        )
+    # --- before the body -------------------------------------------------------------------------
 
-    def _call(self) -> Acquire:
-        case = self._case
-        runtime, request, delivery = case.runtime, case.request, case.delivery
-        claim, ttl = case.claim, case.policy.ttl
+    def _make_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        task, policy, keyspace = self.task, self.policy, self.runtime.keyspace
+        self._rest = rest = task.singleton_rest(args, kwargs, as_sent=self.eager)
+        self.key = key = keyspace.lock(policy.scope or task.name, rest or "")
+        if (
+            policy.unique is Unique.UNTIL_DONE
+            and self.claim is None
+            and rest is not None
+            and not self.eager
+        ):
+            # The message came without one; its task claims while it runs.
+            self.claim = Claim(
+                key=keyspace.claim(task.name, key),
+                unique=policy.unique,
+                unique_for=policy.unique_for,
+            )
+        if self.claim is not None:
+            self.request.__dict__[CARRIED] = Carried(task.name, key, self.claim)
+
+    def _is_reentered(self) -> bool:
+        """Whether a calling task on this thread holds the key: an eager call, or a subtask's."""
+        is_slot_of = self.runtime.keyspace.is_slot_of
+        return any(is_slot_of(self.key, held.key) and held.held_here for held in held_leases.get())
+
+    def _request(self) -> Acquire:
+        runtime, request, delivery = self.runtime, self.request, self.delivery
+        claim, ttl = self.claim, self.policy.ttl
         return Acquire(
-            slots=runtime.keyspace.slots(case.key, case.policy.limit),
+            slots=runtime.keyspace.slots(self.key, self.policy.limit),
             token=delivery.token,
             holder=Holder(
-                task=case.task.name,
+                task=self.task.name,
                 task_id=delivery.token.task_id,
                 worker=request.hostname or runtime.worker,
                 pid=os.getpid(),
@@ -223,38 +311,137 @@ class Execution:
             yields=claim is not None and claim.yields and not delivery.started,
         )
 
-    def _carry_out(self, decision: Decision, refused: Refused) -> Any:
-        case, holder, outcome = self._case, refused.holder, decision.outcome
+    def _wait_for_lease(self) -> Any:
+        request = self._request()
+        waiter = Waiter(self.runtime.locker, request)
+        try:
+            return self._acquire(request, waiter)
+        finally:
+            waiter.leave()
+
+    def _acquire(self, request: Acquire, waiter: Waiter | None) -> Any:
+        """Ask until the lease is granted, or a refusal ends this delivery.
+
+        Returns:
+            The lease, or what Celery stores for the refused call.
+        """
+        clock = self.runtime.clock
+        locker = self._locker = self.runtime.locker
+        arrived_at, waited = clock.now(), 0.0
+        failures, reported = 0, False
+        hard_limit = (self.request.timelimit or (None,))[0] or self.task.time_limit
+        max_hold = self.policy.max_hold
+        if max_hold is None and hard_limit:
+            max_hold = float(hard_limit) + self.policy.ttl
+        while True:
+            wall, asked, conflict = clock.wall(), request, None
+            if waiter is not None or request.claim is not None:
+                # Decided before the store is asked, and not again after its reply: the script that
+                # refuses also frees the claim of a message that ends, and queues a waiting client.
+                conflict = self._decide(Relation.OTHER, wall, waited)
+                asked = self._prepare(request, conflict, waiter)
+            try:
+                self._asked, self._state = asked, _State.ASKED
+                reply = locker.acquire(asked, max_hold=max_hold, on_lost=self._on_lost)
+                if waiter is not None:
+                    waiter.observe(reply)
+                if isinstance(reply, Lease):
+                    self._lease, self._state = reply, _State.HELD
+                    return reply
+                self._state = _State.ARRIVED
+                if self._is_of_another_message(reply):
+                    self._rename()
+                    request = replace(request, token=self.delivery.token)
+                    continue
+                if conflict is None or reply.relation is not Relation.OTHER:
+                    conflict = self._decide(reply.relation, wall, waited)
+                if waiter is None or conflict.outcome is not Outcome.WAIT:
+                    return self._refuse(conflict, reply)
+                if not reported:  # once, because it may wait for long
+                    self._report_conflict(conflict, reply)
+                    reported = True
+                waiter.wait(reply, self.policy.on_conflict.timeout - waited)
+            except StoreError as exc:
+                self._emit(EventName.STORE_FAILED, error=str(exc))
+                if self.policy.on_store_error is not OnStoreError.RETRY or self.eager:
+                    raise
+                if self._no_put_back is None:
+                    self._put_back(self.delivery, AGAIN, "store", retain=False)
+                # Neither the store nor the broker answers. An early-acknowledged message exists
+                # only in this process: it is retained until one of them does.
+                clock.sleep(backoff(AGAIN.first, AGAIN.longest, failures))
+                failures += 1
+                # The locker has released that token without a reply. A release that arrives late
+                # must not free a grant to the next try, so a released token never acquires again.
+                request = replace(request, token=replace(request.token, nonce=mint_nonce()))
+            waited = clock.now() - arrived_at
+
+    def _prepare(self, request: Acquire, conflict: Decision, waiter: Waiter | None) -> Acquire:
+        if request.claim is not None:
+            request = replace(request, frees_claim=conflict.outcome in _ENDS)
+        if waiter is None:
+            return request
+        return waiter.prepare(request, waits=conflict.outcome is Outcome.WAIT)
+
+    def _decide(self, relation: Relation, wall: float, waited: float) -> Decision:
+        return decide(
+            relation,
+            self.delivery,
+            self.policy.on_conflict,
+            no_put_back=self._no_put_back,
+            wall=wall,
+            waited=waited,
+        )
+
+    def _is_of_another_message(self, refused: Refused) -> bool:
+        """Whether the store has the task id from another message than this one.
+
+        Two messages sent by name may have the same task id, and so may a message whose header was
+        removed: none of them is a copy of another.
+        """
+        knows_id = (
+            refused.relation not in (Relation.OTHER, Relation.EARLIER)
+            or refused.holder.task_id == self.delivery.token.task_id
+        )
+        return knows_id and is_unnamed(self.request, driver_of(self.task.app))
+
+    def _rename(self) -> None:
+        """Give the message a call name of its own, which its retries and copies keep."""
+        self.delivery = self.delivery.named()
+        self.request.__dict__[HEADER] = self.delivery.header()
+        self.request.__dict__.pop(UNNAMED_KEY, None)
+
+    # --- a refusal -------------------------------------------------------------------------------
+
+    def _refuse(self, decision: Decision, refused: Refused) -> Any:
+        """Carry out what the table says; returns the value of a skipped call."""
+        holder, outcome = refused.holder, decision.outcome
         if outcome is Outcome.DROP:
-            case.tell(EventName.DROPPED, reason=decision.reason)
+            self._emit(EventName.DROPPED, reason=decision.reason)
             if refused.relation is Relation.DONE:
-                case.drop_claim()
+                self._free_queued_claim()
             raise Ignore
-        self._tell_conflict(decision, refused)
-        if outcome is Outcome.PUT_BACK:
-            case.put_back(
-                decision.delivery,
-                decision.pace,
-                decision.reason,
-                queues_claim=decision.queues_claim,
-            )
+        self._report_conflict(decision, refused)
         if outcome is Outcome.SKIP:
-            return skipped_value(case.task.name, case.key, holder)
+            return skipped_value(self.task.name, self.key, holder)
         if outcome is Outcome.REVOKE:
-            self._revoke(f"{case.key} is held by {holder}")
+            self._revoke(f"{self.key} is held by {holder}")
             raise Ignore
+        if outcome is Outcome.PUT_BACK:  # does not return
+            reason, queues_claim = decision.reason, decision.queues_claim
+            self._put_back(decision.delivery, decision.pace, reason, queues_claim=queues_claim)
         raise LockConflict(
-            f"{case.key!r} is held by {holder}, and {decision.reason}. {_NOT_RUN}",
-            case.key,
+            f"{self.key!r} is held by {holder}, and {decision.reason}. {_NOT_RUN}",
+            self.key,
             holder.for_error(),
         )
 
-    def _tell_conflict(self, decision: Decision, refused: Refused) -> None:
+    def _report_conflict(self, decision: Decision, refused: Refused) -> None:
         outcome, reason = str(decision.outcome), decision.reason
-        self._case.tell(EventName.CONFLICT, holder=refused.holder, outcome=outcome, reason=reason)
+        self._emit(EventName.CONFLICT, holder=refused.holder, outcome=outcome, reason=reason)
 
     def _revoke(self, reason: str) -> None:
-        task, request = self._case.task, self._case.request
+        task, request = self.task, self.request
         # Not mark_as_revoked(): it leaves the later links of a chain PENDING for ever, so a group
         # of chains, which waits for the last links, would never end.
         task.backend.mark_as_failure(
@@ -267,4 +454,301 @@ class Execution:
         )
         signals.task_revoked.send(
             sender=task, request=request, terminated=False, signum=None, expired=False
+        )
+
+    def _free_queued_claim(self) -> None:
+        """Free the claim that was made for a copy of a message that had ended before.
+
+        The task that published it ran twice. The claim of a later attempt is left alone.
+        """
+        if self.claim is None:
+            return
+        try:
+            record = self.runtime.store.inspect(self.claim.key)
+        except StoreError:
+            return
+        if record is not None and record.phase is Phase.QUEUED:
+            self._change_claim(self.claim.freed())
+
+    # --- putting the message back ----------------------------------------------------------------
+
+    @property
+    def _no_put_back(self) -> str | None:
+        """Why this message can't be put back; None: it can."""
+        if self.eager:
+            return "this call is eager, so it can't be put back"
+        return why_not(self.task.app, self.request)
+
+    def _put_back(
+        self,
+        delivery: Delivery,
+        pace: Pace,
+        reason: str,
+        *,
+        queues_claim: bool = True,
+        retain: bool = True,
+    ) -> None:
+        """Publish the message again, then give this delivery up: raise Ignore.
+
+        Args:
+            delivery: What the header of the copy says.
+            pace: Of the backoff.
+            reason: For the log.
+            queues_claim: Whether the message's claim is queued with the copy.
+            retain: If the broker does not answer, retain the message and try again; else return.
+
+        Raises:
+            Exception: No broker would take the message. It raises so that the task fails visibly:
+                retained, the message would block this process without end.
+        """
+        tries = refusals = 0
+        while True:
+            try:
+                data = put_back(
+                    self.task,
+                    self.request,
+                    replace(delivery, tries=delivery.tries + 1),
+                    self.key,
+                    runtime=self.runtime,
+                    delay=backoff(pace.first, pace.longest, delivery.tries),
+                    claim=self.claim if queues_claim else None,
+                )
+            except (SoftTimeLimitExceeded, EncodeError):
+                raise  # the user's bound on all this; or no use in trying again
+            except Exception as exc:
+                if isinstance(exc, _UNSENDABLE) and not isinstance(exc, OSError):
+                    refusals += 1
+                    if refusals == _TRIES_OF_THE_UNSENDABLE:
+                        raise
+                    continue
+                logger.warning(
+                    "singleton: could not requeue %s[%s]: the broker or the store is unreachable; "
+                    "retrying until one of them answers",
+                    self.task.name,
+                    self.request.id,
+                    exc_info=True,
+                )
+            else:
+                self._emit(EventName.PUT_BACK, reason=reason, **data)
+                raise Ignore
+            if not retain:
+                return
+            self.runtime.clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
+            tries, refusals = tries + 1, 0
+
+    # --- the body --------------------------------------------------------------------------------
+
+    def _run_under(self, lease: Lease, body: Callable[[], Any]) -> Any:
+        """Run ``body`` under ``lease``; what :meth:`run` raises."""
+        reset = held_leases.set(HeldLeases(lease, held_leases.get()))
+        try:
+            result = self._body.run(body)
+        except LeaseInterrupt:
+            if not self._body.fired:
+                raise  # meant for a task that called this one
+            return self._interrupted(lease)
+        except BaseExceptionGroup as group:
+            if lease.lost and is_loss(group, interrupted=self._body.fired):
+                return self._interrupted(lease)
+            if isinstance(group, Exception):
+                self._ended(lease, failed=True)
+            raise
+        except (Ignore, Reject):
+            raise  # settled in task_postrun, which knows more
+        except Retry:
+            if lease.lost:
+                self._release_early(lease, release_of(lease))
+            raise
+        except LeaseLost:
+            if lease.lost:
+                return self._interrupted(lease)  # its own check() was faster than the heartbeat
+            self._ended(lease, failed=True)  # of another lease, a hold() in the body
+            raise
+        except Exception as error:
+            if lease.lost and self._body.fired and follows_interruption(error):
+                return self._interrupted(lease)
+            self._ended(lease, failed=True)
+            raise
+        finally:
+            held_leases.reset(reset)
+        self._ended(lease, failed=False)
+        return result
+
+    def _store_started(self) -> None:
+        """Write the state STARTED, as ``track_started`` asks for, now that the body will run."""
+        task, request = self.task, self.request
+        if not self.eager and stores_result(task, request):
+            meta = {"pid": os.getpid(), "hostname": request.hostname}
+            task.backend.store_result(request.id, meta, states.STARTED, request=request)
+
+    def _on_lost(self, lease: Lease) -> None:
+        """Heartbeat thread."""
+        if self._outcome_of_loss() is not OnLost.CONTINUE:
+            self._body.interrupt()
+
+    def _outcome_of_loss(self) -> OnLost:
+        if self.policy.on_lost is not None:
+            return self.policy.on_lost
+        return OnLost.RETRY if self.acks_late else OnLost.FAIL
+
+    def _ended(self, lease: Lease, *, failed: bool) -> None:
+        """The body returned, or raised what will be its FAILURE."""
+        request = self.request
+        links = request.errbacks if failed else request.callbacks or request.chain
+        if not (links or request.chord) and not lease.lost:
+            return  # released once the result is stored
+        # What the message triggers next must not meet this lease. Until that is sent, the work is
+        # not done: a marker that expires keeps twins away meanwhile.
+        marker = MarkerState.FINISHING if self.acks_late else None
+        min_hold, ttl = self.policy.min_hold, self.policy.ttl
+        claim = self._freed_claim()
+        self._release_early(
+            lease, release_of(lease, claim, min_hold=min_hold, marker=marker, marker_ttl=ttl)
+        )
+
+    def _interrupted(self, lease: Lease) -> Any:
+        """The lease was lost and the body ended because of it."""
+        self.runtime.heartbeat.declare(lease)  # the body's own check() may have been faster
+        error = lease.lost_error()  # before the release, which is another end
+        losses = self.delivery.losses + 1
+        goes_back = (
+            self._outcome_of_loss() is OnLost.RETRY
+            and losses <= _MAX_LOSSES
+            and self._no_put_back is None
+        )
+        self._release_early(lease, release_of(lease, None if goes_back else self._freed_claim()))
+        if goes_back:
+            self._state = _State.SETTLED  # the copy is the same attempt, and that is not done
+            copy = replace(self.delivery, started=True, losses=losses, tries=0)
+            self._put_back(copy, AGAIN, "lease lost")
+        return fail_as_body(self.task, error)
+
+    def _release_early(self, lease: Lease, release: Release) -> None:
+        """Release before the result is stored; if its twin took over, the result is the twin's.
+
+        Raises:
+            Ignore: Another delivery of this attempt has the lease, or has finished.
+        """
+        self._state = _State.RELEASED
+        reply = self._locker.release(lease, release)
+        if reply not in (Released.TWIN, Released.DONE):
+            return
+        self._state = _State.SETTLED  # the attempt is not done, or not by this run
+        if reply is Released.TWIN and self.acks_late and self._no_put_back is None:
+            # Redis names a message by one tag in all of its deliveries: giving up this delivery
+            # acknowledges the twin's too, and if its worker died now, the job would be lost. The
+            # copy waits for the twin to end, and is dropped if it ends well.
+            copy = replace(self.delivery, started=True, tries=0)
+            self._put_back(copy, AGAIN, _LEFT, queues_claim=False)
+        self._emit(EventName.DROPPED, reason=_LEFT)
+        raise Ignore
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _give_back(self, lease: Lease, state: str | None, retval: Any) -> None:
+        try:
+            release = self._final_release(lease, state, retval)
+        except Exception:
+            # Whatever it is: a lease that is not released would be renewed without end.
+            logger.exception("singleton: %s is released without a marker", lease.key)
+            release = release_of(lease, self._freed_claim())
+        if state is None or release.marker is not None:
+            # This process may be about to end; or the message is acknowledged next, and only the
+            # marker keeps its twins from running once more.
+            self._locker.release(lease, release)
+        else:
+            # Nothing that follows depends on the reply: the result is stored, and Celery sends the
+            # same messages after any reply.
+            self._locker.give_back(lease, release)
+
+    def _final_release(self, lease: Lease, state: str | None, retval: Any) -> Release:
+        policy = self.policy
+        retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
+        claim = self._claim_after(state, retval, retry_in) if self.claim else None
+        if not is_done(self.task, state, retval):
+            return release_of(lease, claim)
+        marker, marker_ttl = None, 0.0
+        if self.acks_late:
+            marker, marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
+        min_hold = policy.min_hold
+        release = release_of(lease, claim, min_hold=min_hold, marker=marker, marker_ttl=marker_ttl)
+        if retry_in is not None and policy.hold_on_retry:
+            return reserve(release, retry_in, policy.ttl)
+        return release
+
+    def _mark_done(self, lease: Lease) -> None:
+        try:
+            self.runtime.store.mark(
+                lease.key,
+                lease.token,
+                MarkerState.DONE,
+                self.delivery.sequence,
+                self.runtime.settings.marker_ttl,
+                timeout=MAX_TIMEOUT,
+            )
+        except StoreError as exc:
+            self._emit(EventName.RELEASE_FAILED, error=str(exc))
+
+    def _settle_without_lease(self, state: str | None, retval: Any) -> None:
+        """Release what an interrupted acquire may have been granted, and settle the claim."""
+        if self._state is _State.ASKED and self._asked is not None:
+            self._locker.forget(self._asked)
+        if self.claim is None:
+            return
+        try:
+            retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
+            change = self._claim_after(state, retval, retry_in)
+        except Exception:
+            logger.exception("singleton: the claim of %s is freed", self.request.id)
+            change = self.claim.freed()
+        if change is not None:
+            self._change_claim(change)
+
+    def _retry_in(self, retry: Retry) -> float | None:
+        """Seconds until the next attempt, if that has this key: the retry may change arguments."""
+        signature = getattr(retry, "sig", None)
+        if signature is not None and self.key:
+            try:
+                rest = self.task.singleton_rest(signature.args, signature.kwargs, as_sent=True)
+            except (TypeError, ValueError):
+                return None
+            if rest != self._rest:
+                return None
+        return countdown_of(retry, self.task.app.now())
+
+    def _claim_after(
+        self, state: str | None, retval: Any, retry_in: float | None
+    ) -> ClaimChange | None:
+        """What becomes of the message's claim now that its task has ended; see `Claim.after`."""
+        if self.claim is None:
+            return None
+        return self.claim.after(
+            state,
+            retval,
+            comes_back=self.acks_late,
+            retry_in=retry_in,
+            replaced=self.request.__dict__.get(CONTINUED) == self.claim.key,
+        )
+
+    def _freed_claim(self) -> ClaimChange | None:
+        return self.claim.freed() if self.claim else None
+
+    def _change_claim(self, change: ClaimChange) -> None:
+        try:
+            self.runtime.store.settle_claim(self.delivery.token, change, timeout=MAX_TIMEOUT)
+        except StoreError as exc:
+            logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
+
+    def _emit(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
+        if not self.runtime.events.hears(name):
+            return
+        self.runtime.events.emit(
+            Event(
+                name=name,
+                key=self.key,
+                task=self.task.name,
+                task_id=str(self.request.id),
+                holder=holder or Holder(),
+                data=data,
+            )
         )

@@ -12,9 +12,8 @@ from celery_singleton_lock.celery_compat import real_app
 from celery_singleton_lock.core.lease import Kind, Lease, Record
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.base import current_lease
-from celery_singleton_lock.task.context import hold
-from celery_singleton_lock.task.tenure import held_leases
+from celery_singleton_lock.task.context import current_lease, held_leases
+from celery_singleton_lock.task.hold import hold
 from celery_singleton_lock.testing.clock import ManualClock
 
 __all__ = ["SingletonStore", "hold_lock", "lose_lease"]

@@ -9,17 +9,13 @@ from passing for what this library says of a running task.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock import (
-    NoLease,
-    OnConflict,
-    SingletonTask,
-    current_lease,
-    singleton_task,
-)
+from celery_singleton_lock import NoLease, OnConflict, current_lease, singleton_task
+from celery_singleton_lock.task.run import TaskRun
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from tests.harness.journal import Journal
 
@@ -36,8 +32,11 @@ SOON = OnConflict.retry(0.05, 0.1, 1)
 
 if os.environ.get("WITHOUT") == "sieve":
     SingletonRequestMixin._sift = lambda self: None  # type: ignore[method-assign]
-    SingletonTask._wants_lease = lambda self, request: (  # type: ignore[method-assign]
-        not request.called_directly and "singleton_execution" not in vars(request)
+    BEGUN = SimpleNamespace(entered=True, settle=lambda *_: None, end=lambda *_: None)
+    of: Any = TaskRun.of
+    # A header of this name passes for a run whose body has begun.
+    TaskRun.of = lambda request: (  # type: ignore[method-assign,assignment,return-value]
+        of(request) or ("singleton_task_run" in vars(request) and BEGUN) or None
     )
 
 

@@ -35,7 +35,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
 from celery_singleton_lock.publish.header import HEADER, Delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task.tenure import Tenure
+from celery_singleton_lock.task.run import TaskRun
 from tests.apps.gate import Gate
 from tests.apps.serializer import LITERALS, SETS
 from tests.harness.journal import Journal
@@ -52,7 +52,7 @@ app.conf.update(
 
 def without_early_release() -> None:
     """Release every lease in after_return: after Celery has sent the next link."""
-    Tenure._ended = lambda self, lease, *, failed: None  # type: ignore[method-assign]
+    TaskRun._ended = lambda self, lease, *, failed: None  # type: ignore[method-assign]
 
 
 def without_attempts() -> None:

@@ -23,7 +23,7 @@ from celery_singleton_lock.core.store import Granted, Refused, Relation, Release
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.resp import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task import waiter as module
+from celery_singleton_lock.task import wait as module
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import give, take
 from example_project.private_server import PrivateServer

@@ -29,7 +29,7 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.stores.redis import store as module
 from celery_singleton_lock.stores.redis.scripts import Call, Script, milliseconds
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task.waiter import Waiter
+from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import (
     HOLDER,
@@ -189,9 +189,13 @@ def queue(store: RedisStore, key: str, turns: int, inside: list[str]) -> int:
     locker = locker_on(store)
     for _ in range(turns):
         call = Acquire(slots=(key,), token=new_token(), holder=HOLDER, ttl=TTL)
-        waiter = Waiter(locker, call, locker.acquire)
+        waiter = Waiter(locker, call)
         try:
-            while not isinstance(reply := waiter.ask(call, waits=True), Lease):
+            while True:
+                reply = locker.acquire(waiter.prepare(call, waits=True))
+                waiter.observe(reply)
+                if isinstance(reply, Lease):
+                    break
                 waiter.wait(reply, TIMEOUT)
         finally:
             waiter.leave()

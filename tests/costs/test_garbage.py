@@ -14,7 +14,7 @@ import pytest
 
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.task.run import Execution
+from celery_singleton_lock.task.run import TaskRun
 from tests.costs.site import Site, open_site
 
 _TASKS: Final = 20
@@ -59,10 +59,10 @@ def test_a_task_leaves_no_garbage(work: str, site: Site) -> None:
     assert garbage(lambda: WORKS[work](site)) == 0
 
 
-def test_a_task_that_kept_its_execution_would_be_garbage(
+def test_a_task_that_kept_its_run_would_be_garbage(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Execution, "let_go", lambda self: None)
+    monkeypatch.setattr(TaskRun, "end", TaskRun.settle)
     assert garbage(lambda: site.run(site.ours)) >= 10 * _TASKS
 
 

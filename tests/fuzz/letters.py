@@ -175,7 +175,7 @@ class Writer:
         """Of other names: what Celery, or this library, makes attributes of the request of."""
         name = self._random.choice(
             [
-                *("singleton_execution", "singleton_execution", "singleton_claim", "is_eager"),
+                *("singleton_task_run", "singleton_task_run", "singleton_claim", "is_eager"),
                 *("singleton_continued", "singleton_nonce", "singleton_serializer", "headers"),
                 *("called_directly", "properties", "delivery_info", "hostname", "redelivered"),
                 *("retries", "replaced_task_nesting", "expires", *_METHODS),

@@ -17,7 +17,7 @@ from celery_singleton_lock import OnConflict
 from celery_singleton_lock.cli.table import describe, table
 from celery_singleton_lock.core.key import PER_TASK, KeyMaker, Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
-from celery_singleton_lock.core.store import Refused, Relation
+from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.publish.header import HEADER, TICK_HEADER, Delivery
 from celery_singleton_lock.task.conflict import Outcome, decide
@@ -96,16 +96,17 @@ def test_a_copy_is_never_read_as_older_than_what_it_is_a_copy_of(sequence: int) 
 def test_a_first_conflict_that_is_yet_to_come_counts_from_now() -> None:
     delivery = Delivery(token=Token("t", 0, 0, "n"), since=9e10)
     rule = OnConflict.retry(max_wait=10)
-    refused = Refused(relation=Relation.OTHER)
-    decision = decide(refused, delivery, rule, no_put_back=None, wall=1e9, waited=0.0)
+    decision = decide(Relation.OTHER, delivery, rule, no_put_back=None, wall=1e9, waited=0.0)
     assert (decision.outcome, decision.delivery.since) == (Outcome.PUT_BACK, 1e9)
-    later = decide(refused, decision.delivery, rule, no_put_back=None, wall=1e9 + 11, waited=0.0)
+    later = decide(
+        Relation.OTHER, decision.delivery, rule, no_put_back=None, wall=1e9 + 11, waited=0.0
+    )
     assert later.outcome is Outcome.RAISE
 
 
 @pytest.mark.parametrize(
     "name",
-    ["singleton_execution", "singleton_claim", "singleton_nonce", "is_eager", "get", "update"],
+    ["singleton_task_run", "singleton_claim", "singleton_nonce", "is_eager", "get", "update"],
 )
 def test_the_worker_takes_such_a_header_from_the_message(name: str) -> None:
     class Base:

@@ -98,7 +98,7 @@ def test_a_message_that_only_the_child_has_outlives_store_and_broker(
     result = load_app(LOSS).cut.delay("k", cut_before=private_redis.pid)
     # The child killed the server after the broker had let go of the message, and has to keep it.
     process.wait_for_log("singleton store-failed")
-    process.wait_for_log("can't be put back now")
+    process.wait_for_log("could not requeue")
     assert said(journal, "cut")
     assert journal.runs() == []
     bring_back(private_redis, with_data=with_data)
@@ -206,7 +206,7 @@ def test_bodies_whose_store_and_broker_stay_away_are_ended_and_kept_until_both_a
     at = time.monotonic()
     ends = journal.wait_for_ends(5)
     assert max(end.at for end in ends) - at < TTL + SLACK
-    wait_until(lambda: process.log.count("can't be put back now") >= 5, "all are held")
+    wait_until(lambda: process.log.count("could not requeue") >= 5, "all are held")
     bring_back(private_redis, with_data=False)
     journal.wait_for_ends(10)
     fresh = load_app(LOSS).app

@@ -385,7 +385,7 @@ end:
   TAKE_FROM(4)
   TAKE_FROM(5)
 
-  /* The store answers the acquire, and the table decides. [task/run.py Execution._acquire] [task/conflict.py decide] */
+  /* The store answers the acquire, and the table decides. [task/run.py TaskRun._acquire] [task/conflict.py decide] */
   :: d_step { child[me].at == ARRIVED ->
       relate();
       if
@@ -406,7 +406,7 @@ end:
       fi;
       met = 0 }
 
-  /* No answer, also not to the release by token: the message goes back. [task/run.py Execution._acquire] [task/case.py Case.try_to_put_back] */
+  /* No answer, also not to the release by token: the message goes back. [task/run.py TaskRun._acquire] [task/run.py TaskRun._put_back] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
       faults--;
       put_back(child[me].started) }
@@ -422,17 +422,17 @@ end:
       met = 0;
       put_back(child[me].started) }
 
-  /* The body ends, and nothing hangs on it: its result is stored under the lease. [task/tenure.py Tenure._ended] */
+  /* The body ends, and nothing hangs on it: its result is stored under the lease. [task/run.py TaskRun._ended] */
   :: d_step { child[me].at == BODY && child[me].trusts ->
       done[MY(job)] = 1;
       child[me].at = STORED }
 
-  /* It is given back, and marked as done in the same step. [task/base.py SingletonTask.after_return] [task/tenure.py Tenure._final_release] [task/outcome.py give_back] */
+  /* It is given back, and marked as done in the same step. [task/base.py SingletonTask.after_return] [task/run.py TaskRun._final_release] [task/outcome.py release_of] */
   :: d_step { child[me].at == STORED ->
       release(FREE, DONE);
       leave_soon() }
 
-  /* The body ends, and triggers more, or has lost its lease unheard: released before that. [task/tenure.py Tenure._ended] [task/tenure.py Tenure._yield_to_twin] */
+  /* The body ends, and triggers more, or has lost its lease unheard: released before that. [task/run.py TaskRun._ended] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == BODY ->
       release(FREE, FINISHING);
       child[me].trusts = 0;
@@ -444,7 +444,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* And the attempt is marked. [task/tenure.py Tenure._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/rules.py mark] */
+  /* And the attempt is marked. [task/run.py TaskRun._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/rules.py mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
       MY_MARKER.sequence = 0; /* it counts no more */
@@ -457,29 +457,29 @@ end:
       child[me].at = RETRYING;
       sort() }
 
-  /* The key is reserved for the next attempt, and this one marked as done. [task/outcome.py reserve] [task/tenure.py Tenure._final_release] */
+  /* The key is reserved for the next attempt, and this one marked as done. [task/outcome.py reserve] [task/run.py TaskRun._final_release] */
   :: d_step { child[me].at == RETRYING && child[me].trusts ->
       release(RESERVED, DONE);
       leave_soon() }
 
-  /* A lease that was lost meanwhile is given back plainly, or is its twin's. [task/tenure.py Tenure.run] [task/tenure.py Tenure._yield_to_twin] */
+  /* A lease that was lost meanwhile is given back plainly, or is its twin's. [task/run.py TaskRun._run_under] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == RETRYING && !child[me].trusts ->
       release(FREE, UNKNOWN);
       child[me].at = MARKING;
       yield_to_twin() }
 
-  /* The lease was lost and the body interrupted: its message goes back. [task/tenure.py Tenure._interrupted] [task/tenure.py Tenure._yield_to_twin] */
+  /* The lease was lost and the body interrupted: its message goes back. [task/run.py TaskRun._interrupted] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == BODY && !child[me].trusts ->
       release(FREE, UNKNOWN);
       put_back(1);
       yield_to_twin() }
 
-  /* A release, or a mark, that the store doesn't answer. [core/locker.py Locker.release] [task/tenure.py Tenure._mark_done] */
+  /* A release, or a mark, that the store doesn't answer. [core/locker.py Locker.release] [task/run.py TaskRun._mark_done] */
   :: d_step { (child[me].at == STORED || child[me].at == MARKING || child[me].at == RETRYING) && faults > 0 ->
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is given up. [task/put_back.py put_back] [task/put_back.py _publish] [task/case.py Case.put_back] */
+  /* Publish the copy before the delivery is given up. [task/put_back.py put_back] [task/put_back.py _publish] [task/run.py TaskRun._put_back] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ITS_TURN ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;

@@ -28,7 +28,7 @@
 #define TRUST (TTL - DRIFT)
 /* Ticks that a key is kept for who was called, and the call with it. [stores/redis/lua/wait_queue.lua] */
 #define KEPT 1
-/* Ticks that who waits counts as waiting after a look. [task/waiter.py Waiter.ask] */
+/* Ticks that who waits counts as waiting after a look. [task/wait.py Waiter.prepare] */
 #define COUNTED 2
 
 /* Where a client is. */
@@ -191,7 +191,7 @@ inline release(whose) {
 proctype client(byte me) {
 end:
   do
-  /* A call begins. [publish/header.py mint_nonce] [task/run.py Execution._acquire] [task/context.py hold] */
+  /* A call begins. [publish/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/hold.py hold] */
   :: d_step { c[me].at == IDLE ->
       ask() }
 
@@ -215,7 +215,7 @@ end:
       c[me].again = 1;
       ask() }
 
-  /* No answer, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [task/waiter.py Waiter.leave] */
+  /* No answer, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [task/wait.py Waiter.leave] */
   :: d_step { c[me].at == ASKING ->
       release(me + 1);
       leave();
@@ -224,7 +224,7 @@ end:
       leave();
       verify() }
 
-  /* The grant is read. [core/locker.py Locker.acquire] [task/waiter.py Waiter.leave] */
+  /* The grant is read. [core/locker.py Locker.acquire] [task/wait.py Waiter.leave] */
   :: d_step { c[me].call == YES && c[me].call_trust > 0 ->
       c[me].trust = c[me].call_trust;
       stop_asking();
@@ -232,7 +232,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: who waits goes on waiting, the other is skipped. [task/waiter.py Waiter.ask] [task/run.py Execution._carry_out] */
+  /* The refusal is read: who waits goes on waiting, the other is skipped. [task/wait.py Waiter.prepare] [task/run.py TaskRun._refuse] */
   :: d_step { c[me].call == NO ->
       if
       :: WAITS(me) ->
@@ -241,7 +241,7 @@ end:
       :: else -> leave()
       fi }
 
-  /* Block on the list of calls. [task/waiter.py Waiter.wait] [stores/redis/wait_queue.py _Place.wait] [stores/redis/wait_queue.py _Place._block] */
+  /* Block on the list of calls. [task/wait.py Waiter.wait] [stores/redis/wait_queue.py _Place.wait] [stores/redis/wait_queue.py _Place._block] */
   :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
 
   /* The server gives a call to one who blocks, also while that one looks. [stores/redis/lua/wait_queue.lua] */
@@ -251,17 +251,17 @@ end:
       listed = 0;
       called = me + 1 }
 
-  /* Called: ask, and show the turn. [stores/redis/wait_queue.py _Place._called] [task/waiter.py Waiter.ask] */
+  /* Called: ask, and show the turn. [stores/redis/wait_queue.py _Place._called] [task/wait.py Waiter.prepare] */
   :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
       ask() }
 
 #ifndef NO_LOOKING
-  /* Not called, and half a second is over: look. [task/waiter.py Waiter.wait] [task/waiter.py Waiter.ask] */
+  /* Not called, and half a second is over: look. [task/wait.py Waiter.wait] [task/wait.py Waiter.prepare] */
   :: d_step { c[me].at == WAITING && c[me].turn == NOTHING ->
       ask() }
 #endif
 
-  /* The connection of the place is lost, and a call with it: a look is next. [stores/redis/wait_queue.py _Place._hang_up] [task/waiter.py Waiter.wait] */
+  /* The connection of the place is lost, and a call with it: a look is next. [stores/redis/wait_queue.py _Place._hang_up] [task/wait.py Waiter.wait] */
   :: d_step { c[me].at == WAITING ->
       hang_up();
 #ifndef NO_LOOKING
@@ -269,7 +269,7 @@ end:
 #endif
       verify() }
 
-  /* The time to wait is over: it is counted no more. [task/waiter.py Waiter.leave] [stores/redis/wait_queue.py _Place.leave] */
+  /* The time to wait is over: it is counted no more. [task/wait.py Waiter.leave] [stores/redis/wait_queue.py _Place.leave] */
   :: d_step { c[me].at == WAITING ->
       c[me].counted = 0;
       leave();

@@ -34,8 +34,8 @@ from celery_singleton_lock.core.store import Release, Released, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task import tenure
-from celery_singleton_lock.task.waiter import Waiter
+from celery_singleton_lock.task import run as run_module
+from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock
 from celery_singleton_lock.worker.shared_memory import Held, SharedMemory
 from tests.unit.test_heartbeat import hold as keep
@@ -205,7 +205,7 @@ def test_what_strikes_while_a_task_is_settled_leaves_no_lease_with_the_keeper(
     work: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    strikes_once(monkeypatch, tenure, "is_done")
+    strikes_once(monkeypatch, run_module, "is_done")
     with pytest.raises(Struck):
         work.apply(("k",))
     assert singleton_store.held() == []

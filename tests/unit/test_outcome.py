@@ -16,8 +16,8 @@ from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
 from celery_singleton_lock.core.store import MarkerState
 from celery_singleton_lock.task.outcome import (
     countdown_of,
-    give_back,
     is_done,
+    release_of,
     reserve,
 )
 from celery_singleton_lock.testing.clock import ManualClock
@@ -66,7 +66,7 @@ def test_a_key_is_freed_when_min_hold_is_over() -> None:
     clock = ManualClock()
     held = lease(clock)
     clock.advance(5)
-    call = give_back(held, 5, MarkerState.DONE, 3600)
+    call = release_of(held, min_hold=5, marker=MarkerState.DONE, marker_ttl=3600)
     assert (call.keys, call.token, call.become) == (("k",), held.token, None)
     assert (call.marker, call.marker_ttl) == (MarkerState.DONE, 3600)
 
@@ -75,7 +75,7 @@ def test_a_key_cools_until_min_hold_after_its_acquisition() -> None:
     clock = ManualClock()
     held = lease(clock)
     clock.advance(2)
-    call = give_back(held, 5, None, 0)
+    call = release_of(held, min_hold=5)
     assert call.become is Kind.COOLING
     assert call.become_ttl == pytest.approx(3)
 
@@ -97,7 +97,7 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
     when: Any, countdown: float
 ) -> None:
     held = lease(ManualClock())
-    call = reserve(give_back(held, 0, None, 0), countdown_of(Retry(when=when), NOW), 60)
+    call = reserve(release_of(held), countdown_of(Retry(when=when), NOW), 60)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(countdown + 60)
     assert call.next_token == Token("t", 0, 3, "-")
@@ -106,7 +106,7 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
 
 def test_a_reservation_is_never_shorter_than_min_hold() -> None:
     held = lease(ManualClock())
-    call = reserve(give_back(held, 500, None, 0), 1, 60)
+    call = reserve(release_of(held, min_hold=500), 1, 60)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(500)
 

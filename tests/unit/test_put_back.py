@@ -45,7 +45,7 @@ def test_a_copy_says_what_the_call_said_of_its_result(
     key = work.lock_key("k")
     assert key is not None
     delivery = Delivery.of(request)
-    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1, reason="conflict")
+    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1)
     signals.before_task_publish.disconnect(collect)
     app.close()
     assert [headers["ignore_result"] for headers in published] == [of_call, of_call]
@@ -91,7 +91,7 @@ def test_a_copy_goes_to_its_queue_whatever_the_route_and_the_class_say(
     assert key is not None
     signals.before_task_publish.connect(collect)
     delivery = Delivery.of(request)
-    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1, reason="conflict")
+    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1)
     signals.before_task_publish.disconnect(collect)
     app.close()
     assert published == [("", queue)]

@@ -1,4 +1,4 @@
-"""Executions of a task in Celery's own tracer, as a worker's child has it; the store in memory."""
+"""Task runs in Celery's own tracer, as a worker's child has it; the store in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.publish.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.interrupt import LeaseInterrupt
-from celery_singleton_lock.task.tenure import _tells_of_loss
+from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
 from celery_singleton_lock.testing import ManualClock, SingletonStore, lose_lease
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -209,4 +208,4 @@ def test_a_group_tells_of_a_loss_unless_something_in_it_goes_further(
     errors: list[BaseException], interrupted: bool, expected: bool
 ) -> None:
     group = BaseExceptionGroup("group", errors)
-    assert _tells_of_loss(group, interrupted=interrupted) is expected
+    assert is_loss(group, interrupted=interrupted) is expected

@@ -1,0 +1,161 @@
+"""``hold()``: a lease outside of tasks, with the same keys and the same heartbeat."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import Token as ContextToken
+from datetime import timedelta
+
+from celery import Celery
+
+from celery_singleton_lock.celery_compat import real_app
+from celery_singleton_lock.core.lease import Holder, Lease, Token
+from celery_singleton_lock.core.store import Acquire, Refused
+from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError
+from celery_singleton_lock.policy import Policy, merge, seconds
+from celery_singleton_lock.publish.header import mint_nonce
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task.context import HeldLeases, held_leases
+from celery_singleton_lock.task.outcome import release_of
+from celery_singleton_lock.task.wait import Waiter
+
+__all__ = ["hold"]
+
+
+@contextmanager
+def hold(
+    key: str,
+    *,
+    scope: str,
+    ttl: float | timedelta = 60,
+    wait: float | timedelta = 0,
+    app: Celery | None = None,
+) -> Iterator[Lease]:
+    """Hold ``key`` while the ``with`` block runs; excludes tasks of that scope, and is excluded.
+
+    The block is never interrupted: call ``lease.check()`` before writes that matter. Inside a task
+    that holds the same key, the task's own lease is re-entered, though not by a forked process.
+
+    Args:
+        key: What comes after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
+        scope: The tasks' ``scope``, or a task's name.
+        ttl: Seconds that a dead holder can block others.
+        wait: Seconds to wait for another holder.
+        app: Whose store; the current app's by default.
+
+    Raises:
+        LockConflict: Another client holds it, for the whole of ``wait``.
+        RuntimeError: ``wait`` is given inside a running event loop.
+        StoreUnavailable: The store doesn't answer; the block has not run.
+        TypeError, ValueError: An argument is wrong.
+    """
+    if not isinstance(key, str) or not key:  # type: ignore[redundant-expr]
+        raise LockKeyError(f"hold({key!r}): give a non-empty str")
+    policy = merge(Policy(key=key), {"scope": scope, "ttl": ttl}, where=f"hold({key!r})")
+    longest = seconds("wait", wait)
+    if longest:
+        _refuse_event_loop(key)
+    chosen = real_app(app)
+    runtime = Runtime.of(chosen, eager=bool(chosen.conf.task_always_eager))
+    full_key = runtime.keyspace.lock(scope, key)
+    for held in held_leases.get():
+        if runtime.keyspace.is_slot_of(full_key, held.key) and held.held_here:
+            yield held
+            return
+    nonce = mint_nonce()
+    request = Acquire(
+        slots=runtime.keyspace.slots(full_key, runtime.limit_of(scope)),
+        token=Token(f"hold-{nonce}", 0, 0, nonce),
+        holder=Holder(
+            task_id=f"hold-{nonce}",
+            worker=runtime.worker,
+            pid=os.getpid(),
+            since=runtime.clock.wall(),
+        ),
+        ttl=policy.ttl,
+    )
+    try:
+        lease = _acquire(runtime, request, longest)
+    except (LockConflict, StoreError):
+        raise
+    except BaseException:
+        # An exception of a signal handler, after the grant and before this frame has the lease.
+        runtime.locker.forget(request)
+        raise
+    # This frame lives as long as the block. With thousands of them, these objects would take a
+    # quarter of the memory of all leases.
+    del policy, full_key, nonce, request
+    reset = None
+    try:
+        reset = held_leases.set(HeldLeases(lease, held_leases.get()))
+        yield lease
+    finally:
+        # First of all: no failure below may leave the lease with the heartbeat.
+        try:
+            runtime.locker.release(lease, release_of(lease))
+        except BaseException:
+            # A soft time limit, or SIGTERM, maybe before the heartbeat had discarded the lease.
+            runtime.locker.release(lease, release_of(lease))
+            raise
+        finally:
+            if reset is not None:
+                _leave(reset)
+
+
+def _refuse_event_loop(key: str) -> None:
+    """Raise inside a running event loop: waiting would block it, and the holder may need it."""
+    # A process that has not imported asyncio runs no loop, and does not pay for the import.
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return
+    raise RuntimeError(
+        f"hold({key!r}, wait=...) would block the running event loop, and the holder may need that "
+        "loop to finish. Run the whole block in a thread, await asyncio.to_thread(work) with the "
+        "hold() inside work(); or leave out wait=, catch LockConflict and await asyncio.sleep() "
+        "before the next try."
+    )
+
+
+def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:
+    try:
+        held_leases.reset(reset)
+    except ValueError:
+        pass  # left in another context than entered (an async fixture); that one has ended
+
+
+def _acquire(runtime: Runtime, request: Acquire, longest: float) -> Lease:
+    """Ask for the lease for at most ``longest`` seconds."""
+    locker, clock = runtime.locker, runtime.clock
+    give_up_at = clock.now() + longest
+    waiter = Waiter(locker, request) if longest else None
+    reply: Lease | Refused | None = None
+    try:
+        while True:
+            # Read before the request: the last one is sent when the whole time is over.
+            left = give_up_at - clock.now()
+            if waiter is None:
+                reply = locker.acquire(request)
+            else:
+                reply = locker.acquire(waiter.prepare(request, waits=left > 0))
+                waiter.observe(reply)
+            if isinstance(reply, Lease):
+                return reply
+            if waiter is None or left <= 0:
+                raise LockConflict(
+                    f"{request.slots[0]!r} is held by {reply.holder}; waited {longest:g} s. Give a "
+                    "longer wait=, or do the work later.",
+                    request.slots[0],
+                    reply.holder.for_error(),
+                )
+            waiter.wait(reply, left)
+    finally:
+        if waiter is not None:
+            try:
+                waiter.leave()
+            except BaseException:
+                if isinstance(reply, Lease):
+                    locker.release(reply, release_of(reply))  # the caller never sees the grant
+                raise
