@@ -10,8 +10,8 @@ from typing import Any, Final
 from celery_singleton_lock.doctor.finding import Finding, Severity, by_name
 from celery_singleton_lock.doctor.patient import Patient
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.endpoints import ClusterUrl
 from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway
+from celery_singleton_lock.stores.urls import ClusterUrl
 
 __all__ = ["examine_etcd"]
 

@@ -18,7 +18,7 @@ from typing import Final
 from celery_singleton_lock.doctor.finding import Finding, Severity, by_name
 from celery_singleton_lock.doctor.patient import Patient
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.endpoints import ClusterUrl
+from celery_singleton_lock.stores.urls import ClusterUrl
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Session
 from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 

@@ -1,22 +1,19 @@
-"""Leases in this process's memory: for eager tasks, for users' own tests, and as the reference that
-the contract holds the other stores to.
-"""
+"""A store in the memory of this process: for eager tasks and users' own tests."""
 
 from __future__ import annotations
 
 import fnmatch
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lease import Lease, Record
-from celery_singleton_lock.core.store import Capabilities, Renewal
-from celery_singleton_lock.stores.transitions import rules
+from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.core.store import Capabilities
 from celery_singleton_lock.stores.transitions.entries import Entry
-from celery_singleton_lock.stores.transitions.store import RuledStore
-from celery_singleton_lock.stores.transitions.transition import Rule, numbered
+from celery_singleton_lock.stores.transitions.store import TransitionStore
+from celery_singleton_lock.stores.transitions.transition import Draft, Transition
 
 __all__ = ["MemoryStore"]
 
@@ -27,14 +24,18 @@ Reply = TypeVar("Reply")
 _SWEEP_AT: Final = 256
 
 
-class MemoryStore(RuledStore):
-    """The rules, under one lock. ``timeout`` is ignored."""
+class MemoryStore(TransitionStore):
+    """The transitions, under one lock. Ignores ``timeout``.
+
+    Args:
+        clock: For expiry and fences.
+        fence_base: Fences are above this number.
+    """
 
     def __init__(self, clock: Clock, *, fence_base: int = 0) -> None:
-        super().__init__()
         self._clock = clock
         self._fence = fence_base
-        # A value, and when it expires on the clock.
+        # An entry, and when it expires on the clock.
         self._entries: dict[str, tuple[Entry, float]] = {}
         self._sweep_at = _SWEEP_AT
         self._guard = threading.RLock()
@@ -43,49 +44,33 @@ class MemoryStore(RuledStore):
     def capabilities(self) -> Capabilities:
         return Capabilities(fence=True, name="memory")
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+    def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
         with self._guard:
-            return self._apply(rules.renew_all(leases), timeout)[0]
+            now = self._clock.now()
+            found = [(key, *self._entries[key]) for key in transition.keys if key in self._entries]
+            draft = Draft({key: replace(e, ttl=end - now) for key, e, end in found if now < end})
+            reply = transition.decide(draft)
+            return reply, self._write(draft.changes, now) if draft.changes else 0
 
     def scan(self, pattern: str) -> Iterator[Record]:
         with self._guard:
-            keys = [key for key in sorted(self._entries) if fnmatch.fnmatchcase(key, pattern)]
-            records = [record for key in keys if (record := self.inspect(key)) is not None]
-        return iter(records)
+            keys = sorted(self._entries)
+        records = (self.inspect(key) for key in keys if fnmatch.fnmatchcase(key, pattern))
+        return (record for record in records if record is not None)
 
     def close(self) -> None:
-        """Nothing to close."""
-
-    def _apply(self, rule: Rule[Reply], timeout: float) -> tuple[Reply, int]:
-        with self._guard:
-            now = self._clock.now()
-            found = {key: entry for key in rule.keys if (entry := self._entry(key, now))}
-            outcome = rule.decide(found)
-            return outcome.reply, self._write(outcome.changes, now)
-
-    def _entry(self, key: str, now: float) -> Entry | None:
-        entry, until = self._entries.get(key, (None, 0.0))
-        if entry is None:
-            return None
-        if now >= until:
-            del self._entries[key]
-            return None
-        return replace(entry, ttl=until - now)
+        """Do nothing: there are no connections."""
 
     def _write(self, changes: Mapping[str, Entry | None], now: float) -> int:
-        number = self._next_fence() if changes else 0
+        # Microseconds, as the fences of Redis.
+        self._fence = max(int(self._clock.wall() * 1e6), self._fence + 1)
         for key, entry in changes.items():
             if entry is None:
                 self._entries.pop(key, None)
-                continue
-            self._entries[key] = (numbered(entry, number), now + entry.ttl)
+            else:
+                self._entries[key] = (entry.numbered(self._fence), now + entry.ttl)
         if len(self._entries) > self._sweep_at:
-            expired = [key for key, (_, until) in self._entries.items() if now >= until]
-            for key in expired:
-                del self._entries[key]
-            self._sweep_at = max(_SWEEP_AT, 2 * len(self._entries))
-        return number
-
-    def _next_fence(self) -> int:
-        self._fence = max(int(self._clock.wall() * 1e6), self._fence + 1)
+            alive = {key: found for key, found in self._entries.items() if now < found[1]}
+            self._entries = alive
+            self._sweep_at = max(_SWEEP_AT, 2 * len(alive))
         return self._fence

@@ -1,33 +1,41 @@
-"""URLs that name several servers: of sentinels, and of a cluster's nodes; masked, also Redlock's.
+"""Parsing, checking and masking of URLs that may name several servers.
 
-Two forms are one: kombu's ``sentinel://:pw@h1:26379/0;sentinel://h2:26379/0``, and
-``sentinel://:pw@h1:26379,h2:26379/0``. Login and database are the first server's, as in kombu.
+Kombu's form ``sentinel://:pw@h1:26379/0;sentinel://h2:26379/0`` and ours,
+``sentinel://:pw@h1:26379,h2:26379/0``, mean the same. As in kombu, login and database are those of
+the first server.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from kombu.utils.url import maybe_sanitize_url
 
-__all__ = ["Hosts", "check_url", "masked", "single_urls", "split_url"]
+from celery_singleton_lock.errors import SettingsError
+from celery_singleton_lock.policy import suggestion
 
-# Read by redlock_url.py: each host may have a login of its own.
+__all__ = ["ClusterUrl", "Hosts", "check_url", "masked", "single_urls", "split_url"]
+
+# The redlock package parses these: each host may have a login of its own.
 _LOGIN_PER_HOST = ("redlock://", "redlocks://")
 _HOST_WITH_LOGIN = re.compile(r"(?:(.*)@)?((?:\[[^\]@]*\]|[^:@\[\]]+)(?::[0-9]*)?)")
+# An IPv6 address is in brackets, because it contains colons.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:@/\s]+))(?::([0-9]{1,5}))?")
 _PERCENT_ENCODE = (
     "percent-encode what is special in its password ('/' is %2F, '?' is %3F, '#' is %23, '[' is "
     "%5B), and an '@' behind its hosts (%40)"
 )
-# Only where a URL follows: a ';' may stand in a password.
+# Only before a URL: a password may contain a ';'.
 _SEPARATOR = re.compile(r";(?=[a-z+]+://)")
 
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """What a URL of several servers says.
+    """The content of a URL of sentinels or of Cluster nodes.
 
     Attributes:
         scheme: Of the first URL.
@@ -43,7 +51,7 @@ class Hosts:
 
     @classmethod
     def of(cls, url: str, *, default_port: int) -> Hosts:
-        """Read ``url``.
+        """Parse ``url``.
 
         Raises:
             ValueError: A port is no number.
@@ -62,8 +70,76 @@ class Hosts:
         return f"{'rediss' if tls else 'redis'}://{login}{at}localhost{self.parts.path}{suffix}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterUrl:
+    """The content of ``scheme://user:password@h1:1,h2:2/path?option=value``, of etcd or ZooKeeper.
+
+    Attributes:
+        hosts: Names and ports.
+        path: Without slashes at the ends.
+        username: Empty: no login.
+        options: Those of the query and of the app's connection options. The latter override.
+    """
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+    path: str = ""
+    username: str = ""
+    password: str = field(default="", repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        *,
+        port: int,
+        known: Collection[str],
+        options: Mapping[str, Any] | None = None,
+    ) -> ClusterUrl:
+        """Parse ``url``.
+
+        Args:
+            url: To parse.
+            port: Of a member without one.
+            known: The names of options.
+            options: Further options.
+
+        Raises:
+            SettingsError: It can't be parsed, or an option is unknown.
+        """
+        parts = split_url(url)
+        login, _, addresses = parts.netloc.rpartition("@")
+        username, _, password = login.partition(":")
+        given = {**dict(parse_qsl(parts.query)), **(options or {})}
+        for name in given:
+            if name not in known:
+                raise SettingsError(
+                    f"the store's URL has the unknown option {name!r}{suggestion(name, known)}"
+                )
+        return cls(
+            scheme=parts.scheme,
+            hosts=tuple(_host(address, port) for address in addresses.split(",")),
+            path=parts.path.strip("/"),
+            username=unquote(username),
+            password=unquote(password),
+            options=given,
+        )
+
+
+def _host(address: str, port: int) -> tuple[str, int]:
+    match = _HOST.fullmatch(address)
+    if match is None or int(match[3] or port) > 65_535:
+        # The address isn't shown: if an "@" or "/" in a password isn't encoded, it is the password.
+        raise SettingsError(
+            "the store's URL can't be read: write scheme://host:port,host:port/path, and "
+            "percent-encode what is special in its password"
+        )
+    return match[1] or match[2], int(match[3] or port)
+
+
 def split_url(url: str) -> SplitResult:
-    """``urlsplit``, but for the check of the host: newer Pythons refuse ``[::1]`` among several."""
+    """``urlsplit`` without its check of the host: newer Pythons refuse ``[::1]`` in a list."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return urlsplit(url)
@@ -72,7 +148,7 @@ def split_url(url: str) -> SplitResult:
 
 
 def single_urls(url: str) -> list[str]:
-    """``url`` as several, each of which names one server."""
+    """``url`` as a list of URLs that name one server each."""
     singles = []
     for part in _SEPARATOR.split(url):
         split = split_url(part)
@@ -84,7 +160,7 @@ def single_urls(url: str) -> list[str]:
 
 
 def check_url(url: str) -> None:
-    """Do nothing if the parts of ``url`` are where they seem to be.
+    """Check that no special character of a password has shifted the parts of ``url``.
 
     Raises:
         ValueError: There is an "@" after the hosts, or a port is no number. The usual cause of the
@@ -95,7 +171,7 @@ def check_url(url: str) -> None:
         try:
             split = urlsplit(single)
         except ValueError:
-            raise ValueError(_PERCENT_ENCODE) from None  # a bracket
+            raise ValueError(_PERCENT_ENCODE) from None  # A bracket.
         if _is_shifted(split):
             raise ValueError(_PERCENT_ENCODE)
         try:
@@ -108,7 +184,7 @@ def check_url(url: str) -> None:
 
 
 def masked(url: str) -> str:
-    """``url`` without its passwords, for logs and errors; one that can't be read is only ``**``."""
+    """``url`` without passwords, for logs and errors; ``scheme://**`` if it can't be parsed."""
     return ";".join(_masked(part) for part in _SEPARATOR.split(url))
 
 
@@ -134,9 +210,9 @@ def _masked_per_host(url: str) -> str:
     netloc, slash, path = rest.partition("/")
     parts = netloc.split(",")
     if not all(_HOST_WITH_LOGIN.fullmatch(part) for part in parts):
-        return f"{scheme}://**"  # a "," in a password
+        return f"{scheme}://**"  # A password contains a ",".
     hosts = [_HOST_WITH_LOGIN.sub(_without_password, part) for part in parts]
-    # To the next option that there is: an "&" may stand in the password.
+    # Up to the next option: the password may contain an "&".
     query = re.sub(r"(ssl_password=).*?(?=&(?:ssl_|quarantine=)|$)", r"\1**", path)
     return f"{scheme}://{','.join(hosts)}{slash}{query}"
 
@@ -145,7 +221,7 @@ def _without_password(match: re.Match[str]) -> str:
     login, host = match[1], match[2]
     if login is None:
         return host
-    # What has no ":" may be a password's end, with a "," before it, as well as a name.
+    # Text without a ":" may be the end of a password that contains a ",", or a name.
     user, colon, _ = login.partition(":")
     return f"{user}:**@{host}" if colon else f"**@{host}"
 

@@ -417,7 +417,7 @@ def test_what_nobody_renews_ends_in_etcd_though_new_keys_are_bound_elsewhere(
         ask(store, neighbour, neighbours, ttl=3.0)
         ask(store, key, new_token(), ttl=3.0)
         ask(store, new_key(), new_token(), ttl=30.0)
-        gone = {"ID": store._leases._kept[30].id}
+        gone = {"ID": store._leases._renewed[30].id}
         deadline = SystemClock().now() + TIMEOUT
         store._gateway.call("lease/revoke", gone, deadline, repeatable=True)
         assert isinstance(ask(store, new_key(), new_token(), ttl=30.0), Granted)
@@ -443,7 +443,7 @@ def test_an_acquire_without_an_answer_leaves_zookeepers_janitor_the_lease_that_s
         call = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=3.0)
         with pytest.raises(StoreUnavailable):
             store.acquire(call, timeout=0)
-        wait_until(lambda: not store._janitor.kept, "the janitor has done", timeout=10)
+        wait_until(lambda: not store._own.all, "the janitor has done", timeout=10)
         assert store.inspect(key) is None
 
 
@@ -478,7 +478,7 @@ def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
         time.sleep(3)  # longer than its ttl
         away.clear()
         wait_until(lambda: session.client.connected, "it is connected again")
-        wait_until(lambda: not store._janitor.kept, "the janitor has done", timeout=10)
+        wait_until(lambda: not store._own.all, "the janitor has done", timeout=10)
         behind = session.client.set_async(store._ensemble.layout.clock, b"")
         session.collect([behind], SystemClock().now() + 5)
         assert store.inspect(key) is None
@@ -525,7 +525,7 @@ def test_ttls_of_single_calls_do_not_add_up_to_sessions(zookeeper: ZooKeeperEnse
             key, token = new_key(), new_token()
             ask(store, key, token, ttl=30 + number)
             give(store, key, token)
-        assert len(store._ensemble.sessions.all()) <= 9
+        assert len(store._ensemble.sessions._sessions.values()) <= 9
 
 
 def test_a_fork_has_sessions_of_its_own(zookeeper: ZooKeeperEnsemble) -> None:
@@ -534,5 +534,5 @@ def test_a_fork_has_sessions_of_its_own(zookeeper: ZooKeeperEnsemble) -> None:
         child = os.fork()
         if child == 0:
             ok = isinstance(ask(store, new_key(), new_token()), Granted)
-            os._exit(0 if ok and len(store._janitor.kept) == 1 else 1)
+            os._exit(0 if ok and len(store._own.all) == 1 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -24,7 +24,6 @@ from celery_singleton_lock.core.store import (
     Released,
 )
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.endpoints import ClusterUrl
 from celery_singleton_lock.stores.etcd.gateway import Gateway
 from celery_singleton_lock.stores.redis.connection import MAX_IDLE, Connections
 from celery_singleton_lock.stores.redis.exchange import Exchange
@@ -33,6 +32,7 @@ from celery_singleton_lock.stores.redis.wait_queue import Places
 from celery_singleton_lock.stores.redlock.links import Link
 from celery_singleton_lock.stores.redlock.url import read_nodes
 from celery_singleton_lock.stores.redlock.waiting import wait
+from celery_singleton_lock.stores.urls import ClusterUrl
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import LONG, PUBLISHER, new_claim
 from example_project.private_server import PrivateServer

@@ -151,7 +151,7 @@ def test_the_zookeeper_client_logs_no_login_even_at_debug(
     serialization = pytest.importorskip("kazoo.protocol.serialization")
     sessions = pytest.importorskip("celery_singleton_lock.stores.zookeeper.sessions")
     from celery_singleton_lock.core.clock import SystemClock
-    from celery_singleton_lock.stores.endpoints import ClusterUrl
+    from celery_singleton_lock.stores.urls import ClusterUrl
 
     url = ClusterUrl.parse(f"zk://u:{WORD}@127.0.0.1:1", port=2181, known=sessions.OPTIONS)
     session = sessions.Session(url, 10.0, SystemClock())

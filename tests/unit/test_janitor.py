@@ -10,7 +10,8 @@ import pytest
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Kept
+from celery_singleton_lock.stores.transitions.own_keys import Name, OwnKeys
+from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from tests.harness.deliveries import wait_until
 
 SOON = 5.0
@@ -23,16 +24,17 @@ class Bench:
         self.clock = SystemClock()
         self.expired: list[tuple[str, str]] = []
         self.heard = threading.Event()
-        self.janitor = Janitor(self.clock, self.expire, lambda bucket: 0)
+        self.own: OwnKeys[Own] = OwnKeys()
+        self.janitor = Janitor(self.own, self.clock, self.expire, lambda bucket: 0)
 
-    def expire(self, key: str, name: str) -> None:
-        self.expired.append((key, name))
+    def expire(self, name: Name) -> None:
+        self.expired.append(name)
         self.heard.set()
 
     def watch(self, key: str, name: str = "name") -> None:
         """A lease whose time is over already."""
-        overdue = Kept(1.0, self.clock.now(), cast(Any, None))
-        self.janitor.watch({(key, name): overdue})
+        self.own.add({(key, name): Own(1.0, self.clock.now(), cast(Any, None))})
+        self.janitor.wake()
 
 
 def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_first(

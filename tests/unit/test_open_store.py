@@ -15,9 +15,8 @@ from celery_singleton_lock.core.store import Capabilities
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.stores.endpoints import ClusterUrl
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.urls import masked
+from celery_singleton_lock.stores.urls import ClusterUrl, masked
 from celery_singleton_lock.worker.bootstep import check_tasks
 
 KNOWN = frozenset({"ca", "cert", "key"})
@@ -73,7 +72,7 @@ def test_several_hosts_pass_the_settings_and_their_password_is_masked(scheme: st
 
 @pytest.mark.parametrize(
     ("url", "client", "extra"),
-    [("etcd://h", "etcd3gw", "etcd"), ("zks://h", "kazoo", "zookeeper")],
+    [("etcd://h", "requests", "etcd"), ("zks://h", "kazoo", "zookeeper")],
 )
 def test_a_client_that_is_missing_is_named_with_its_extra(
     url: str, client: str, extra: str, monkeypatch: pytest.MonkeyPatch

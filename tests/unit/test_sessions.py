@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.endpoints import ClusterUrl
+from celery_singleton_lock.stores.urls import ClusterUrl
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Session, Sessions
 from example_project.private_server import free_port
 
@@ -42,7 +42,7 @@ def test_a_spare_session_that_two_threads_find_is_ended_by_one() -> None:
     def is_used(session: Session) -> bool:
         asked.append(session)
         if len(asked) == 1:  # the other thread comes now
-            sessions._close_spare(sessions.all()[-1])
+            sessions._close_spare(list(sessions._sessions.values())[-1])
         return False
 
     sessions = Sessions(url, clock, is_used)
@@ -50,7 +50,7 @@ def test_a_spare_session_that_two_threads_find_is_ended_by_one() -> None:
         assert not asked
         with pytest.raises(StoreUnavailable):  # nobody listens there
             sessions.of_ttl(ttl, clock.now())
-    left = sessions.all()
+    left = list(sessions._sessions.values())
     sessions.close()
     assert asked
     assert len(left) == 8

@@ -1,13 +1,13 @@
-"""Calls to an etcd cluster through its HTTP gateway: endpoints, failover, login.
+"""Requests to an etcd cluster through its HTTP gateway: endpoints, failover, login.
 
-Promises
-    A call ends within its time, give or take the last byte. A member that refuses the connection is
-    passed over for the next one, within the same call. What may have been carried out is sent again
-    only if that does no harm (``repeatable``); else the caller hears that nobody knows.
+Guarantees
+    A request ends within its timeout, apart from the time to read the last bytes. If a member
+    refuses the connection, the request goes on to the next member. A request that may have been
+    carried out is repeated only if it is ``repeatable``. Otherwise it raises StoreUnavailable.
 
-A client on which anything went wrong, were it an exception thrown into the thread between send and
-read, is closed and never used again. Idle ones are kept per native thread under gevent, where a
-socket belongs to a thread's hub.
+After any exception, also one that another thread raised between send and receive, the connection is
+closed and never used again. Idle connections are kept per native thread under gevent, where a
+socket belongs to the hub of a thread.
 """
 
 from __future__ import annotations
@@ -19,53 +19,50 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import requests
-from etcd3gw import exceptions
-from etcd3gw.client import Etcd3Client
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.endpoints import ClusterUrl
+from celery_singleton_lock.stores.urls import ClusterUrl
 
 __all__ = ["OPTIONS", "Gateway", "LeaseGone"]
 
-#: What the URL's query may say.
+#: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key", "api_path"})
 
-_TLS_SCHEME: Final = "etcds"
 _MIN_TIMEOUT: Final = 0.01
 # Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
 # idle connections without notice; the shortest common timeout is 240 s.
 _MAX_IDLE: Final = 60.0
-# gRPC's codes, as the gateway tells them.
+# Status codes of gRPC, which the gateway passes on.
 _NOT_FOUND: Final = 5
 _UNAUTHENTICATED: Final = 16
-# Unknown, deadline exceeded, aborted, internal, unavailable: no leader, a leader that has changed,
-# a proposal that was dropped. Whether anything was done isn't known.
+# Unknown, deadline exceeded, aborted, internal, unavailable: there is no leader, the leader has
+# changed, or the proposal was dropped. The request may have been carried out or not.
 _UNCERTAIN: Final = frozenset({2, 4, 10, 13, 14})
-# How a member tells that a token of the login has expired, or is of before its restart.
+# Messages of a member if the login's token has expired, or was issued before its restart.
 _BAD_TOKEN: Final = ("invalid auth token", "user name is empty", "auth store is old")
 
 
 class LeaseGone(Exception):
-    """The etcd lease that a key was to be bound to is no more."""
+    """The etcd lease that a key was to be bound to has expired."""
 
 
 class Gateway:
-    """The cluster that ``url`` names.
+    """A connection pool for the cluster that ``url`` names.
 
     Args:
-        url: With its members, login and options.
-        clock: Of deadlines.
+        url: Members, login and options.
+        clock: For deadlines.
     """
 
     def __init__(self, url: ClusterUrl, clock: Clock) -> None:
         self._url = url
         self._clock = clock
-        self._member = 0  # the one that answered last
+        self._member = 0  # The index of the member that answered last.
         self._token = ""
-        self._idle: dict[tuple[int, int, int], deque[Any]] = {}
+        self._idle: dict[tuple[int, int, int], deque[tuple[Any, float]]] = {}
 
     def call(
         self, path: str, body: Mapping[str, Any], deadline: float, *, repeatable: bool
@@ -73,14 +70,14 @@ class Gateway:
         """POST ``body`` to ``path``; the reply.
 
         Args:
-            path: Behind the version, as ``kv/txn``.
+            path: After the API version, such as ``kv/txn``.
             body: JSON, with keys and values in base64.
             deadline: On the clock.
-            repeatable: Whether it may be sent again though it may have been carried out.
+            repeatable: Whether repeating a request that was carried out does no harm.
 
         Raises:
-            LeaseGone: It names an etcd lease that has expired.
-            StoreUnavailable, StoreError: No answer; a refusal.
+            LeaseGone: The body names an etcd lease that has expired.
+            StoreUnavailable, StoreError: No reply; a refusal.
         """
         members = len(self._url.hosts)
         logged_in_again = False
@@ -93,8 +90,10 @@ class Gateway:
                     logged_in_again, self._token = True, ""
                     continue
                 if exc.is_refusal:
-                    raise self._refusal(exc) from exc.__cause__
-                # The next call tries the next member, whatever becomes of this one.
+                    is_lease = exc.code == _NOT_FOUND and "lease" in str(exc)
+                    kind = LeaseGone if is_lease else StoreError
+                    raise kind(f"the store refuses: {exc}") from exc.__cause__
+                # Any later request starts with the next member.
                 self._member = (member + 1) % members
                 may_repeat = repeatable or not exc.was_sent
                 if not may_repeat or tries_left <= 1 or self._clock.now() >= deadline:
@@ -102,16 +101,16 @@ class Gateway:
         raise StoreUnavailable("the store doesn't answer: no member did")
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         while self._idle:
-            for client, _ in self._idle.popitem()[1]:
-                client.session.close()
+            for session, _ in self._idle.popitem()[1]:
+                session.close()
 
     def _send(
         self, member: int, path: str, body: Mapping[str, Any], deadline: float, tries_left: int
     ) -> dict[str, Any]:
         left = max(deadline - self._clock.now(), _MIN_TIMEOUT)
-        # A host that swallows packets must leave time for the others.
+        # A host that drops packets must leave time for the other members.
         timeout = (left / tries_left, left)
         headers = {}
         if self._url.username:
@@ -136,63 +135,57 @@ class Gateway:
         timeout: tuple[float, float],
         headers: Mapping[str, str],
     ) -> dict[str, Any]:
-        thread = native.socket_owner()
-        idle = self._idle.setdefault((os.getpid(), thread, member), deque())
+        idle = self._idle.setdefault((os.getpid(), native.socket_owner(), member), deque())
+        session, clean = self._session(idle), False
+        host, port = self._url.hosts[member]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        protocol = "https" if self._url.scheme == "etcds" else "http"
+        url = f"{protocol}://{address}{self._url.options.get('api_path', '/v3/')}{path}"
         try:
-            client, idle_since = idle.pop()
-            if self._clock.now() - idle_since > _MAX_IDLE:
-                client.session.close()
-                client = self._new_client(member)
-        except IndexError:
-            client = self._new_client(member)
-        clean = False
-        try:
-            client.timeout = timeout
-            reply: dict[str, Any] = client.post(client.get_url(path), json=body, headers=headers)
-            clean = True
-            return reply
-        except exceptions.Etcd3Exception as exc:
-            failure = _failure(exc)
+            response = session.post(url, json=body, headers=headers, timeout=timeout)
+            if response.status_code == requests.codes.ok:
+                reply: dict[str, Any] = response.json()
+                clean = True
+                return reply
+            failure = _failure(response.text)
             clean = failure.is_refusal
-            raise failure from exc
+            raise failure
         except (OSError, ValueError) as exc:
-            # requests' own are an OSError, and so is a certificate's file that isn't there.
-            raise _Failure(str(exc), was_sent=True) from exc
+            # Exceptions of requests are OSErrors, as is a missing certificate file.
+            reason = getattr(exc.args[0] if exc.args else None, "reason", None)
+            never_sent = isinstance(reason, (NewConnectionError, ConnectTimeoutError))
+            raise _Failure(str(exc), was_sent=not never_sent) from exc
         finally:
             if clean:
-                idle.append((client, self._clock.now()))
+                idle.append((session, self._clock.now()))
             else:
-                client.session.close()
+                session.close()
 
-    def _new_client(self, member: int) -> Any:
-        host, port = self._url.hosts[member]
+    def _session(self, idle: deque[tuple[Any, float]]) -> Any:
+        """A session with one connection: an idle one, or a new one."""
+        try:
+            session, idle_since = idle.pop()
+            if self._clock.now() - idle_since <= _MAX_IDLE:
+                return session
+            session.close()
+        except IndexError:
+            pass  # There is none.
         options = self._url.options
         session = requests.Session()
-        # A proxy or a .netrc is for the web; reading the latter costs as much as a call.
+        # Proxies and .netrc are meant for the web. Reading .netrc takes as long as a request.
         session.trust_env = False
         session.verify = options.get("ca", True)
         if "cert" in options:
             session.cert = (options["cert"], options.get("key", options["cert"]))
-        return Etcd3Client(
-            host=host,
-            port=port,
-            protocol="https" if self._url.scheme == _TLS_SCHEME else "http",
-            api_path=options.get("api_path", "/v3/"),
-            session=session,
-        )
-
-    def _refusal(self, failure: _Failure) -> Exception:
-        if failure.code == _NOT_FOUND and "lease" in str(failure):
-            return LeaseGone(str(failure))
-        return StoreError(f"the store refuses: {failure}")
+        return session
 
 
 class _Failure(Exception):
-    """A call that failed.
+    """A request that failed.
 
     Attributes:
         was_sent: Whether it may have been carried out.
-        code: gRPC's; None where no member answered.
+        code: The status code of gRPC; None if no member has answered.
     """
 
     def __init__(self, message: str, *, was_sent: bool, code: int | None = None) -> None:
@@ -205,20 +198,12 @@ class _Failure(Exception):
         return self.code is not None and self.code not in _UNCERTAIN
 
 
-def _failure(exc: Any) -> _Failure:
-    """What etcd3gw's exception tells; it keeps the cause of a broken connection as its context."""
-    if isinstance(exc, (exceptions.ConnectionFailedError, exceptions.ConnectionTimeoutError)):
-        cause = exc.__context__
-        if cause is not None:
-            reason = getattr(cause.args[0] if cause.args else None, "reason", cause)
-            never_sent = isinstance(reason, (NewConnectionError, ConnectTimeoutError))
-            return _Failure(str(cause), was_sent=not never_sent)
-    text = exc.detail_text or str(exc)
+def _failure(text: str) -> _Failure:
     try:
-        answer = json.loads(text)
-        message, code = str(answer["error"]), int(answer["code"])
+        reply = json.loads(text)
+        message, code = str(reply["error"]), int(reply["code"])
     except (ValueError, TypeError, KeyError):
-        return _Failure(text[:200], was_sent=True)  # a proxy's page, say
+        return _Failure(text[:200], was_sent=True)  # A proxy's page, for example.
     if any(sign in message for sign in _BAD_TOKEN):
         code = _UNAUTHENTICATED
     return _Failure(message, was_sent=True, code=code)

@@ -1,17 +1,19 @@
-"""Keys in etcd: their names, their texts, and the transactions on them.
+"""Reads and writes of keys in etcd: their names, their text, and the transactions.
 
-A text is that of the Lua scripts behind a word: ``k60`` for what lives with a heartbeat, of a ttl
-of 60 s; ``p1.5`` for what ends by itself, 1.5 s before its etcd lease does.
+The text of a key is that of the Lua scripts after a word: ``k60`` for an entry that is renewed,
+with a ttl of 60 s; ``p1.5`` for an entry that expires 1.5 s before its etcd lease does.
 """
 
 from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from celery_singleton_lock.stores.etcd.gateway import Gateway
+from celery_singleton_lock.stores.etcd.leases import EtcdLeases
 from celery_singleton_lock.stores.transitions.entries import (
     Entry,
     Foreign,
@@ -19,116 +21,125 @@ from celery_singleton_lock.stores.transitions.entries import (
     parse_value,
 )
 
-__all__ = ["EtcdKeys", "Kept", "Seen", "encoded"]
+__all__ = ["EtcdKeys", "Seen"]
+
+_PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A key as it was read: what stands there, its revision (0: nothing), and its etcd lease."""
+    """A key as it was read: its entry, its revision (0: there is none), and its etcd lease."""
 
     entry: Entry | None = None
     revision: int = 0
     lease_id: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Kept:
-    """A key that this process has bound, or may have bound, to an etcd lease that it keeps alive.
-
-    Attributes:
-        until: When its time is over unless it is renewed, on the clock.
-        lease_id: What it is bound to.
-        seen: What stands there; None while nobody knows.
-    """
-
-    until: float
-    lease_id: int
-    seen: Seen | None = None
-
-
 class EtcdKeys:
     """The keys under a prefix.
 
-    Args:
-        prefix: Of every key.
-        fence_base: Fences are above it.
+    Every method with a deadline may raise StoreUnavailable and StoreError.
     """
 
-    def __init__(self, prefix: str, fence_base: int) -> None:
+    def __init__(
+        self, gateway: Gateway, leases: EtcdLeases, *, prefix: str, fence_base: int
+    ) -> None:
+        self._gateway = gateway
+        self._leases = leases
         self._prefix = prefix
         self._fence_base = fence_base
 
-    def name(self, key: str) -> str:
-        """As etcd's gateway wants it."""
-        return encoded((self._prefix + key).encode())
+    def read(self, keys: Iterable[str], deadline: float) -> dict[str, Seen]:
+        """All keys at one moment."""
+        body = {"success": self._ranges(keys)}
+        reply = self._gateway.call("kv/txn", body, deadline, repeatable=True)
+        return self._found(keys, reply, deadline)
 
-    def key(self, name: str) -> str:
-        """The key of a name that etcd told."""
-        return b64decode(name).decode(errors="replace")[len(self._prefix) :]
-
-    def bounds(self, start: str) -> tuple[bytes, bytes]:
-        """The first name that begins with ``start``, and the first behind all that do."""
-        first = (self._prefix + start).encode()
-        return first, first + b"\xff"  # no key has such a byte
-
-    def put(self, key: str, entry: Entry, lease_id: int, slack: float) -> dict[str, Any]:
-        """Write ``entry``, bound to an etcd lease that ends ``slack`` seconds late."""
-        word = f"k{entry.ttl:g}" if entry.kept else f"p{max(0.0, slack):.3f}"
-        value = encoded(f"{word} {format_value(entry.value)}".encode())
-        return {"key": self.name(key), "value": value, "lease": str(lease_id)}
-
-    def seen(self, kv: Mapping[str, Any], remaining: Callable[[int], float]) -> Seen:
-        """What etcd tells of a key; ``remaining`` tells how long an etcd lease still has."""
-        revision, lease_id = int(kv["mod_revision"]), int(kv.get("lease", 0))
-        text = b64decode(kv.get("value", "")).decode(errors="replace")
-        match = re.match(r"([kp])([0-9.e+]+) ", text)
-        if match is None or not lease_id:
-            return Seen(Entry(Foreign(), 0.0), revision, lease_id)
-        value = parse_value(text[match.end() :], self._fence_base + revision)
-        kept, ttl = match[1] == "k", float(match[2])
-        if not kept:
-            ttl = max(0.0, remaining(lease_id) - ttl)
-        return Seen(Entry(value, ttl, kept), revision, lease_id)
-
-    def views(
-        self,
-        keys: Iterable[str],
-        reply: Mapping[str, Any],
-        remaining: Callable[[int], float],
-    ) -> dict[str, Seen]:
-        """What a transaction has read, by :meth:`read`."""
-        ranges = (one["response_range"].get("kvs", []) for one in reply.get("responses", []))
-        return {
-            key: self.seen(found[0], remaining) if found else Seen()
-            for key, found in zip(keys, ranges, strict=True)
-        }
-
-    def read(self, keys: Iterable[str]) -> list[dict[str, Any]]:
-        """A range per key, for a transaction."""
-        return [{"request_range": {"key": self.name(key)}} for key in keys]
-
-    def transaction(
+    def write(
         self,
         view: Mapping[str, Seen],
         changes: Mapping[str, Entry | None],
-        puts: Mapping[str, dict[str, Any]],
-    ) -> dict[str, Any]:
-        """Write ``changes`` if every key is as in ``view``; else read them all."""
+        puts: Iterable[dict[str, Any]],
+        deadline: float,
+    ) -> tuple[int, dict[str, Seen]]:
+        """Write ``puts``, and delete the other changed keys, if every key is as in ``view``.
+
+        Returns:
+            The revision of the write; or 0, and what the keys are instead.
+
+        Raises:
+            LeaseGone: A put names an etcd lease that has expired.
+        """
         compare = [
             {
-                "key": self.name(key),
+                "key": self._name(key),
                 "target": "MOD",
                 "result": "EQUAL",
                 "mod_revision": str(seen.revision),
             }
             for key, seen in view.items()
         ]
-        success: list[dict[str, Any]] = [{"request_put": put} for put in puts.values()]
-        gone = [key for key, entry in changes.items() if entry is None]
-        success += [{"request_delete_range": {"key": self.name(key)}} for key in gone]
-        return {"compare": compare, "success": success, "failure": self.read(view)}
+        success: list[dict[str, Any]] = [{"request_put": put} for put in puts]
+        for key, entry in changes.items():
+            if entry is None:
+                success.append({"request_delete_range": {"key": self._name(key)}})
+        body = {"compare": compare, "success": success, "failure": self._ranges(view)}
+        reply = self._gateway.call("kv/txn", body, deadline, repeatable=not changes)
+        if reply.get("succeeded"):
+            return int(reply["header"]["revision"]), {}
+        return 0, self._found(view, reply, deadline)
 
+    def put(self, key: str, entry: Entry, lease_id: int, slack: float) -> dict[str, Any]:
+        """A put of ``entry``, bound to an etcd lease that expires ``slack`` seconds later."""
+        word = f"k{entry.ttl:g}" if entry.renewed else f"p{max(0.0, slack):.3f}"
+        value = f"{word} {format_value(entry.value)}".encode()
+        return {
+            "key": self._name(key),
+            "value": b64encode(value).decode(),
+            "lease": str(lease_id),
+        }
 
-def encoded(data: bytes) -> str:
-    """Base64, as the gateway wants it."""
-    return b64encode(data).decode()
+    def pages(self, start: str, deadline: Callable[[], float]) -> Iterator[tuple[str, Seen]]:
+        """All keys that begin with ``start``. ``deadline`` returns that of the next request.
+
+        Each key has its own: its ttl may take another request.
+        """
+        first = (self._prefix + start).encode()
+        end = b64encode(first + b"\xff").decode()  # No key contains this byte.
+        while True:
+            body = {"key": b64encode(first).decode(), "range_end": end, "limit": _PAGE}
+            reply = self._gateway.call("kv/range", body, deadline(), repeatable=True)
+            found = reply.get("kvs", [])
+            for kv in found:
+                name = b64decode(kv["key"]).decode(errors="replace")
+                yield name[len(self._prefix) :], self._seen(kv, deadline())
+            if len(found) < _PAGE:
+                return
+            first = b64decode(found[-1]["key"]) + b"\x00"
+
+    def _name(self, key: str) -> str:
+        return b64encode((self._prefix + key).encode()).decode()
+
+    def _ranges(self, keys: Iterable[str]) -> list[dict[str, Any]]:
+        return [{"request_range": {"key": self._name(key)}} for key in keys]
+
+    def _found(
+        self, keys: Iterable[str], reply: Mapping[str, Any], deadline: float
+    ) -> dict[str, Seen]:
+        ranges = (one["response_range"].get("kvs", []) for one in reply.get("responses", []))
+        return {
+            key: self._seen(found[0], deadline) if found else Seen()
+            for key, found in zip(keys, ranges, strict=True)
+        }
+
+    def _seen(self, kv: Mapping[str, Any], deadline: float) -> Seen:
+        revision, lease_id = int(kv["mod_revision"]), int(kv.get("lease", 0))
+        text = b64decode(kv.get("value", "")).decode(errors="replace")
+        match = re.match(r"([kp])([0-9.e+]+) ", text)
+        if match is None or not lease_id:
+            return Seen(Entry(Foreign(), 0.0), revision, lease_id)
+        value = parse_value(text[match.end() :], self._fence_base + revision)
+        renewed, ttl = match[1] == "k", float(match[2])
+        if not renewed:
+            ttl = max(0.0, self._leases.remaining(lease_id, deadline) - ttl)
+        return Seen(Entry(value, ttl, renewed), revision, lease_id)

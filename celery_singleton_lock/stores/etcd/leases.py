@@ -1,16 +1,17 @@
-"""The etcd leases of one process: few of them, whatever the number of keys.
+"""The etcd leases of one process. Many keys share one etcd lease.
 
-A key in etcd lives as long as the etcd lease that it is bound to. There are two sorts:
+A key in etcd exists as long as the etcd lease that it is bound to. There are two kinds:
 
-kept
-    One per whole-second ttl, for what lives with a heartbeat (leases, claims of running tasks). One
-    keepalive prolongs all its keys. When nothing is held, nobody keeps it alive, and it ends.
-passing
-    For what ends by itself (reservations, cooling keys, markers, queued claims). One is shared by
-    all keys whose end lies in the same sixteenth of their time, so that a thousand markers a minute
-    need some twenty etcd leases, not 60 000. None is ever revoked or prolonged: each ends on time.
+renewed
+    One per ttl in whole seconds, for leases and the claims of running tasks. One keepalive prolongs
+    all keys of that ttl. It expires when the process holds nothing and stops the keepalives.
+expiring
+    For reservations, cooling keys, markers and queued claims. All keys that expire in the same
+    sixteenth of their ttl share one. So a thousand markers a minute need some 20 etcd leases, and
+    not 60,000. These are never prolonged and never revoked.
 
-``ends_at`` is on this process's clock, counted from before the request: etcd's own end is later.
+``ends_at`` is on the clock of this process and counts from before the request. So etcd's own expiry
+is later.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from celery_singleton_lock.stores.etcd.gateway import Gateway, LeaseGone
 
 __all__ = ["TRUSTED", "EtcdLease", "EtcdLeases"]
 
-#: The share of a ttl that a grant vouches for: the keepalive that it relies on may be as old as
-#: the rest. So a worker with many short bodies sends one keepalive per ttl/6, not one per body. The
-#: rest also covers a leader that was deposed and doesn't know yet: for an election timeout at most,
-#: it answers keepalives that the new one hasn't seen, which has given every lease its full ttl.
+#: The share of a ttl that a holder may trust a grant for. The keepalive that the grant relies on
+#: may be as old as the rest: so a worker with many short bodies sends a keepalive per ttl/6 and
+#: not per body. The rest also covers a leader that was deposed and doesn't know it yet. For at
+#: most an election timeout such a leader answers keepalives that the new one hasn't seen, and the
+#: new leader has given every lease its full ttl.
 TRUSTED: Final = 5 / 6
-# etcd grants no less than 1.5 election timeouts (1 s by default), rounded up.
+# Seconds. etcd grants at least 1.5 election timeouts (of 1 s by default), rounded up.
 _MIN_TTL: Final = 2
-# Of a passing key's time: how much later than asked for it may end.
+# The share of its ttl that an expiring key may exist for longer than requested.
 _SLACK: Final = 1 / 16
 
 
@@ -44,7 +46,7 @@ class EtcdLease:
 
 
 class EtcdLeases:
-    """Grants and keeps them.
+    """Grants etcd leases and keeps them alive.
 
     Every method may raise StoreUnavailable and StoreError.
     """
@@ -52,61 +54,60 @@ class EtcdLeases:
     def __init__(self, gateway: Gateway, clock: Clock) -> None:
         self._gateway = gateway
         self._clock = clock
-        self._kept: dict[int, EtcdLease] = {}
-        self._passing: list[EtcdLease] = []
+        self._renewed: dict[int, EtcdLease] = {}
+        self._expiring: list[EtcdLease] = []
 
-    def kept(self, ttl: float, deadline: float) -> tuple[EtcdLease, bool]:
-        """One that stands for :data:`TRUSTED` of ``ttl`` from now; whether it was prolonged."""
-        seconds = whole(ttl)
-        lease = self._kept.get(seconds)
-        now = self._clock.now()
-        if lease is not None and lease.ends_at - now >= ttl * TRUSTED:
+    def renewed(self, ttl: float, deadline: float) -> tuple[EtcdLease, bool]:
+        """A lease that lasts for TRUSTED of ``ttl`` from now, and whether it was just prolonged."""
+        seconds = max(math.ceil(ttl), _MIN_TTL)
+        lease = self._renewed.get(seconds)
+        left = lease.ends_at - self._clock.now() if lease else 0.0
+        if lease and left >= ttl * TRUSTED:
             return lease, False
-        if lease is not None and lease.ends_at > now and self.keep_alive(lease.id, deadline):
+        if lease and left > 0 and self.keep_alive(lease.id, deadline):
             return lease, True
-        lease = self._grant(seconds, deadline)
-        # Of two threads that come first, the second's serves its own key, which then has to move.
-        self._kept[seconds] = lease
+        # If two threads grant one, the second replaces the first. The key of the first moves at its
+        # next renewal.
+        self._renewed[seconds] = lease = self._grant(seconds, deadline)
         return lease, False
 
-    def passing(self, ttl: float, deadline: float) -> EtcdLease:
-        """One that ends in ``ttl`` seconds, or slightly later."""
+    def expiring(self, ttl: float, deadline: float) -> EtcdLease:
+        """A lease that expires in ``ttl`` seconds, or slightly later."""
         now = self._clock.now()
-        longest = ttl * (1 + _SLACK) + 1
-        # A new list, in one step: another thread may look through the old one.
-        self._passing = living = [lease for lease in self._passing if lease.ends_at > now]
-        for lease in living:
-            if ttl <= lease.ends_at - now <= longest:
+        # A new list, assigned in one step: another thread may iterate over the old one.
+        self._expiring = alive = [lease for lease in self._expiring if lease.ends_at > now]
+        for lease in alive:
+            if ttl <= lease.ends_at - now <= ttl * (1 + _SLACK) + 1:
                 return lease
-        lease = self._grant(whole(ttl * (1 + _SLACK)), deadline)
-        self._passing.append(lease)
+        lease = self._grant(max(math.ceil(ttl * (1 + _SLACK)), _MIN_TTL), deadline)
+        self._expiring.append(lease)
         return lease
 
-    def is_kept(self, lease_id: int) -> bool:
-        """Whether this process keeps it alive."""
-        return any(lease.id == lease_id for lease in list(self._kept.values()))
+    def is_renewed(self, lease_id: int) -> bool:
+        """Whether this process keeps the lease alive."""
+        return any(lease.id == lease_id for lease in list(self._renewed.values()))
 
-    def keep_alive(self, lease_id: int, deadline: float) -> float:
-        """Prolong it, be it this process's or another's; seconds that it has now, 0 if it ended."""
+    def keep_alive(self, lease_id: int, deadline: float) -> bool:
+        """Prolong a lease of any process; whether it still existed."""
         sent = self._clock.now()
         reply = self._call("lease/keepalive", {"ID": lease_id}, deadline)
-        # etcd leaves the ttl out once the lease has expired.
+        # Once the lease has expired, etcd omits the ttl.
         ttl = float(reply.get("result", {}).get("TTL", -1))
-        for seconds, lease in list(self._kept.items()):
+        for seconds, lease in list(self._renewed.items()):
             if lease.id == lease_id and ttl > 0:
                 lease.ends_at = sent + ttl
             elif lease.id == lease_id:
-                self._kept.pop(seconds, None)
-        return max(0.0, ttl)
+                self._renewed.pop(seconds, None)
+        return ttl > 0
 
     def forget(self) -> None:
-        """etcd knows one of them no more: ask for new ones, whichever it was."""
-        self._kept.clear()
-        self._passing = []
+        """etcd has reported that one of them is gone, but not which one: grant new ones."""
+        self._renewed.clear()
+        self._expiring = []
 
     def remaining(self, lease_id: int, deadline: float) -> float:
-        """Seconds that one, of any process, still has; 0 if it ended."""
-        for lease in [*self._kept.values(), *self._passing]:
+        """Seconds until a lease of any process expires; 0 if it has."""
+        for lease in [*self._renewed.values(), *self._expiring]:
             if lease.id == lease_id:
                 return max(0.0, lease.ends_at - self._clock.now())
         try:
@@ -117,14 +118,9 @@ class EtcdLeases:
 
     def _grant(self, seconds: int, deadline: float) -> EtcdLease:
         sent = self._clock.now()
-        # Sent again after a lost reply, it leaves a lease without keys, which ends by itself.
+        # Repeating it after a lost reply leaves a lease without keys, which expires.
         reply = self._call("lease/grant", {"TTL": seconds, "ID": 0}, deadline)
         return EtcdLease(int(reply["ID"]), sent + float(reply["TTL"]))
 
     def _call(self, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
         return self._gateway.call(path, body, deadline, repeatable=True)
-
-
-def whole(ttl: float) -> int:
-    """``ttl`` as etcd can keep it: whole seconds, two at least."""
-    return max(math.ceil(ttl), _MIN_TTL)

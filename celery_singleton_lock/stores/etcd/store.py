@@ -1,26 +1,34 @@
-"""Leases in an etcd cluster: a key per lease, one transaction per operation.
+"""Leases in an etcd cluster: one key per lease, one transaction per operation.
 
-Promises
-    Each operation is one transaction that compares the revisions of all keys it was decided from,
-    so it happens wholly or not at all, and as if nothing else happened meanwhile; on interference
-    it is decided anew, a bounded number of times. What a majority has acknowledged survives the
-    loss of members and of the leader. The fence of a grant is the revision of its transaction: it
-    rises over the whole cluster, strictly. Renewing N leases is one keepalive per ttl, and one read
-    per 120 keys that finds out which tokens still stand.
+Overview
+    Each operation is one transaction that compares the revisions of all keys that it depends on.
+    If another client has changed one of them, the operation is decided again, a bounded number of
+    times. Renewing N leases takes one keepalive per ttl, and one read per 60 leases that finds out
+    which tokens still stand.
 
-Does not promise
-    Anything without a majority: then nothing is granted, and a holder stops at its deadline. Expiry
-    to the second: etcd's leases are of whole seconds, two at least, and a new leader gives each its
-    full time again. So a dead holder's key is free within its ttl rounded up, about half a second
-    later than that, or a ttl after the election. The local deadline is the shorter one: it trusts a
-    grant for five sixths of the ttl (see etcd_leases).
+Guarantees
+    Operations are atomic and linearizable. What a majority has acknowledged survives the loss of a
+    minority of members, including the leader. The fence of a grant is the revision of its
+    transaction, which strictly rises over the whole cluster.
+
+Non-guarantees
+    Availability without a majority: nothing is granted then, and a holder stops at its deadline.
+    Expiry to the second: etcd leases last whole seconds, two at least, and a new leader gives each
+    of them its full ttl again. So the key of a dead holder is free within its ttl rounded up plus
+    about half a second, or within a ttl after an election. The holder's own deadline is earlier:
+    it trusts a grant for five sixths of the ttl (see leases.py).
+
+State model
+    The keys that this process has bound, or may have bound, to an etcd lease that it keeps alive
+    are noted in ``_own`` until their ttl is over. The note of an acknowledged write also says what
+    the key contains, so that the release that follows needs no read.
 
 Failure handling
-    A member that refuses connections is passed over within the call. No answer at all means that
-    nobody knows: StoreUnavailable, and the next call goes to the next member. What may have been
-    written without an answer, or is renewed no more, is noted here and deleted by its token when
-    its ttl is over; without that, the heartbeat of the other leases would keep it for ever. If this
-    process ends first, its etcd lease ends with all its keys.
+    If a member refuses connections, the same request goes on to the next member. A missing reply
+    means that the outcome is unknown: StoreUnavailable, and the next request starts with the next
+    member. Keys that may have been written without a reply, or that are no longer renewed, are
+    deleted by token or task when their ttl is over; otherwise the keepalives for other leases would
+    preserve them. If this process ends first, its etcd lease expires with all its keys.
 """
 
 from __future__ import annotations
@@ -28,46 +36,60 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, Record
 from celery_singleton_lock.core.store import Capabilities, Renewal
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.endpoints import ClusterUrl
 from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway, LeaseGone
-from celery_singleton_lock.stores.etcd.keys import EtcdKeys, Kept, Seen, encoded
+from celery_singleton_lock.stores.etcd.keys import EtcdKeys, Seen
 from celery_singleton_lock.stores.etcd.leases import TRUSTED, EtcdLeases
-from celery_singleton_lock.stores.transitions import rules
+from celery_singleton_lock.stores.transitions import operations
 from celery_singleton_lock.stores.transitions.entries import Entry
-from celery_singleton_lock.stores.transitions.store import RuledStore
-from celery_singleton_lock.stores.transitions.transition import Rule, numbered, same_ttl
+from celery_singleton_lock.stores.transitions.own_keys import Name, OwnKeys
+from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, TransitionStore
+from celery_singleton_lock.stores.transitions.transition import Draft, Transition
+from celery_singleton_lock.stores.urls import ClusterUrl
 
 __all__ = ["EtcdStore"]
 
 Reply = TypeVar("Reply")
 
 _PORT: Final = 2379
-# etcd's default max-txn-ops is 128.
-_MAX_OPS: Final = 120
-# An operation with a marker, a claim and this many slots fits.
+# etcd's default of max-txn-ops is 128.
+_MAX_OPERATIONS: Final = 120
+# An operation with this many slots, a marker and a claim fits into one transaction.
 _MAX_LIMIT: Final = 100
-# Each round that fails means that somebody else's has succeeded.
-_MAX_ROUNDS: Final = 50
-_PAGE: Final = 500
-_OPERATOR_TIMEOUT: Final = 2.0
+# Each attempt that fails means that another client's transaction has succeeded.
+_MAX_ATTEMPTS: Final = 50
 
 
-class EtcdStore(RuledStore):
+@dataclass(slots=True, eq=False)
+class _Own:
+    """A note on a key that this process has bound, or may have bound, to an etcd lease.
+
+    Attributes:
+        until: When the key's ttl is over, on the clock, unless it is renewed.
+        lease_id: The etcd lease.
+        seen: The content of the key; None until the write is acknowledged.
+    """
+
+    until: float
+    lease_id: int
+    seen: Seen | None = None
+
+
+class EtcdStore(TransitionStore):
     """One cluster, by URL: ``etcd://host:2379,host:2379/prefix``; ``etcds://`` with TLS.
 
     Args:
-        url: Its query may name ``ca``, ``cert`` and ``key`` (files) and ``api_path``.
-        clock: Of deadlines.
-        fence_base: Fences are above it.
-        options: As the query's.
+        url: Its query may contain ``ca``, ``cert`` and ``key`` (files) and ``api_path``.
+        clock: For deadlines.
+        fence_base: Fences are above this number.
+        options: As in the query.
 
     Raises:
         SettingsError: The URL can't be read.
@@ -84,18 +106,18 @@ class EtcdStore(RuledStore):
         parsed = ClusterUrl.parse(url, port=_PORT, known=OPTIONS, options=options)
         self._clock = clock or SystemClock()
         self._gateway = Gateway(parsed, self._clock)
+        self._prefix = f"{parsed.path}/" if parsed.path else ""
         self._fence_base = fence_base
-        self._keys = EtcdKeys(f"{parsed.path}/" if parsed.path else "", fence_base)
-        super().__init__()
+        self._start()
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _start(self) -> None:
+        # Called in each process: a fork must not expire what its parent keeps alive.
+        self._process = os.getpid()
+        self._own: OwnKeys[_Own] = OwnKeys()
         self._leases = EtcdLeases(self._gateway, self._clock)
-        # By key and name (the lease's token, or the claim's task): of two acquires of a key without
-        # an answer either may have been carried out, and neither may be forgotten for the other.
-        self._kept: dict[tuple[str, str], Kept] = {}
-        # By key, the name that it was written for last, of what was answered.
-        self._written: dict[str, str] = {}
+        self._keys = EtcdKeys(
+            self._gateway, self._leases, prefix=self._prefix, fence_base=self._fence_base
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -109,80 +131,75 @@ class EtcdStore(RuledStore):
         )
 
     def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
-        self._notice_fork()
+        if self._process != os.getpid():
+            self._start()
         deadline = self._clock.now() + timeout
-        known = [self._kept.get((lease.key, str(lease.token))) for lease in leases]
+        known = [self._own.all.get((lease.key, str(lease.token))) for lease in leases]
         alive: set[int] = set()
-        for lease_id in {kept.lease_id for kept in known if kept}:
-            self._is_alive(lease_id, alive, deadline)
+        for lease_id in {own.lease_id for own in known if own}:
+            self._keep_alive(lease_id, alive, deadline)
         replies: list[Renewal] = []
         try:
-            for chunk in _chunks(leases, _MAX_OPS // 2):
+            for chunk in _chunks(leases, _MAX_OPERATIONS // 2):
                 replies += self._renew(chunk, alive, deadline)
         finally:
-            self._leave_to_others(leases)
+            # What another process holds, that process may renew without us from now on.
+            for lease in leases:
+                if lease.process != self._process:
+                    self._own.forget((lease.key, str(lease.token)))
+                    self._own.forget((lease.claim_key, lease.token.task))
         self._expire_overdue(deadline)
         return replies
 
     def last_runs(self, keys: Sequence[str], *, timeout: float = 0) -> list[str | None]:
-        deadline = self._clock.now() + timeout
-        found: list[str | None] = []
-        for chunk in _chunks(keys, _MAX_OPS):
-            rule = rules.last_runs(chunk)
-            entries = self._read(rule.keys, deadline)[1]
-            found += rule.decide(entries).reply
+        deadline, found = self._clock.now() + timeout, []
+        for chunk in _chunks(keys, _MAX_OPERATIONS):
+            found += super().last_runs(chunk, timeout=self._left(deadline))
         return found
 
     def scan(self, pattern: str) -> Iterator[Record]:
         literal = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-        start, end = self._keys.bounds(literal)
-        while True:
-            deadline = self._clock.now() + _OPERATOR_TIMEOUT
-            body = {"key": encoded(start), "range_end": encoded(end), "limit": _PAGE}
-            found = self._gateway.call("kv/range", body, deadline, repeatable=True).get("kvs", [])
-            for kv in found:
-                key = self._keys.key(kv["key"])
-                # Each has its own time: a page may ask for as many leases as there are workers.
-                entry = self._entry(kv, self._clock.now() + _OPERATOR_TIMEOUT)
-                record = entry.record(key) if entry else None
-                if record is not None and fnmatch.fnmatchcase(key, pattern):
-                    yield record
-            if len(found) < _PAGE:
-                return
-            start = b64decode(found[-1]["key"]) + b"\x00"
+        for key, seen in self._keys.pages(literal, lambda: self._clock.now() + OPERATOR_TIMEOUT):
+            record = seen.entry.record(key) if seen.entry else None
+            if record is not None and fnmatch.fnmatchcase(key, pattern):
+                yield record
 
     def close(self) -> None:
-        """Close the connections. What is held still ends with its ttl, unless it is released."""
+        """Close the connections. A lease that was not released expires at the end of its ttl."""
         self._gateway.close()
 
-    # --- one rule, one transaction ---------------------------------------------------------------
+    # --- one transition, one transaction ---------------------------------------------------------
 
-    def _apply(self, rule: Rule[Reply], timeout: float) -> tuple[Reply, int]:
-        self._notice_fork()
+    def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
+        if self._process != os.getpid():
+            self._start()
         deadline = self._clock.now() + timeout
-        # What is likely: one's own keys as one wrote them, and nothing anywhere else. If that is
-        # so, the transaction that finds it out has done the work too.
-        view = {key: self._expected(key) for key in rule.keys}
+        # Assume that own keys are as they were written, and that all other keys are free. If that
+        # is so, the transaction that proves it also does the work: no read is needed.
+        view = {key: self._expected(key) for key in transition.keys}
         was_read = False
-        for _ in range(_MAX_ROUNDS):
-            outcome = rule.decide({key: seen.entry for key, seen in view.items() if seen.entry})
-            if was_read and not outcome.changes:
-                return outcome.reply, 0
+        for _ in range(_MAX_ATTEMPTS):
+            draft = _draft(view)
+            reply = transition.decide(draft)
+            if was_read and not draft.changes:
+                return reply, 0
             try:
-                number, view = self._write(view, outcome.changes, deadline)
+                number, view = self._write(view, draft.changes, deadline)
             except LeaseGone:
                 self._leases.forget()
                 continue
             if number:
-                return outcome.reply, number
+                return reply, number
             was_read = True
             if self._clock.now() >= deadline:
                 break
-        raise StoreUnavailable(f"others kept changing {rule.keys[0]!r} for {timeout:g} s")
+        raise StoreUnavailable(
+            f"other clients kept changing {transition.keys[0]!r} for {timeout:g} s"
+        )
 
     def _expected(self, key: str) -> Seen:
-        kept = self._kept.get((key, self._written.get(key, "")))
-        return kept.seen if kept and kept.seen else Seen()
+        own = self._own.written(key)
+        return own.seen if own and own.seen else Seen()
 
     def _write(
         self, view: Mapping[str, Seen], changes: Mapping[str, Entry | None], deadline: float
@@ -192,128 +209,80 @@ class EtcdStore(RuledStore):
         Returns:
             The number of the write; or 0, and what the keys are instead.
         """
-        bound, puts = self._bind(changes, deadline)
-        before = {what: self._kept.get(what) for what in bound}
-        # Before it is sent: whatever happens from here on, somebody will see to their end.
-        self._kept.update(bound)
-        body = self._keys.transaction(view, changes, puts)
-        reply = self._gateway.call("kv/txn", body, deadline, repeatable=not changes)
-        if not reply.get("succeeded"):
-            for what, kept in bound.items():
-                self._restore(what, kept, before[what])
-            return 0, self._views(view, reply, deadline)
-        revision = int(reply["header"]["revision"])
+        notes, puts = self._bind(changes, deadline)
+        # Before the request is sent: from here on, some thread will expire the keys.
+        before = self._own.add(notes)
+        revision, found = self._keys.write(view, changes, puts, deadline)
+        if not revision:
+            self._own.restore(notes, before)
+            return 0, found
         number = self._fence_base + revision
         for key, entry in changes.items():
-            stood = view[key].entry
-            if stood is not None and (key, stood.name) not in bound:
-                self._forget(key, stood.name)
-            if entry is not None and entry.kept:
-                name = entry.name
-                kept = bound[key, name]
-                kept.seen = Seen(numbered(entry, number), revision, kept.lease_id)
-                self._written[key] = name
+            old = view[key].entry
+            if old is not None and (key, old.owner) not in notes:
+                self._own.forget((key, old.owner))
+            if entry is not None and entry.renewed:
+                own = notes[key, entry.owner]
+                own.seen = Seen(entry.numbered(number), revision, own.lease_id)
+                self._own.acknowledge((key, entry.owner))
         return number, {}
 
     def _bind(
         self, changes: Mapping[str, Entry | None], deadline: float
-    ) -> tuple[dict[tuple[str, str], Kept], dict[str, dict[str, Any]]]:
-        """Find each new entry an etcd lease: what will be kept, and the operations of the puts."""
-        bound: dict[tuple[str, str], Kept] = {}
-        puts: dict[str, dict[str, Any]] = {}
+    ) -> tuple[dict[Name, _Own], list[dict[str, Any]]]:
+        """Bind each new entry to an etcd lease: the notes on them, and the puts."""
+        notes: dict[Name, _Own] = {}
+        puts: list[dict[str, Any]] = []
         for key, entry in changes.items():
             if entry is None:
                 continue
-            if entry.kept:
-                lease, prolonged = self._leases.kept(entry.ttl, deadline)
-                if prolonged:
+            if entry.renewed:
+                lease, was_prolonged = self._leases.renewed(entry.ttl, deadline)
+                if was_prolonged:
                     self._expire_overdue(deadline)
-                until = self._clock.now() + entry.ttl
-                bound[key, entry.name] = Kept(until, lease.id)
+                notes[key, entry.owner] = _Own(self._clock.now() + entry.ttl, lease.id)
             else:
-                lease = self._leases.passing(entry.ttl, deadline)
+                lease = self._leases.expiring(entry.ttl, deadline)
             slack = lease.ends_at - self._clock.now() - entry.ttl
-            puts[key] = self._keys.put(key, entry, lease.id, slack)
-        return bound, puts
-
-    def _restore(self, what: tuple[str, str], ours: Kept, before: Kept | None) -> None:
-        """Nothing was written after all."""
-        if self._kept.get(what) is not ours:
-            return  # another thread has bound it since
-        if before is None:
-            del self._kept[what]
-        else:
-            self._kept[what] = before
-
-    def _forget(self, key: str, name: str) -> None:
-        """It isn't this process's to end any more."""
-        self._kept.pop((key, name), None)
-        if self._written.get(key) == name:
-            self._written.pop(key, None)
-
-    def _read(
-        self, keys: Sequence[str], deadline: float
-    ) -> tuple[dict[str, Seen], dict[str, Entry]]:
-        """All keys at one moment, and what stands in them."""
-        body = {"success": self._keys.read(keys)}
-        reply = self._gateway.call("kv/txn", body, deadline, repeatable=True)
-        view = self._views(keys, reply, deadline)
-        return view, {key: seen.entry for key, seen in view.items() if seen.entry}
-
-    def _views(
-        self, keys: Iterable[str], reply: Mapping[str, Any], deadline: float
-    ) -> dict[str, Seen]:
-        return self._keys.views(keys, reply, lambda one: self._leases.remaining(one, deadline))
-
-    def _entry(self, kv: Mapping[str, Any], deadline: float) -> Entry | None:
-        return self._keys.seen(kv, lambda one: self._leases.remaining(one, deadline)).entry
+            puts.append(self._keys.put(key, entry, lease.id, slack))
+        return notes, puts
 
     # --- the heartbeat ---------------------------------------------------------------------------
 
     def _renew(self, leases: Sequence[Lease], alive: set[int], deadline: float) -> list[Renewal]:
-        view, entries = self._read(rules.renew_all(leases).keys, deadline)
-        replies: list[Renewal] = []
+        """Renew leases by keepalives, and by writes only where the etcd lease has to change."""
+        transition = operations.renew(leases)
+        view = self._keys.read(transition.keys, deadline)
+        draft = _draft(view)
+        replies = transition.decide(draft)
         moves: dict[str, Entry | None] = {}
-        for lease in leases:
-            outcome = rules.renew(lease).decide(entries)
-            replies.append(outcome.reply)
-            for key in rules.renew(lease).keys:
-                change = outcome.changes.get(key)
-                if key != lease.key and outcome.reply is not Renewal.RENEWED:
-                    continue  # what ended the lease has seen to its claim
-                if not self._stays(lease, key, view[key], change, alive, deadline):
+        for lease, reply in zip(leases, replies, strict=True):
+            owners = {lease.key: str(lease.token), lease.claim_key: lease.token.task}
+            if reply is not Renewal.RENEWED:
+                owners.pop(lease.claim_key)  # The request that ended the lease has changed it.
+            for key, owner in owners.items():
+                seen, change = view.get(key, Seen()), draft.changes.get(key)
+                entry = seen.entry
+                if entry is None or entry.owner != owner:
+                    continue
+                is_alive = entry.renewed and (change is None or entry.has_ttl(change.ttl))
+                if is_alive:
+                    if own := self._own.all.get((key, owner)):
+                        own.until = self._clock.now() + entry.ttl
+                    is_alive = self._keep_alive(seen.lease_id, alive, deadline)
+                if change is not None and not is_alive:
                     moves[key] = change
-        if moves and not self._moved(view, moves, deadline):
-            return [self._apply(rules.renew(lease), self._left(deadline))[0] for lease in leases]
-        return replies
+        if self._move(view, moves, deadline):
+            return replies
+        return [
+            self.transact(operations.renew([lease]), self._left(deadline))[0][0] for lease in leases
+        ]
 
-    def _stays(
-        self,
-        lease: Lease,
-        key: str,
-        seen: Seen,
-        change: Entry | None,
-        alive: set[int],
-        deadline: float,
-    ) -> bool:
-        """Whether the key needs no write: it isn't the lease's, or its etcd lease is kept alive."""
-        entry = seen.entry
-        record = entry.record(key) if entry else None
-        if entry is None or record is None:
-            return True
-        if record.token != (lease.token.task if key == lease.claim_key else str(lease.token)):
-            return True
-        if not entry.kept or (change is not None and not same_ttl(entry.ttl, change.ttl)):
-            return change is None
-        if kept := self._kept.get((key, record.token)):
-            kept.until = self._clock.now() + entry.ttl
-        return self._is_alive(seen.lease_id, alive, deadline) or change is None
-
-    def _moved(
+    def _move(
         self, view: Mapping[str, Seen], moves: Mapping[str, Entry | None], deadline: float
     ) -> bool:
-        """Bind keys to other etcd leases; whether nobody interfered."""
-        for keys in _chunks(list(moves), _MAX_OPS // 2):
+        """Bind keys to other etcd leases; whether no other client has changed them meanwhile."""
+        for keys in _chunks(list(moves), _MAX_OPERATIONS // 2):
             changes = {key: moves[key] for key in keys}
             try:
                 if not self._write({key: view[key] for key in keys}, changes, deadline)[0]:
@@ -323,38 +292,34 @@ class EtcdStore(RuledStore):
                 return False
         return True
 
-    def _is_alive(self, lease_id: int, alive: set[int], deadline: float) -> bool:
-        """Keep an etcd lease alive, once per renewal, be it ours or another process's."""
+    def _keep_alive(self, lease_id: int, alive: set[int], deadline: float) -> bool:
+        """Keep an etcd lease of any process alive, once per renewal; whether it still exists."""
         if lease_id not in alive and self._leases.keep_alive(lease_id, deadline):
             alive.add(lease_id)
         return lease_id in alive
 
-    def _leave_to_others(self, leases: Sequence[Lease]) -> None:
-        """Not to delete what another process holds, for it may renew it by itself from now on."""
-        own = os.getpid()
-        for lease in leases:
-            if lease.process != own:
-                self._forget(lease.key, str(lease.token))
-                self._forget(lease.claim_key, lease.token.task)
-
     def _expire_overdue(self, deadline: float) -> None:
-        """Delete what this process has bound to a living etcd lease, and renews no more."""
+        """Delete own keys whose ttl is over while their etcd lease is kept alive for other keys."""
         now = self._clock.now()
-        everything = list(self._kept.items())
-        overdue = [(what, kept) for what, kept in everything if now >= kept.until]
-        # Also one that no new key is bound to any more, as long as one of its keys is renewed.
-        alive = {kept.lease_id for _, kept in everything if now < kept.until} if overdue else set()
-        for (key, name), kept in overdue:
+        notes = list(self._own.all.items())
+        overdue = [(name, own) for name, own in notes if now >= own.until]
+        # Including etcd leases to which no new key is bound any more.
+        alive = {own.lease_id for _, own in notes if now < own.until} if overdue else set()
+        for name, own in overdue:
             try:
-                if kept.lease_id in alive or self._leases.is_kept(kept.lease_id):
-                    self._apply(rules.expire(key, name), self._left(deadline))
+                if own.lease_id in alive or self._leases.is_renewed(own.lease_id):
+                    self.transact(operations.expire(*name), self._left(deadline))
             except StoreError:
-                return  # the next heartbeat tries again
-            if self._kept.get((key, name)) is kept:
-                self._forget(key, name)
+                return  # The next heartbeat tries again.
+            if self._own.all.get(name) is own:
+                self._own.forget(name)
 
     def _left(self, deadline: float) -> float:
         return max(0.0, deadline - self._clock.now())
+
+
+def _draft(view: Mapping[str, Seen]) -> Draft:
+    return Draft({key: seen.entry for key, seen in view.items() if seen.entry})
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

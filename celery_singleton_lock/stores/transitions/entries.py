@@ -1,41 +1,34 @@
-"""What stands in a key, as values and as text: one form for every store."""
+"""The values that a key can have, and the text that represents them in every store."""
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record, Token
 from celery_singleton_lock.core.store import MarkerState
 
-__all__ = [
-    "Claim",
-    "Entry",
-    "Foreign",
-    "Held",
-    "LastRun",
-    "Marker",
-    "Value",
-    "format_value",
-    "parse_value",
-]
+__all__ = ["Claim", "Entry", "Foreign", "Held", "LastRun", "Marker", "format_value", "parse_value"]
 
-# Two blanks; a lease's or a claim's text has three, and a token where this has its number.
+# A marker's text has two blanks. That of a lease or of a claim has three, and a token in the place
+# of the number.
 _MARKER: Final = re.compile(r"([-fd]) ([0-9]+) (\S*)")
-# Stands where a lease's text has its fence: the number that the store gave to the write itself.
+# In the place of a lease's fence: the fence is the number that the store gave to the write.
 _OWN_NUMBER: Final = "="
-# Goes before the text of a last run, which in Redis stands alone; no kind of lease, nor a marker.
+# Prefix of the text of a last run. No kind of lease and no marker begins with it. Redis has none:
+# there the text stands alone.
 _LAST_RUN: Final = "t "
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease, or what it turned into.
+    """A lease, or what a release made of it.
 
     Attributes:
-        kind: Which.
-        token: Whose it is.
+        kind: Any kind but CLAIM.
+        token: Of the holder, or of the attempt that a reservation is for.
         fence: 0: it has none; None: the number that the store will give to the write.
         holder: For people.
     """
@@ -44,15 +37,22 @@ class Held:
     token: Token
     fence: int | None
     holder: Holder
+    phase: ClassVar[None] = None
+
+    @property
+    def owner(self) -> str:
+        return str(self.token)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A message's claim; ``task`` is what names it (``Token.task``)."""
+    """The claim of a published message. ``owner`` is the name of its task (``Token.task``)."""
 
-    task: str
+    owner: str
     phase: Phase
     holder: Holder
+    kind: ClassVar[Kind] = Kind.CLAIM
+    fence: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """What a leader of beats wrote down of one entry: the text of its last run."""
+    """The text of the last run of one schedule entry, written by the leader of the Beats."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Something else: written by somebody else, or by a newer version. Never touched."""
+    """A value that this version can't read. It is never changed."""
 
 
 Value = Held | Claim | Marker | LastRun | Foreign
@@ -81,68 +81,67 @@ Value = Held | Claim | Marker | LastRun | Foreign
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value and the time that it has.
+    """The value of a key and its lifetime.
 
     Attributes:
-        value: What stands there.
-        ttl: Seconds left; of a new entry, seconds that it gets.
-        kept: Whether it lives with its holder's heartbeat, rather than for ``ttl`` from now.
+        value: The content.
+        ttl: Seconds left; for a new entry, the seconds that it gets.
+        renewed: Whether its lifetime depends on the heartbeat of its holder. Otherwise the entry
+            expires ``ttl`` seconds from now.
     """
 
     value: Value
     ttl: float
-    kept: bool = False
+    renewed: bool = False
 
     @property
-    def name(self) -> str:
-        """What tells whose it is: a lease's token, a claim's task; empty where neither stands."""
-        if isinstance(self.value, Held):
-            return str(self.value.token)
-        return self.value.task if isinstance(self.value, Claim) else ""
+    def owner(self) -> str:
+        """The token of a lease or the task of a claim; empty for other values."""
+        return self.value.owner if isinstance(self.value, (Held, Claim)) else ""
 
     def record(self, key: str) -> Record | None:
-        """For people; None where no lease and no claim stands."""
+        """The readable form of a lease or a claim; None for other values."""
         value = self.value
-        if isinstance(value, Held):
-            return Record(
-                key=key,
-                kind=value.kind,
-                token=str(value.token),
-                fence=value.fence or None,
-                holder=value.holder,
-                ttl=self.ttl,
-            )
-        if isinstance(value, Claim):
-            return Record(
-                key=key,
-                kind=Kind.CLAIM,
-                token=value.task,
-                fence=None,
-                holder=value.holder,
-                ttl=self.ttl,
-                phase=value.phase,
-            )
-        return None
+        if not isinstance(value, (Held, Claim)):
+            return None
+        return Record(
+            key=key,
+            kind=value.kind,
+            token=value.owner,
+            fence=value.fence or None,
+            holder=value.holder,
+            ttl=self.ttl,
+            phase=value.phase,
+        )
+
+    def numbered(self, number: int) -> Entry:
+        """The entry as it is read once the store has given ``number`` to the write."""
+        if isinstance(self.value, Held) and self.value.fence is None:
+            return replace(self, value=replace(self.value, fence=number))
+        return self
+
+    def has_ttl(self, ttl: float) -> bool:
+        """Whether its ttl, which the text may have rounded, is ``ttl``."""
+        return math.isclose(self.ttl, ttl, rel_tol=1e-3)
 
 
 def format_value(value: Value) -> str:
-    """The text of ``value``: that of the Lua scripts, but for a fence that is the write's number,
-    and for the letter before a last run.
+    """The text of ``value``, as the Lua scripts write it, except for `=` and the last run's prefix.
 
     Raises:
-        TypeError: It is foreign.
+        TypeError: ``value`` is foreign.
     """
-    if isinstance(value, Held):
-        fence = _OWN_NUMBER if value.fence is None else value.fence
-        return f"{value.kind} {value.token} {fence} {value.holder.to_json(value.token.task_id)}"
-    if isinstance(value, Claim):
-        holder = value.holder.to_json(Token.task_id_of(value.task))
-        return f"{Kind.CLAIM} {value.task} {value.phase} {holder}"
-    if isinstance(value, Marker):
-        return f"{value.state} {value.sequence} {value.nonce}"
-    if isinstance(value, LastRun):
-        return f"{_LAST_RUN}{value.text}"
-    raise TypeError("what is foreign is never written")
+    match value:
+        case Held(kind, token, fence, holder):
+            number = _OWN_NUMBER if fence is None else fence
+            return f"{kind} {token} {number} {holder.to_json(token.task_id)}"
+        case Claim(owner, phase, holder):
+            return f"{Kind.CLAIM} {owner} {phase} {holder.to_json(Token.task_id_of(owner))}"
+        case Marker(state, sequence, nonce):
+            return f"{state} {sequence} {nonce}"
+        case LastRun(text):
+            return f"{_LAST_RUN}{text}"
+    raise TypeError("a foreign value can't be written")
 
 
 def parse_value(text: str, number: int) -> Value:
@@ -152,12 +151,11 @@ def parse_value(text: str, number: int) -> Value:
     if match := _MARKER.fullmatch(text):
         return Marker(MarkerState(match[1]), int(match[2]), match[3])
     try:
-        kind, token, third, holder = text.split(" ", 3)
+        kind, owner, third, holder = text.split(" ", 3)
         if kind == Kind.CLAIM:
-            publisher = Holder.from_json(holder, Token.task_id_of(token))
-            return Claim(token, Phase(third), publisher)
+            return Claim(owner, Phase(third), Holder.from_json(holder, Token.task_id_of(owner)))
+        token = Token.parse(owner)
         fence = number if third == _OWN_NUMBER else int(third)
-        named = Token.parse(token)
-        return Held(Kind(kind), named, fence, Holder.from_json(holder, named.task_id))
+        return Held(Kind(kind), token, fence, Holder.from_json(holder, token.task_id))
     except ValueError:
         return Foreign()

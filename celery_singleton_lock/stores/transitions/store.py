@@ -1,14 +1,16 @@
-"""What the stores without scripts have in common: each operation is one rule, applied."""
+"""The base class of stores without scripts: each operation is one transition.
+
+A subclass adds ``capabilities``, ``transact``, ``scan`` and ``close``, and is a Store then.
+"""
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from celery_singleton_lock.core.lease import Record, Token
+from celery_singleton_lock.core.lease import Lease, Record, Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
@@ -20,53 +22,43 @@ from celery_singleton_lock.core.store import (
     Refused,
     Release,
     Released,
+    Renewal,
     Trace,
 )
-from celery_singleton_lock.stores.transitions import rules
-from celery_singleton_lock.stores.transitions.transition import Rule
+from celery_singleton_lock.stores.transitions import operations
+from celery_singleton_lock.stores.transitions.transition import Transition
 
-__all__ = ["RuledStore"]
+__all__ = ["OPERATOR_TIMEOUT", "TransitionStore"]
 
 Reply = TypeVar("Reply")
 
-_OPERATOR_TIMEOUT: Final = 2.0
+#: Seconds to wait for the reply to an operator's request.
+OPERATOR_TIMEOUT: Final = 2.0
 
 
-class RuledStore(ABC):
-    """A store that reads, lets a rule decide, and writes if nothing has changed meanwhile.
-
-    What a subclass adds to this is a Store.
-    """
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin with nothing that belongs to one process: sessions, threads, what they keep."""
-        self._process = os.getpid()
-
-    def _notice_fork(self) -> None:
-        """Begin anew in a child: what its parent keeps alive isn't the child's to end."""
-        if self._process != os.getpid():
-            self._begin()
+class TransitionStore(ABC):
+    """A store that reads entries, applies a transition, and writes if none of them has changed."""
 
     @abstractmethod
-    def _apply(self, rule: Rule[Reply], timeout: float) -> tuple[Reply, int]:
-        """Carry out ``rule`` as if nobody else did anything meanwhile.
+    def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
+        """Apply ``transition`` atomically.
 
         Returns:
-            Its reply, and the number that the store gave to the write (0: there was none). The
-            numbers of later writes are higher.
+            Its reply, and the number that the store gave to the write, 0 if nothing was written.
+            The numbers of later writes are higher.
         """
 
     def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
-        reply, number = self._apply(rules.acquire(call), timeout)
+        reply, number = self.transact(operations.acquire(call), timeout)
         if isinstance(reply, Granted) and len(call.slots) == 1:
             return replace(reply, fence=number)
         return reply
 
+    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+        return self.transact(operations.renew(leases), timeout)[0]
+
     def release(self, call: Release, *, timeout: float = 0) -> Released:
-        return self._apply(rules.release(call), timeout)[0]
+        return self.transact(operations.release(call), timeout)[0]
 
     def mark(
         self,
@@ -79,26 +71,26 @@ class RuledStore(ABC):
         timeout: float = 0,
         claim: ClaimChange | None = None,
     ) -> None:
-        self._apply(rules.mark(key, token, state, sequence, ttl, claim), timeout)
+        self.transact(operations.mark(key, token, state, sequence, ttl, claim), timeout)
 
     def admit(self, call: Admit, *, timeout: float = 0) -> Record | None:
-        return self._apply(rules.admit(call), timeout)[0]
+        return self.transact(operations.admit(call), timeout)[0]
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float = 0) -> None:
-        self._apply(rules.settle_claim(token, change), timeout)
+        self.transact(operations.settle_claim(token, change), timeout)
 
     def authorize_tick(self, call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
-        return self._apply(rules.authorize_tick(call), timeout)[0]
+        return self.transact(operations.authorize_tick(call), timeout)[0]
 
     def last_runs(self, keys: Sequence[str], *, timeout: float = 0) -> list[str | None]:
-        return self._apply(rules.last_runs(keys), timeout)[0] if keys else []
+        return self.transact(operations.last_runs(keys), timeout)[0] if keys else []
 
     def trace(self, key: str, *, timeout: float = 0) -> Trace:
-        return Trace(record=self._apply(rules.inspect(key), timeout)[0])
+        return Trace(record=self.transact(operations.inspect(key), timeout)[0])
 
     def inspect(self, key: str) -> Record | None:
-        return self._apply(rules.inspect(key), _OPERATOR_TIMEOUT)[0]
+        return self.transact(operations.inspect(key), OPERATOR_TIMEOUT)[0]
 
     def free(self, key: str, token: str | None) -> bool:
-        # The number of the next grant is above that of this deletion, and of the freed lease.
-        return self._apply(rules.free(key, token), _OPERATOR_TIMEOUT)[0]
+        # The number of the next grant is higher than that of this deletion and of the freed lease.
+        return self.transact(operations.free(key, token), OPERATOR_TIMEOUT)[0]

@@ -1,123 +1,90 @@
-"""What a rule is: the keys that it reads, and a decision from what stands in them."""
+"""A transition: a pure function from the entries of some keys to a reply and the changes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from celery_singleton_lock.core.lease import Holder, Record
 from celery_singleton_lock.core.store import ClaimChange
 from celery_singleton_lock.stores.transitions.entries import Claim, Entry, Held, LastRun, Marker
 
-__all__ = ["Draft", "Outcome", "Rule", "View", "numbered", "same_ttl"]
-
-#: What stands in the keys; a key that is absent is free.
-View = Mapping[str, Entry]
+__all__ = ["Draft", "Transition"]
 
 Reply = TypeVar("Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[Reply]):
-    """What a rule decided.
-
-    Attributes:
-        reply: The answer.
-        changes: What shall stand in the keys (None: nothing).
-        seen: The keys that it was decided from: those that it looked at.
-    """
-
-    reply: Reply
-    changes: Mapping[str, Entry | None]
-    seen: Collection[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule(Generic[Reply]):
-    """The keys that a decision is made from, and the decision.
-
-    Attributes:
-        keys: Those that are read.
-        likely_free: One of them. If nothing stands there, most likely nothing stands in the others
-            either; empty: no guess is better than reading.
-    """
-
-    keys: tuple[str, ...]
-    _decide: Callable[[Draft], Reply]
-    likely_free: str = ""
-
-    def decide(self, view: View) -> Outcome[Reply]:
-        draft = Draft(view)
-        reply = self._decide(draft)
-        return Outcome(reply, draft.changes, draft.seen)
+SomeValue = TypeVar("SomeValue", Held, Claim, Marker, LastRun)
 
 
 @dataclass(slots=True)
 class Draft:
-    """What stands in the keys, and what a decision in the making has changed of it."""
+    """The entries that a transition reads, and the changes that it decides on.
 
-    view: View
+    Attributes:
+        entries: What was read; a key without an entry is free.
+        changes: The entry to write for each changed key; None: delete the key.
+        read: The keys that the decision depends on.
+    """
+
+    entries: Mapping[str, Entry]
     changes: dict[str, Entry | None] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
 
     def get(self, key: str) -> Entry | None:
-        self.seen.add(key)
-        return self.changes[key] if key in self.changes else self.view.get(key)
+        self.read.add(key)
+        return self.changes[key] if key in self.changes else self.entries.get(key)
 
-    def put(self, key: str, entry: Entry) -> None:
-        self.changes[key] = entry
-
-    def delete(self, key: str) -> None:
-        self.changes[key] = None
+    def value(self, key: str, kind: type[SomeValue]) -> SomeValue | None:
+        """The value at ``key`` if it is of ``kind``."""
+        entry = self.get(key)
+        return entry.value if entry and isinstance(entry.value, kind) else None
 
     def record(self, key: str) -> Record | None:
         entry = self.get(key)
         return entry.record(key) if entry else None
 
-    def claim(self, key: str) -> Claim | None:
-        entry = self.get(key)
-        return entry.value if entry and isinstance(entry.value, Claim) else None
-
-    def marker(self, key: str) -> Marker | None:
-        entry = self.get(key)
-        return entry.value if entry and isinstance(entry.value, Marker) else None
-
-    def last_run(self, key: str) -> str | None:
-        entry = self.get(key)
-        return entry.value.text if entry and isinstance(entry.value, LastRun) else None
-
     def change_claim(
         self,
         change: ClaimChange,
         task: str,
-        ttl: float = 0.0,
-        holder: Holder | None = None,
         *,
-        kept: bool = False,
+        holder: Holder | None = None,
+        lease_ttl: float | None = None,
     ) -> None:
-        """Change the claim of a task, or make it anew; another's is never touched."""
-        claim = self.claim(change.key)
-        ours = claim is not None and claim.task == task
-        if not ours and self.get(change.key) is not None:
+        """Change the claim of ``task``, or write it if the key is free. Keep any other entry.
+
+        Args:
+            change: What to change.
+            task: The owner.
+            holder: Of a claim that is written to a free key.
+            lease_ttl: Given if the claim is renewed with a lease from now on: seconds.
+        """
+        claim = self.value(change.key, Claim)
+        is_own = claim is not None and claim.owner == task
+        if not is_own and self.get(change.key) is not None:
             return
         if change.phase is None:
-            if ours:
-                self.delete(change.key)
+            if is_own:
+                self.changes[change.key] = None
             return
         publisher = claim.holder if claim else holder or Holder()
-        self.put(change.key, Entry(Claim(task, change.phase, publisher), ttl, kept))
+        ttl = change.ttl if lease_ttl is None else lease_ttl
+        value = Claim(task, change.phase, publisher)
+        self.changes[change.key] = Entry(value, ttl, renewed=lease_ttl is not None)
 
 
-def numbered(entry: Entry, number: int) -> Entry:
-    """``entry`` as it will be read once the store has given ``number`` to the write: fenced."""
-    value = entry.value
-    if isinstance(value, Held) and value.fence is None:
-        return replace(entry, value=replace(value, fence=number))
-    return entry
+@dataclass(frozen=True, slots=True)
+class Transition(Generic[Reply]):
+    """One operation of a store.
 
+    Attributes:
+        keys: The keys to read.
+        decide: Returns the reply and puts the changes into the draft. Reads no time: entries have
+            the seconds that are left, and get seconds from now.
+        likely_free: One of the keys. If it is free, the other keys are most likely free too, so a
+            store may try the write before it reads. Empty: the store has to read first.
+    """
 
-def same_ttl(found: float, new: float) -> bool:
-    """Whether a ttl that was read is ``new``: texts round it."""
-    return math.isclose(found, new, rel_tol=1e-3)
+    keys: tuple[str, ...]
+    decide: Callable[[Draft], Reply]
+    likely_free: str = ""

@@ -1,4 +1,4 @@
-"""Reads and writes of nodes: a moment's view of some keys, and a change if it still holds."""
+"""Reads and writes of nodes: a snapshot of some keys, and a write if the snapshot still holds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kazoo.exceptions import (
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.transitions.entries import Entry
+from celery_singleton_lock.stores.transitions.entries import Entry, format_value
 from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
-from celery_singleton_lock.stores.zookeeper.znodes import Layout, Seen, ServerTime, to_text
+from celery_singleton_lock.stores.zookeeper.znodes import Layout, Seen, ServerTime
 
 __all__ = ["Ensemble", "Versions", "View"]
 
-#: What was read of each key, and the versions of the buckets that it was read from. A key whose
-#: bucket has none was not read, but guessed to have no node.
+#: The content of each key, and the versions of the buckets that were read. A key in a bucket
+#: without a version was not read, but is assumed to have no node.
 View = dict[str, Seen]
 Versions = dict[str, int]
 
@@ -39,7 +39,7 @@ _INTERFERENCE: Final = (
 
 
 class Ensemble:
-    """The nodes, through this process's sessions.
+    """The nodes below ``layout``, through the sessions of this process.
 
     Every method may raise StoreUnavailable and StoreError.
     """
@@ -55,24 +55,23 @@ class Ensemble:
         session = self.sessions.common(deadline)
         client, buckets = session.client, self.layout.buckets(keys)
         while True:
-            # Sent together. The first lets this member catch up with the leader.
+            # Sent together. The sync lets this member catch up with the leader.
             requests = [client.sync_async(self.layout.root)]
             requests += [client.exists_async(bucket) for bucket in buckets]
             requests += [client.get_async(self.layout.path(key)) for key in keys]
             requests += [client.exists_async(bucket) for bucket in buckets]
             replies = session.collect(requests, deadline)[1:]
-            before, after = replies[: len(buckets)], replies[len(buckets) + len(keys) :]
+            before, nodes = replies[: len(buckets)], replies[len(buckets) : -len(buckets)]
+            after = replies[-len(buckets) :]
             if None in before:
                 self._make(session, buckets, deadline)
             elif [stat.version for stat in before] == [stat.version for stat in after]:
-                nodes = replies[len(buckets) : len(buckets) + len(keys)]
                 now = self._server_now(session, nodes, deadline)
-                view = {
-                    key: self.layout.seen(node, now) for key, node in zip(keys, nodes, strict=True)
-                }
-                return view, {b: s.version for b, s in zip(buckets, before, strict=True)}
+                seen = [self.layout.seen(node, now) for node in nodes]
+                versions = {b: stat.version for b, stat in zip(buckets, before, strict=True)}
+                return dict(zip(keys, seen, strict=True)), versions
             if self._clock.now() >= deadline:
-                raise StoreUnavailable(f"others kept changing what is near {keys[0]!r}")
+                raise StoreUnavailable(f"other clients kept changing keys beside {keys[0]!r}")
 
     def commit(
         self,
@@ -84,15 +83,14 @@ class Ensemble:
     ) -> list[Any] | None:
         """Write ``changes`` if ``view`` still holds; None if it doesn't.
 
-        A key whose bucket has a version in ``versions`` was read there, and comparing that proves
-        it unchanged. One whose bucket has none was guessed to have no node, and the transaction
-        proves that by creating one: if there is one, that fails, and all the rest with it
-        (ZooKeeper has a check that a node has a version, but none that there is no node). What
-        isn't to stand there is deleted in the same transaction, so nobody ever sees it. A node
-        that has ended by the time in its text counts as one: then the guess is wrong.
+        A key whose bucket has a version was read, and comparing the version proves that it is
+        unchanged. A key whose bucket has none is assumed to have no node. ZooKeeper has no check
+        for that, so the transaction creates the node: if there is one, the whole transaction fails.
+        A node that the changes don't contain is deleted in the same transaction, so no client sees
+        it. A node that has expired counts as a node.
 
         Returns:
-            Of the changed buckets, in order, the stats.
+            The stats of the changed buckets, in order.
         """
         transaction = session.client.transaction()
         changed = self.layout.buckets(changes)
@@ -111,28 +109,21 @@ class Ensemble:
                 transaction.delete(path)
             if entry is not None:
                 ttl = max(entry.ttl, _MIN_TTL)
-                ttl = min(ttl, session.timeout) if entry.kept else ttl
-                text = to_text(entry.value, ttl, entry.kept)
-                transaction.create(path, text, ephemeral=entry.kept)
+                ttl = min(ttl, session.timeout) if entry.renewed else ttl
+                text = f"{'k' if entry.renewed else 'p'}{ttl:.3f} {format_value(entry.value)}"
+                transaction.create(path, text.encode(), ephemeral=entry.renewed)
         results = session.collect([transaction.commit_async()], deadline)[0]
-        stats = _written(results)
+        stats = _stats(results)
         if stats:
             self._server_time.note(stats[0], self._clock.now())
         return stats
 
-    def session_for(self, changes: Mapping[str, Entry | None], deadline: float) -> Session:
-        """The one that the changes shall end with; the common one if none shall."""
-        ttls = [entry.ttl for entry in changes.values() if entry is not None and entry.kept]
-        if not ttls:
-            return self.sessions.common(deadline)
-        return self.sessions.of_ttl(max(ttls), deadline)
-
     def prove_alive(self, sessions: Iterable[Session], deadline: float) -> None:
-        """A write in each: a read could be answered by a member that has lost its leader."""
+        """Write in each session. A read could be answered by a member without a leader."""
         sent = [(s, s.client.set_async(self.layout.clock, b"")) for s in sessions]
         for session, request in sent:
             stat = session.collect([request], deadline)[0]
-            if stat is None:  # the first of all
+            if stat is None:  # The node doesn't exist yet.
                 self._make(session, [self.layout.clock], deadline)
                 again = session.client.set_async(self.layout.clock, b"")
                 stat = session.collect([again], deadline)[0]
@@ -140,7 +131,7 @@ class Ensemble:
                 self._server_time.note(stat, self._clock.now())
 
     def _server_now(self, session: Session, nodes: Sequence[Any], deadline: float) -> float | None:
-        """The server's time, if a node was found that has an end by it."""
+        """The server's time, if one of the nodes expires by it."""
         if not any(node is not None and node[0][:1] == b"p" for node in nodes):
             return None
         if self._server_time.at(self._clock.now()) is None:
@@ -153,8 +144,8 @@ class Ensemble:
             session.collect([session.client.ensure_path_async(path)], deadline)
 
 
-def _written(results: Sequence[Any]) -> list[Any] | None:
-    """The stats of the buckets; None if somebody interfered."""
+def _stats(results: Sequence[Any]) -> list[Any] | None:
+    """The stats of the buckets; None if another client has interfered."""
     errors = [result for result in results if isinstance(result, KazooException)]
     for error in errors:
         if not isinstance(error, _INTERFERENCE):

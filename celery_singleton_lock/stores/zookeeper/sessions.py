@@ -1,21 +1,27 @@
-"""The ZooKeeper sessions of one process: one per ttl, for an ephemeral node dies with its session.
+"""The ZooKeeper sessions of one process: one per ttl.
 
-Promises
-    Requests end within their time; one that has no answer for half of it is followed by another,
-    which wakes a server that has forgotten it. What kazoo still has in its queue then is sent
-    later, in the order of each session: who must know that nothing comes any more writes behind
-    it. A member that has gone silent is hung up on, so that kazoo goes to the next one instead of
-    waiting for two thirds of the session. One that is silent when a session comes to it is left as
-    soon: kazoo would wait for the session's third (for all of it, where no packet arrives), and by
-    then its leases are lost.
+An ephemeral node ends with its session, so leases of different ttls need different sessions.
 
-States of a session here::
+Guarantees
+    Requests end within their timeout. If a reply is missing after half of the timeout, another
+    request is sent: it wakes a server that has forgotten the first one. If a reply times out, the
+    connection is closed, so that kazoo connects to the next member instead of waiting for two
+    thirds of the session's timeout. When a session connects to a member that doesn't answer, it
+    leaves that member as early: kazoo would wait for a third of the session's timeout (for all of
+    it if no packet arrives), and the session's leases would be lost by then.
 
-    connecting -> ready <-> reconnecting --server expired it--> connecting (kazoo makes a new one;
-                                                                its nodes are gone)
+Non-guarantees
+    A request that timed out may still be in kazoo's queue and be sent later. The requests of one
+    session are sent in order, so a later write that was acknowledged proves that the queue is
+    empty.
 
-kazoo tells neither what timeout the server has granted, nor has it a way to hang up or to hurry;
-all of these are taken from its connection object (2.10, 2.11).
+State model::
+
+    connecting -> ready <-> reconnecting --the server has expired it--> connecting (kazoo creates a
+                                                                        new session without nodes)
+
+kazoo has no public way to read the timeout that the server granted, to close a connection, or to
+limit the time for a connection attempt. All of these use its connection object (2.10, 2.11).
 """
 
 from __future__ import annotations
@@ -44,30 +50,30 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.endpoints import ClusterUrl
+from celery_singleton_lock.stores.urls import ClusterUrl
 
 __all__ = ["OPTIONS", "Session", "Sessions"]
 
-#: What the URL's query may say.
+#: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key"})
 
 _TLS_SCHEME: Final = "zks"
-# Of the session for everything that doesn't die with one.
+# Seconds, of the session for everything that doesn't end with a session.
 _COMMON_TTL: Final = 10.0
-# Each is a connection and three threads. Policies rarely have more ttls than this; calls may.
+# Each is a connection and three threads. Policies rarely have more ttls, but single calls may.
 _MAX_SESSIONS: Final = 8
-# The share of a session that a member has to accept it. A lease trusts half of its session, and is
-# renewed after a third: what is left suffices for two members that are silent.
+# The share of a session's timeout that a member has to accept the session. A lease trusts half of
+# the timeout, and is renewed after a third. The rest suffices for two members that don't answer.
 _ACCEPT_RATIO: Final = 1 / 12
-# Seconds. A member that is only slow gets twice the time when a session comes to it again.
+# Seconds. A member that is only slow gets twice the time at the next attempt.
 _MIN_ACCEPT, _MAX_ACCEPT = 0.25, 2.0
-# Of the time that a reply has, and at most so many seconds. ZooKeeper 3.6.0 to 3.8.0 may forget to
-# wake the thread that applies what is agreed (ZOOKEEPER-4537: seen on 3.8.0, once in some thousand
-# writes with pauses between them). In a quiet ensemble the client waits then until anything else
-# comes to that member: its next ping, after a third of the session. A sync was answered, and the
-# write before it, in 0.01 s.
+# The share of a reply's timeout after which a sync is sent, and the maximum in seconds. ZooKeeper
+# 3.6.0 to 3.8.0 may forget to wake the thread that applies a committed write (ZOOKEEPER-4537: seen
+# on 3.8.0, once in some thousand writes with pauses between them). In a quiet ensemble the client
+# then waits for the member's next request: the client's ping, after a third of the session's
+# timeout. A sync, and the write before it, were answered in 0.01 s.
 _REMIND_RATIO, _MAX_REMIND = 0.5, 0.5
-# kazoo's own waits up to a minute between two tries.
+# kazoo's default waits up to a minute between two attempts.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
 _UNKNOWN_OUTCOME: Final = (
     ConnectionClosedError,
@@ -82,8 +88,8 @@ def _is_no_login(record: logging.LogRecord) -> bool:
     return not any(isinstance(argument, Auth) for argument in record.args or ())
 
 
-# Below kazoo's own, so its level and handlers count. At DEBUG kazoo logs each request that it
-# sends, and the first one is the login, with its password.
+# A child of kazoo's own logger, whose level and handlers apply. At DEBUG kazoo logs each request
+# that it sends. The first one is the login with its password.
 _logger = logging.getLogger("kazoo.client.singleton")
 _logger.addFilter(_is_no_login)
 
@@ -92,9 +98,9 @@ class Session:
     """One session, with a client of its own.
 
     Attributes:
-        timeout: Seconds without a sign of life after which the server ends it; what was asked for,
+        timeout: Seconds without a heartbeat after which the server ends it; the requested value
             until the server has answered.
-        client: kazoo's.
+        client: kazoo's client.
     """
 
     def __init__(self, url: ClusterUrl, ttl: float, clock: Clock) -> None:
@@ -110,7 +116,7 @@ class Session:
         connect, invoke, dial = connection._connect, connection._invoke, handler.create_connection
 
         def note_timeout(*args: Any) -> Any:
-            # Before it is known whether this one accepts: the next one has twice the time.
+            # Doubled for the next member, until a member has accepted.
             accept, self._accept = self._accept, self._accept * 2
             connection._invoke = lambda timeout, *rest, **options: invoke(
                 min(timeout, accept), *rest, **options
@@ -120,7 +126,7 @@ class Session:
             )
             read_timeout, connect_timeout = connect(*args)
             self._accept = shortest
-            self.timeout = read_timeout * 1.5 / 1000  # kazoo waits for two thirds of it
+            self.timeout = read_timeout * 1.5 / 1000  # kazoo reads for two thirds of it.
             self._ready.set()
             return read_timeout, connect_timeout
 
@@ -128,29 +134,29 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is sent by it any more, for good."""
+        """Whether it is closed for good."""
         return self.client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 
     def start(self, deadline: float) -> None:
-        """Wait for the server's answer; kazoo goes on trying if it doesn't come in time.
+        """Wait for the server's answer. After the deadline, kazoo goes on trying.
 
         Raises:
-            StoreUnavailable: It didn't.
+            StoreUnavailable: There was no answer until the deadline.
         """
         with self._guard:
-            # Once: two threads that start one client wait for each other for ever.
+            # Once: two threads that start one client deadlock.
             started, self._is_started = self._is_started, True
             try:
                 if not started:
                     self.client.start_async()
             except RuntimeError:
-                self._is_started = False  # no thread could be started: the next call may have it
+                self._is_started = False  # No thread could be started. Try again later.
                 raise
         if not self._ready.wait(max(0.0, deadline - self._clock.now())):
             raise StoreUnavailable("the store doesn't answer: no session within the time")
 
     def collect(self, requests: Sequence[Any], deadline: float) -> list[Any]:
-        """The replies to asynchronous requests; None where there is no such node.
+        """The replies to asynchronous requests; None if there is no such node.
 
         Raises:
             StoreUnavailable, StoreError: No answer; a refusal.
@@ -180,12 +186,12 @@ class Session:
 
     def _hang_up(self) -> None:
         connection = getattr(self.client._connection, "_socket", None)
-        # One that is being made is left alone: it may be the way to the next member.
+        # A new connection is left alone: it may be the one to the next member.
         if connection is not None and self.client.connected:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is closed already
+                pass  # It is closed already.
 
     @staticmethod
     def _new_client(url: ClusterUrl, ttl: float) -> Any:
@@ -206,12 +212,12 @@ class Session:
 
 
 class Sessions:
-    """Makes sessions when they are needed, per process: a fork has none of its parent's.
+    """Creates sessions when they are needed, per process: a fork can't use those of its parent.
 
     Args:
-        url: With its members, login and options.
-        clock: Of deadlines.
-        is_used: Whether ephemeral nodes of a session may stand.
+        url: Members, login and options.
+        clock: For deadlines.
+        is_used: Whether ephemeral nodes of a session may exist.
     """
 
     def __init__(self, url: ClusterUrl, clock: Clock, is_used: Callable[[Session], bool]) -> None:
@@ -222,7 +228,7 @@ class Sessions:
         self._guard = threading.Lock()
 
     def common(self, deadline: float) -> Session:
-        """The one for what doesn't die with its session.
+        """The session for everything that doesn't end with it.
 
         Raises:
             StoreUnavailable: No server answers.
@@ -230,19 +236,15 @@ class Sessions:
         return self._get(0, _COMMON_TTL, deadline)
 
     def of_ttl(self, ttl: float, deadline: float) -> Session:
-        """The one that ends ``ttl`` seconds after this process, or as the server allows.
+        """The session that ends ``ttl`` seconds after this process, or as the server allows.
 
         Raises:
             StoreUnavailable: No server answers.
         """
         return self._get(round(ttl * 1000), ttl, deadline)
 
-    def all(self) -> list[Session]:
-        """Those of this process."""
-        return [session for (pid, _), session in list(self._sessions.items()) if pid == os.getpid()]
-
     def close(self) -> None:
-        """End them all."""
+        """End all sessions."""
         for key in list(self._sessions):
             session = self._sessions.pop(key, None)
             if session is not None and key[0] == os.getpid():
@@ -260,11 +262,11 @@ class Sessions:
         return session
 
     def _close_spare(self, newest: Session) -> None:
-        """Ttls of single calls must not add up: beyond a number, what holds nothing is ended."""
+        """End unused sessions beyond the maximum: the ttls of single calls must not add up."""
         for key, session in list(self._sessions.items()):
             if len(self._sessions) <= _MAX_SESSIONS:
                 return
             is_spare = key[1] and session is not newest and not self._is_used(session)
-            # Of two threads that find it, one has it to close.
+            # If two threads find it, one of them removes and closes it.
             if is_spare and self._sessions.pop(key, None) is session:
                 session.close()

@@ -1,37 +1,45 @@
-"""Leases in a ZooKeeper ensemble: an ephemeral node per lease, one transaction per operation.
+"""Leases in a ZooKeeper ensemble: one ephemeral node per lease, one transaction per operation.
 
-Promises
-    Each operation is one transaction (``multi``) that compares the versions of the buckets it was
-    decided from (see znodes), so it happens wholly or not at all, and as if nothing else happened
-    meanwhile; on interference it is decided anew, within its time. A key that is likely free isn't
-    read before it is taken: the transaction proves the guess (see ensemble). What a majority has
-    acknowledged survives the loss of members and of the leader. The fence of a grant is its
-    transaction's zxid (the node's czxid): it rises over the whole ensemble, strictly. Renewing N
-    leases is one write per ttl, which proves the session alive at the leader, and N reads sent
-    together with it.
+Overview
+    Each operation is one transaction (``multi``) that compares the versions of all buckets that it
+    depends on (see znodes.py). If another client has changed one of them, the operation is decided
+    again, within its timeout. A key that is probably free isn't read first: the transaction proves
+    that it is (see ensemble.py). Renewing N leases takes one write per ttl, which proves to the
+    leader that the session is alive, and N reads that are sent together with it.
 
-Does not promise
-    Anything without a majority: then nothing is granted, and a holder stops at its deadline. It
-    never waits to hear that a session is lost: in a partition the server dropped the node at 2.0 s,
-    and the client heard of it at 5.5 s. The local deadline trusts a grant for half of the session:
-    a member passes on what it hears from a session every half tick, so the leader may count from
-    the sign of life before the last one. Expiry to the millisecond: the server rounds a session's
-    end up to its next tick, and a new leader gives each session its full time again. A ttl that the
-    server doesn't allow: by default it is at least 4 s (then a dead holder's key is free so much
-    later) and at most 40 s (then the lease is one of 40 s). Greenlets: kazoo's heartbeat would
-    starve beside them, so gevent and eventlet are refused.
+Guarantees
+    Operations are atomic and linearizable. What a majority has acknowledged survives the loss of a
+    minority of members, including the leader. The fence of a grant is the zxid of its transaction
+    (the node's czxid), which strictly rises over the whole ensemble.
+
+Non-guarantees
+    Availability without a majority: nothing is granted then, and a holder stops at its deadline.
+    Notice of a lost session: in a partition the server deleted the node after 2.0 s, and its client
+    was notified after 5.5 s. The local deadline trusts a grant for half of the session's timeout: a
+    member forwards a session's heartbeats every half tick, so the leader may count from the one
+    before the last. Expiry to the millisecond: the server rounds the end of a session up to its
+    next tick, and a new leader gives each session its full timeout again. A ttl that the server
+    doesn't allow: by default, sessions last 4 s at least (the key of a dead holder is free that
+    much later) and 40 s at most (a longer lease is shortened). Greenlets: a busy greenlet would
+    starve kazoo's heartbeat, so gevent and eventlet are refused.
+
+State model
+    The nodes that this process has created, or may have created, in its sessions are noted in
+    ``_own`` until their ttl is over. The note of an acknowledged write also says what the keys of
+    the operation contain, so that the release that follows needs no read.
 
 Failure handling
-    kazoo goes to another member when a connection breaks, and keeps its session. No answer means
-    that nobody knows: StoreUnavailable. kazoo keeps a session alive by itself, so a lease that is
-    renewed no more would stand as long as this process does: the janitor thread deletes it by its
-    token when its ttl is over. Other nodes end by the time in their text, and are deleted by
-    whoever writes much: after as many of them as a bucket holds, the janitor goes through a bucket.
+    When a connection breaks, kazoo connects to another member and keeps its session. A missing
+    reply means that the outcome is unknown: StoreUnavailable. kazoo keeps a session alive by
+    itself, so the janitor thread deletes a lease that is no longer renewed, by its token, when its
+    ttl is over. Other nodes expire by the ttl in their text. A process deletes those that it reads,
+    and its janitor sweeps a bucket after as many writes as the last bucket had nodes.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -41,16 +49,16 @@ from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, Record
 from celery_singleton_lock.core.store import Acquire, Capabilities, Granted, Refused, Renewal
 from celery_singleton_lock.errors import SettingsError, StoreUnavailable
-from celery_singleton_lock.stores.endpoints import ClusterUrl
-from celery_singleton_lock.stores.transitions import rules
+from celery_singleton_lock.stores.transitions import operations
 from celery_singleton_lock.stores.transitions.entries import Entry
-from celery_singleton_lock.stores.transitions.store import RuledStore
-from celery_singleton_lock.stores.transitions.transition import Rule, numbered, same_ttl
+from celery_singleton_lock.stores.transitions.own_keys import Name, OwnKeys
+from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, TransitionStore
+from celery_singleton_lock.stores.transitions.transition import Draft, Transition
+from celery_singleton_lock.stores.urls import ClusterUrl
 from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble, Versions, View
-from celery_singleton_lock.stores.zookeeper.guesses import Guesses
-from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Kept, Watched
+from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Sessions
-from celery_singleton_lock.stores.zookeeper.znodes import BUCKETS, Layout, Seen
+from celery_singleton_lock.stores.zookeeper.znodes import BUCKETS, Layout, Seen, key_of
 
 __all__ = ["ZooKeeperStore"]
 
@@ -59,22 +67,24 @@ Reply = TypeVar("Reply")
 _PORT: Final = 2181
 _DEFAULT_ROOT: Final = "celery-singleton-lock"
 _TRUSTED: Final = 0.5
-# The default limit of a request is a megabyte, of which a slot takes a tenth of a thousandth.
+# The default limit of a request is one megabyte. A slot takes about a hundred bytes.
 _MAX_LIMIT: Final = 1000
-# Each round that fails means that somebody else's has succeeded.
-_MAX_ROUNDS: Final = 100
-_RENEW_CHUNK: Final = 250
-_OPERATOR_TIMEOUT: Final = 2.0
+# Each attempt that fails means that another client's transaction has succeeded.
+_MAX_ATTEMPTS: Final = 100
+_CHUNK: Final = 250
+# Keys that this process found taken. That suffices for the keys that are contended at one time. A
+# forgotten key costs one write that fails.
+_MAX_TAKEN: Final = 1000
 
 
-class ZooKeeperStore(RuledStore):
+class ZooKeeperStore(TransitionStore):
     """One ensemble, by URL: ``zk://host:2181,host:2181/path``; ``zks://`` with TLS.
 
     Args:
-        url: Its login is of the digest scheme; its query may name ``ca``, ``cert`` and ``key``.
-        clock: Of deadlines.
-        fence_base: Fences are above it.
-        options: As the query's.
+        url: Its login is of the digest scheme. Its query may contain ``ca``, ``cert`` and ``key``.
+        clock: For deadlines.
+        fence_base: Fences are above this number.
+        options: As in the query.
 
     Raises:
         SettingsError: The URL can't be read, or this process runs greenlets.
@@ -94,20 +104,26 @@ class ZooKeeperStore(RuledStore):
                 "stop the heartbeat of its client. Use the prefork, threads or solo pool, or "
                 "another store"
             )
-        parsed = ClusterUrl.parse(url, port=_PORT, known=OPTIONS, options=options)
+        self._url = ClusterUrl.parse(url, port=_PORT, known=OPTIONS, options=options)
         self._clock = clock or SystemClock()
         self._fence_base = fence_base
-        self._url = parsed
-        super().__init__()
+        self._start()
 
-    def _begin(self) -> None:
-        """In this process: a fork has neither the sessions nor the threads of its parent."""
-        super()._begin()
-        self._janitor = Janitor(self._clock, self._expire, self._sweep)
-        sessions = Sessions(self._url, self._clock, self._janitor.watches)
+    def _start(self) -> None:
+        # Called in each process: a fork has neither the sessions nor the threads of its parent.
+        self._process = os.getpid()
+        self._own: OwnKeys[Own] = OwnKeys()
+        self._janitor = Janitor(self._own, self._clock, self._expire, self._sweep)
+        sessions = Sessions(
+            self._url,
+            self._clock,
+            lambda session: any(own.session is session for own in list(self._own.all.values())),
+        )
         layout = Layout(f"/{self._url.path or _DEFAULT_ROOT}", self._fence_base)
         self._ensemble = Ensemble(sessions, layout, self._clock)
-        self._guesses = Guesses()
+        self._taken: dict[str, None] = {}
+        #: The paths of all buckets, for operators.
+        self.buckets = [layout.bucket_path(number) for number in range(BUCKETS)]
 
     @property
     def capabilities(self) -> Capabilities:
@@ -115,102 +131,110 @@ class ZooKeeperStore(RuledStore):
             fence=True, name="zookeeper", trusted=_TRUSTED, min_ttl=1.0, max_limit=_MAX_LIMIT
         )
 
-    @property
-    def buckets(self) -> list[str]:
-        """The paths below which all keys are, for operators."""
-        return [self._ensemble.layout.bucket_path(number) for number in range(BUCKETS)]
-
     def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
         reply = super().acquire(call, timeout=timeout)
         if isinstance(reply, Granted):
-            kept = self._janitor.kept.get((reply.key, str(call.token)))
-            if kept is not None and kept.ttl < call.ttl:
-                return replace(reply, ttl=kept.ttl)
+            own = self._own.all.get((reply.key, str(call.token)))
+            if own is not None and own.ttl < call.ttl:
+                return replace(reply, ttl=own.ttl)
         return reply
 
     def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
-        self._notice_fork()
+        if self._process != os.getpid():
+            self._start()
         deadline = self._clock.now() + timeout
         replies: list[Renewal] = []
-        for start in range(0, len(leases), _RENEW_CHUNK):
-            chunk = leases[start : start + _RENEW_CHUNK]
-            # A session that has ended meanwhile has no nodes any more, so the reads tell.
-            self._ensemble.prove_alive({kept.session for kept in self._kept_of(chunk)}, deadline)
+        for start in range(0, len(leases), _CHUNK):
+            chunk = leases[start : start + _CHUNK]
+            own = [self._own_of(lease) for lease in chunk]
+            sessions = {one.session for notes in own for one in notes}
+            # If a session has ended meanwhile, its nodes are gone, and the reads find that.
+            self._ensemble.prove_alive(sessions, deadline)
             left = deadline - self._clock.now()
-            found = self._apply(rules.renew_all(chunk), left, renews=True)[0]
-            for lease, reply in zip(chunk, found, strict=True):
-                if reply is Renewal.RENEWED:
-                    self._prolong(lease)
+            found = self.transact(operations.renew(chunk), left, renews=True)[0]
+            for notes, reply in zip(own, found, strict=True):
+                for one in notes if reply is Renewal.RENEWED else ():
+                    one.until = self._clock.now() + one.ttl
             replies += found
         return replies
 
     def scan(self, pattern: str) -> Iterator[Record]:
-        return iter(sorted(self._scan(pattern), key=lambda record: record.key))
-
-    def _scan(self, pattern: str) -> Iterator[Record]:
-        deadline = self._clock.now() + _OPERATOR_TIMEOUT
+        deadline = self._clock.now() + OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
-        # Written, not only synced: the time is needed too.
+        # A write and not only a sync: the server's time is needed too.
         self._ensemble.prove_alive({session}, deadline)
+        records = []
         lists = [session.client.get_children_async(path) for path in self.buckets]
         for names in session.collect(lists, deadline):
-            keys = [self._ensemble.layout.key(name) for name in names or ()]
+            keys = [key_of(name) for name in names or ()]
             keys = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
-            view, _ = self._ensemble.read(keys, self._clock.now() + _OPERATOR_TIMEOUT)
-            for key, seen in view.items():
-                record = seen.entry.record(key) if seen.entry else None
-                if record is not None:
-                    yield record
+            view, _ = self._ensemble.read(keys, self._clock.now() + OPERATOR_TIMEOUT)
+            found = [seen.entry.record(key) for key, seen in view.items() if seen.entry]
+            records += [record for record in found if record is not None]
+        return iter(sorted(records, key=lambda record: record.key))
 
     def close(self) -> None:
-        """End the sessions, and with them every lease that this process has."""
+        """End the sessions, and with them all leases of this process."""
         self._janitor.close()
         self._ensemble.sessions.close()
 
-    # --- one rule, one transaction ---------------------------------------------------------------
+    # --- one transition, one transaction ---------------------------------------------------------
 
-    def _apply(
-        self, rule: Rule[Reply], timeout: float, *, renews: bool = False
+    def transact(
+        self, transition: Transition[Reply], timeout: float, *, renews: bool = False
     ) -> tuple[Reply, int]:
-        self._notice_fork()
+        if self._process != os.getpid():
+            self._start()
         deadline = self._clock.now() + timeout
-        expected = self._janitor.expected(rule.keys) or self._guess(rule)
-        for _ in range(_MAX_ROUNDS):
-            view, versions = expected or self._read(rule, deadline)
-            outcome = rule.decide({key: seen.entry for key, seen in view.items() if seen.entry})
+        assumed = self._expected(transition)
+        for _ in range(_MAX_ATTEMPTS):
+            view, versions = assumed or self._read(transition, deadline)
+            draft = Draft({key: seen.entry for key, seen in view.items() if seen.entry})
+            reply = transition.decide(draft)
             changes = {
                 key: entry
-                for key, entry in outcome.changes.items()
-                if renews is False or not _suffices(view[key].entry, entry)
+                for key, entry in draft.changes.items()
+                if not (renews and _lives_on(view[key].entry, entry))
             }
-            if expected and not _replaces_all(view, changes):
-                expected = None  # a session that ends changes no bucket's version
+            if assumed and not _replaces_all(view, changes):
+                assumed = None  # The end of a session changes no bucket's version.
                 continue
             if not changes:
-                return outcome.reply, 0
-            # What the rule didn't look at may change as it likes.
-            view = {key: view[key] for key in view if key in outcome.seen}
+                return reply, 0
+            # Keys on which the decision doesn't depend may change meanwhile.
+            view = {key: view[key] for key in view if key in draft.read}
             if number := self._commit(view, versions, changes, deadline):
-                return outcome.reply, number
-            expected = None
+                return reply, number
+            assumed = None
             if self._clock.now() >= deadline:
                 break
-        raise StoreUnavailable(f"others kept changing what is near {rule.keys[0]!r}")
+        raise StoreUnavailable(f"other clients kept changing keys beside {transition.keys[0]!r}")
 
-    def _guess(self, rule: Rule[Reply]) -> tuple[View, Versions] | None:
-        """What is likely, where it is likely enough: nothing stands anywhere.
+    def _expected(self, transition: Transition[Reply]) -> tuple[View, Versions] | None:
+        """What the keys probably contain; None if they have to be read first.
 
-        If that is so, the transaction that proves it has done the work too. If it isn't, that was a
-        write in vain, before the read: so a key that was found taken is read first the next time.
+        Either nothing has changed since this process wrote one of them, or none of them exists. The
+        transaction that proves it also does the work. If the second is wrong, that was one more
+        round trip: so a key that was found taken is read first the next time.
         """
-        if not rule.likely_free or not self._guesses.is_free(rule.likely_free):
-            return None
-        return {key: Seen() for key in rule.keys}, {}
+        keys = transition.keys
+        for own in filter(None, map(self._own.written, keys)):
+            view, versions = own.expected or ({}, {})
+            if all(key in view and _is_lasting(view[key]) for key in keys):
+                return {key: view[key] for key in keys}, versions
+        if transition.likely_free and transition.likely_free not in self._taken:
+            return {key: Seen() for key in keys}, {}
+        return None
 
-    def _read(self, rule: Rule[Reply], deadline: float) -> tuple[View, Versions]:
-        view, versions = self._ensemble.read(rule.keys, deadline)
-        if rule.likely_free:
-            self._guesses.learn(rule.likely_free, free=view[rule.likely_free].entry is None)
+    def _read(self, transition: Transition[Reply], deadline: float) -> tuple[View, Versions]:
+        view, versions = self._ensemble.read(transition.keys, deadline)
+        if key := transition.likely_free:
+            if view[key].entry is None:
+                self._taken.pop(key, None)
+            else:
+                if len(self._taken) >= _MAX_TAKEN:
+                    self._taken.clear()
+                self._taken[key] = None
         return view, versions
 
     def _commit(
@@ -220,97 +244,95 @@ class ZooKeeperStore(RuledStore):
         changes: Mapping[str, Entry | None],
         deadline: float,
     ) -> int:
-        """Write ``changes`` if no bucket has changed; the write's number, 0 if one has."""
-        session = self._ensemble.session_for(changes, deadline)
+        """Write ``changes`` if no bucket has changed; the number of the write, or 0."""
+        sessions = self._ensemble.sessions
+        ttls = [entry.ttl for entry in changes.values() if entry is not None and entry.renewed]
+        session = sessions.of_ttl(max(ttls), deadline) if ttls else sessions.common(deadline)
         buckets = self._ensemble.layout.buckets(view)
         versions = {bucket: versions[bucket] for bucket in buckets if bucket in versions}
-        kept: Watched = {}
+        notes: dict[Name, Own] = {}
         for key, entry in changes.items():
-            if entry is not None and entry.kept:
+            if entry is not None and entry.renewed:
                 ttl = min(entry.ttl, session.timeout)
-                until = self._clock.now() + ttl
-                kept[key, entry.name] = Kept(ttl, until, session)
-        # Before it is sent: whatever happens from here on, somebody will see to their end.
-        before = self._janitor.watch(kept)
+                notes[key, entry.owner] = Own(ttl, self._clock.now() + ttl, session)
+        # Before the request is sent: from here on, the janitor will expire the nodes.
+        before = self._own.add(notes)
+        if notes:
+            self._janitor.wake()
         stats = self._ensemble.commit(session, view, versions, changes, deadline)
         if stats is None:
-            self._janitor.restore(kept, before)
+            self._own.restore(notes, before)
             return 0
-        return self._note(view, versions, changes, kept, stats)
+        return self._note(view, versions, changes, notes, stats)
 
     def _note(
         self,
         view: View,
         versions: Versions,
         changes: Mapping[str, Entry | None],
-        kept: Watched,
+        notes: Mapping[Name, Own],
         stats: Sequence[Any],
     ) -> int:
-        """Remember what was written, for the release that follows."""
+        """Note what the keys contain now, for the release that follows."""
         number = self._fence_base + int(stats[0].mzxid)
-        now_there: View = {
-            **view,
-            **{
-                key: Seen(numbered(entry, number) if entry else None, entry is not None)
-                for key, entry in changes.items()
-            },
+        written = {
+            key: Seen(entry.numbered(number) if entry else None, entry is not None)
+            for key, entry in changes.items()
         }
         changed = self._ensemble.layout.buckets(changes)
         after = {**versions, **{b: s.version for b, s in zip(changed, stats, strict=True)}}
         for key in changes:
-            before = view[key].entry
-            if before is not None and before.kept and (key, before.name) not in kept:
-                self._janitor.forget(key, before.name)
-        self._janitor.note(kept, now_there, after)
-        self._janitor.count(sum(entry is not None and not entry.kept for entry in changes.values()))
+            old = view[key].entry
+            if old is not None and old.renewed and (key, old.owner) not in notes:
+                self._own.forget((key, old.owner))
+        for name, own in notes.items():
+            own.expected = ({**view, **written}, after)
+            self._own.acknowledge(name)
+        self._janitor.count(sum(bool(entry and not entry.renewed) for entry in changes.values()))
         return number
 
-    def _prolong(self, lease: Lease) -> None:
-        """The janitor shall wait longer for a lease that was renewed, and for its claim."""
-        for kept in self._kept_of([lease]):
-            kept.until = self._clock.now() + kept.ttl
-
-    def _kept_of(self, leases: Sequence[Lease]) -> list[Kept]:
-        both = [
-            what
-            for lease in leases
-            for what in ((lease.key, str(lease.token)), (lease.claim_key, lease.token.task))
-        ]
-        return [kept for what in both if (kept := self._janitor.kept.get(what)) is not None]
+    def _own_of(self, lease: Lease) -> list[Own]:
+        names = (lease.key, str(lease.token)), (lease.claim_key, lease.token.task)
+        return [own for name in names if (own := self._own.all.get(name)) is not None]
 
     # --- what the janitor does -------------------------------------------------------------------
 
-    def _expire(self, key: str, name: str) -> None:
-        kept = self._janitor.kept.get((key, name))
-        if kept is not None and kept.expected is None and not kept.session.is_over:
-            # Its session may have it in the queue still, and looking is another session's: once
-            # this write has arrived, that one has, too.
-            self._ensemble.prove_alive({kept.session}, self._clock.now() + _OPERATOR_TIMEOUT)
-        self._apply(rules.expire(key, name), _OPERATOR_TIMEOUT)
+    def _expire(self, name: Name) -> None:
+        own = self._own.all.get(name)
+        if own is not None and own.expected is None and not own.session.is_over:
+            # Its session may still have the write in its queue, and the read below is sent in
+            # another session. Once this later write has arrived, the earlier one has, too.
+            self._ensemble.prove_alive({own.session}, self._clock.now() + OPERATOR_TIMEOUT)
+        self.transact(operations.expire(*name), OPERATOR_TIMEOUT)
 
     def _sweep(self, number: int) -> int:
-        """Delete what has ended in one bucket; how many nodes were there."""
-        deadline = self._clock.now() + 5 * _OPERATOR_TIMEOUT
+        """Delete the expired nodes of a bucket; returns how many nodes it had."""
+        deadline = self._clock.now() + 5 * OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
         path = self._ensemble.layout.bucket_path(number)
         names = session.collect([session.client.get_children_async(path)], deadline)[0] or []
-        for start in range(0, len(names), _RENEW_CHUNK):
-            keys = [self._ensemble.layout.key(name) for name in names[start : start + _RENEW_CHUNK]]
+        for start in range(0, len(names), _CHUNK):
+            keys = [key_of(name) for name in names[start : start + _CHUNK]]
             view, versions = self._ensemble.read(keys, deadline)
-            ended = {key: None for key in keys if view[key].exists and view[key].entry is None}
-            if ended:
-                self._commit(view, versions, ended, deadline)
+            expired = {key: None for key in keys if view[key].exists and view[key].entry is None}
+            if expired:
+                self._commit(view, versions, expired, deadline)
         return len(names)
 
 
+def _is_lasting(seen: Seen) -> bool:
+    """Whether it is the same some time later."""
+    return seen.entry is None or seen.entry.renewed
+
+
 def _replaces_all(view: View, changes: Mapping[str, Entry | None]) -> bool:
-    """Whether a write would fail if one of the nodes had gone with its session."""
-    kept = [key for key, seen in view.items() if seen.entry and seen.entry.kept]
-    return bool(changes) and all(key in changes for key in kept)
+    """Whether the write fails if one of the nodes has ended with its session."""
+    renewed = [key for key, seen in view.items() if seen.entry and seen.entry.renewed]
+    return bool(changes) and all(key in changes for key in renewed)
 
 
-def _suffices(found: Entry | None, new: Entry | None) -> bool:
-    """Whether a heartbeat needs no write, for the node lives with its session, and for as long."""
+def _lives_on(found: Entry | None, new: Entry | None) -> bool:
+    """Whether a renewal needs no write: the node lives with its session, and for as long."""
     if found is None or new is None:
         return False
-    return found.kept and found.value == new.value and same_ttl(found.ttl, new.ttl)
+    return found.renewed and found.value == new.value and found.has_ttl(new.ttl)

@@ -212,7 +212,7 @@ def test_a_grant_whose_reply_was_lost_is_granted_again(store: ZooKeeperStore) ->
     key, token = new_key(), new_token()
     call = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=60)
     first = store.acquire(call, timeout=TIMEOUT)
-    store._janitor.forget(key, str(token))  # as if nothing had been heard
+    store._own.forget((key, str(token)))  # as if the reply had been lost
     again = store.acquire(call, timeout=TIMEOUT)
     assert isinstance(first, Granted)
     assert isinstance(again, Granted)
