@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import importlib
+import queue
 import select
 import sys
 import threading
@@ -21,8 +22,10 @@ __all__ = [
     "allocate_lock",
     "get_ident",
     "greenlet_thrower",
+    "inbox",
     "is_patched",
     "is_readable",
+    "make_queue",
     "socket_owner",
     "start_new_thread",
 ]
@@ -88,21 +91,25 @@ def greenlet_thrower() -> Throw:
     Only where is_patched(). The one function of a hub that another thread may call wakes it. The
     hub then throws: it runs only while the greenlet waits.
     """
-    if _patched_by() == "gevent":
-        import gevent
-
-        current = gevent.getcurrent()
-        call_soon: Any = gevent.get_hub().loop.run_callback_threadsafe
-    else:
-        import eventlet
-
-        current = eventlet.getcurrent()
-        call_soon = _eventlet_caller(eventlet.hubs.get_hub())
+    call_soon = _hub_caller()
+    current = sys.modules[_patched_by()].getcurrent()
 
     def throw(exception: type[BaseException], condition: Callable[[], bool]) -> None:
         call_soon(lambda: condition() and current.throw(exception))
 
     return throw
+
+
+def _hub_caller() -> Callable[[Callable[[], Any]], Any]:
+    """A function that runs others on the current thread's hub, callable from any thread."""
+    if _patched_by() == "gevent":
+        import gevent
+
+        call_soon: Any = gevent.get_hub().loop.run_callback_threadsafe
+        return call_soon  # type: ignore[no-any-return]
+    import eventlet
+
+    return _eventlet_caller(eventlet.hubs.get_hub())
 
 
 class _EventletCaller:
@@ -142,6 +149,37 @@ def _eventlet_caller(hub: Any) -> _EventletCaller:
     if caller is None or caller.hub is not hub:
         caller = _eventlet_callers[thread] = _EventletCaller(hub)
     return caller
+
+
+def make_queue() -> Any:
+    """An unbounded FIFO queue; ``get`` blocks the whole thread."""
+    return _original("SimpleQueue", "queue")()
+
+
+def inbox() -> Any:
+    """A FIFO queue. ``get`` blocks only the current greenlet where threads are patched; any native
+    thread may ``put``.
+    """
+    # Called for each request: the first test is the cheap one.
+    if type(_thread.start_new_thread) is BuiltinFunctionType or not is_patched():
+        return make_queue()
+    return _GreenInbox()
+
+
+class _GreenInbox:
+    """An inbox of one greenlet. A native thread can't release a greenlet's lock, but it can have
+    the hub of that greenlet do so.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue()
+        self._call_soon = _hub_caller()
+
+    def put(self, item: Any) -> None:
+        self._call_soon(lambda: self._queue.put(item))
+
+    def get(self, timeout: float) -> Any:
+        return self._queue.get(timeout=timeout)
 
 
 def start_new_thread(function: Callable[[], None], name: str) -> None:

@@ -45,7 +45,7 @@ def hold(store: RedlockStore, key: str) -> tuple[float, float] | None:
 def main(url: str, key: str, grants: int, quorum: int) -> None:
     store = RedlockStore(url)
     if quorum:
-        store._quorum.majority = quorum
+        store._fanout.majority = quorum
     hold(store, new_key())  # the links are open
     print("ready", flush=True)
     sys.stdin.readline()

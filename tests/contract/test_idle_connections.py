@@ -26,18 +26,13 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway
 from celery_singleton_lock.stores.redis.connection import MAX_IDLE, Connections
-from celery_singleton_lock.stores.redis.exchange import Exchange
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redis.wait_queue import Places
-from celery_singleton_lock.stores.redlock.links import Link
-from celery_singleton_lock.stores.redlock.url import read_nodes
-from celery_singleton_lock.stores.redlock.waiting import wait
 from celery_singleton_lock.stores.urls import ClusterUrl
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.calls import LONG, PUBLISHER, new_claim
 from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode, Proxy
-from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
 
 # Seconds that a test waits for a reply which can't come.
@@ -189,18 +184,6 @@ def test_a_place_whose_server_does_not_even_end_the_wait_is_taken_again(
     assert place.wait(0) == "", "it hangs up"
     raw.rpush(f"{line}!", "nonce")
     assert place.wait(TIMEOUT) == "nonce"
-
-
-def test_a_link_to_a_node_that_was_idle_for_long_is_not_used(nat: Proxy, clock: AheadClock) -> None:
-    url = f"redlock://127.0.0.1:{nat.port},127.0.0.2,127.0.0.3"
-    with closing(Link(read_nodes(url).members[0], clock)) as link:
-        for _ in range(2):
-            exchange = Exchange([("PING",)])
-            link.send(exchange)
-            wait_until(lambda sent=exchange: wait([link], 0.1) or sent.done, "the node answers")
-            assert exchange.error is None
-            nat.forget_connections()
-            clock.ahead += MAX_IDLE + 1
 
 
 def test_a_connection_to_etcd_that_was_idle_for_long_is_not_used(

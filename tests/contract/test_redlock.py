@@ -34,9 +34,10 @@ from celery_singleton_lock.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_singleton_lock.stores.redis.exchange import Exchange
-from celery_singleton_lock.stores.redlock.links import Link
+from celery_singleton_lock.stores.redlock import fanout
+from celery_singleton_lock.stores.redlock.fanout import Node
 from celery_singleton_lock.stores.redlock.store import RedlockStore
+from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote
 from celery_singleton_lock.testing.contract.calls import (
     LONG,
     TIMEOUT,
@@ -232,7 +233,8 @@ def test_a_slow_minority_slows_nobody_down_and_gets_it_all_in_order(
     take(store, new_key())  # the links are open
     for index in (1, 3):
         with redis.Redis.from_url(nodes[index].url()) as client:
-            client.client_pause(2 * int(AT_ONCE * 1000), all=True)
+            # Longer than the majority takes, and shorter than a node is waited for.
+            client.client_pause(int(1000 * (AT_ONCE + fanout.NODE_TIMEOUT) / 2), all=True)
     with took_at_most(AT_ONCE):
         token = take(store, key)
         give(store, key, token)
@@ -267,7 +269,10 @@ def test_a_restart_of_all_nodes_costs_no_call(nodes: RedlockNodes, store: Redloc
 
 
 def acquire_while_three_are_stopped(nodes: RedlockNodes, store: RedlockStore, key: str) -> None:
-    take(store, new_key())  # the links are open: what is sent now waits in the stopped servers
+    # All connections are open and idle: what is sent now waits in the stopped servers.
+    first = new_key()
+    token = take(store, first)
+    wait_until(lambda: nodes.holders(first) == [str(token)] * 5, "all five have the first grant")
     with nodes.paused([0, 1, 2]), pytest.raises(StoreUnavailable):
         store.acquire(call_for(key, ttl=LONG), timeout=0.2)
 
@@ -284,13 +289,18 @@ def test_released_only_where_it_was_answered_a_failed_attempt_keeps_the_key(
     nodes: RedlockNodes, store: RedlockStore, other: RedlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The twin of the test above, with that protection taken out."""
-    send = Link.send
+    submit, owing = Node.submit, set()
 
-    def send_to_who_answers(self: Link, exchange: Exchange) -> None:
-        if not self.owes:
-            send(self, exchange)
+    def submit_to_nodes_that_answer(node: Node, operation: object, deliver: object) -> None:
+        def answer(outcome: object) -> None:
+            owing.discard(node)
+            deliver(outcome)
 
-    monkeypatch.setattr(Link, "send", send_to_who_answers)
+        if node not in owing:
+            owing.add(node)
+            submit(node, operation, answer)
+
+    monkeypatch.setattr(Node, "submit", submit_to_nodes_that_answer)
     key = new_key()
     acquire_while_three_are_stopped(nodes, store, key)
     monkeypatch.undo()
@@ -300,95 +310,90 @@ def test_released_only_where_it_was_answered_a_failed_attempt_keeps_the_key(
     assert reply.record.ttl > LONG - 60  # so long it would stay
 
 
-def test_links_that_owe_replies_to_a_task_are_lent_to_no_other(
+def test_a_silent_node_costs_one_connection_and_a_bounded_queue(
+    nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "_MAX_QUEUED", 8)
+    take(store, new_key())
+    threads = threading.active_count()
+    with nodes.paused([3]):
+        for _ in range(50):
+            with took_at_most(AT_ONCE):
+                key = new_key()
+                give(store, key, take(store, key))
+        assert store._fanout.nodes[3]._requests.qsize() == 8
+    assert threading.active_count() == threads
+    with redis.Redis.from_url(nodes[3].url()) as client:
+        assert len(client.client_list(_type="normal")) <= 2  # with the one that asks
+
+
+def test_a_request_that_waits_for_a_silent_node_for_too_long_is_not_sent(
+    nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "NODE_TIMEOUT", 0.2)
+    take(store, new_key())
+    keys = [new_key() for _ in range(4)]
+    with nodes.paused([3]):
+        for key in keys:
+            take(store, key)
+        node = store._fanout.nodes[3]
+        wait_until(lambda: not node._requests.qsize(), "the requests are given up")
+    monkeypatch.undo()
+    with nodes.paused([0, 1]):
+        take(store, new_key())  # by the node that was silent, behind all the others
+    assert [nodes.holders(key)[3] for key in keys[1:]] == [""] * 3
+
+
+def test_a_node_that_was_silent_votes_again_when_it_answers(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
-    sets, token = store._quorum._links, new_token()
     with nodes.paused([3]):
-        take(store, new_key(), token)
-        other = sets.take("another")
-        assert not any(link.owes for link in other)
-        mine = sets.take(token.task)
-        assert mine[3].owes
-        sets.give(token.task, mine)
-    wait_until(lambda: sets.take("a third") is mine, "all replies have come")
-
-
-class _Slow(SystemClock):
-    """A clock of which no link is given up for its silence: not while a test runs."""
-
-    def now(self) -> float:
-        return super().now() / 1000
-
-
-def test_a_node_that_says_nothing_costs_a_bounded_number_of_connections(
-    nodes: RedlockNodes,
-) -> None:
-    with closing(RedlockStore(nodes.url(), clock=_Slow())) as store, nodes.paused([3]):
-        sets = store._quorum._links
         for _ in range(50):
-            key, token = new_key(), new_token()
-            take(store, key, token)
-            give(store, key, token)
-        kept = list(sets._owing.values())
-        assert len(kept) == 32
-        assert len(sets._idle[0]) <= 1
+            take(store, new_key(), new_token())
+    with nodes.paused([0, 1]):
+        key = new_key()
+        take(store, key, new_token())
+    assert nodes.holders(key)[3]
 
 
-def test_a_node_that_was_given_up_votes_again_when_it_answers(nodes: RedlockNodes) -> None:
-    with closing(RedlockStore(nodes.url(), clock=_Slow())) as store:
-        with nodes.paused([3]):
-            for _ in range(50):
-                take(store, new_key(), new_token())
-        with nodes.paused([0, 1]):
-            key = new_key()
-            take(store, key, new_token())
-        assert nodes.holders(key)[3]
+def release_without_a_reply(
+    nodes: RedlockNodes, store: RedlockStore, key: str, token: object, *indexes: int
+) -> None:
+    """As after a broken connection: the nodes may carry it out at any time."""
+    with nodes.paused(indexes):
+        for index in indexes:
+            with pytest.raises(StoreUnavailable):
+                store._fanout.nodes[index].release(Release(keys=(key,), token=token))
 
 
 def test_a_late_release_can_not_undo_the_next_grant_unnoticed(
-    nodes: RedlockNodes, store: RedlockStore
+    nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, token = new_key(), new_token()
     take(store, key, token)
-    with nodes.paused([0, 1, 2]):
-        with pytest.raises(StoreUnavailable):
-            store.release(Release(keys=(key,), token=token), timeout=0.1)
-        # By other links: the release is under way on the first ones.
-        store._quorum._links._owing.clear()
-        call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
-        threading.Timer(0.2, lambda: [server.resume() for server in nodes]).start()
-        with pytest.raises(StoreUnavailable):
-            store.acquire(call, timeout=0.6)
+    monkeypatch.setattr(fanout, "NODE_TIMEOUT", 0.1)
+    release_without_a_reply(nodes, store, key, token, 0, 1, 2)
+    monkeypatch.undo()
+    call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
+    with pytest.raises(StoreUnavailable):
+        store.acquire(call, timeout=0.6)
+    take(store, new_key())  # other tokens are not affected
 
 
-def test_what_was_released_costs_later_ones_nothing(
-    nodes: RedlockNodes, store: RedlockStore
+def test_a_release_without_a_reply_bars_its_token_for_a_minute(
+    nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A release is over once three of five have answered; of the others it is heard later."""
-    for _ in range(100):
-        key, token = new_key(), new_token()
-        take(store, key, token)
-        give(store, key, token)
-    candidate = store._candidate
-
-    def heard_of_all_but(how_many: int) -> bool:
-        take(store, new_key(), new_token())  # what has come meanwhile is read with it
-        candidate._barred(new_token())
-        return len(candidate._unconfirmed) <= how_many
-
-    wait_until(lambda: heard_of_all_but(10), "most have answered")
-    with nodes.paused([4]):  # of this one nothing is heard for a while
-        for _ in range(20):
-            key, token = new_key(), new_token()
-            take(store, key, token)
-            give(store, key, token)
-        assert 4 in candidate._barred(token)  # and who was slow
-        assert candidate._barred(new_token()) == set()
-        assert not heard_of_all_but(10)
-    wait_until(lambda: heard_of_all_but(0), "all have answered")
-    assert candidate._barred(token) == set()
-    assert candidate._of_token == {}
+    key, token = new_key(), new_token()
+    take(store, key, token)
+    monkeypatch.setattr(fanout, "NODE_TIMEOUT", 0.1)
+    release_without_a_reply(nodes, store, key, token, 4)
+    monkeypatch.undo()
+    node = store._fanout.nodes[4]
+    call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
+    assert node.acquire(call, 0) == GrantWithoutVote(key=key)
+    node._unconfirmed[token] -= 60
+    assert isinstance(node.acquire(call, 0), Granted)
+    assert node._unconfirmed == {}
 
 
 def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message(

@@ -70,7 +70,7 @@ def grants_of_rounds(
     found = []
     with stores(nodes, 1 if shared else contenders) as all_stores:
         for store in all_stores:
-            store._quorum.majority = quorum
+            store._fanout.majority = quorum
             ask(store, new_key(), new_token())  # the links are open
         all_stores = all_stores * (contenders if shared else 1)
         for _ in range(rounds):

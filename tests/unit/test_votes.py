@@ -15,11 +15,12 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.fanout import PENDING, Poll
+from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
 
 YES = Granted(key="k", fence=7)
+VOTELESS = GrantWithoutVote(key="k")
+PENDING = object()
 DOWN = StoreUnavailable("down")
-ALL = (True,) * 5
 
 
 def record(token: str, ttl: float = 10.0) -> Record:
@@ -31,7 +32,12 @@ def no(token: str = "a", relation: Relation = Relation.OTHER) -> Refused:
 
 
 def poll(*answers: object) -> Poll[object]:
-    return Poll(answers, (None,) * len(answers), len(answers) // 2 + 1)
+    """What nodes answered; PENDING: one that has not answered yet."""
+    found: Poll[object] = Poll(len(answers), len(answers) // 2 + 1)
+    for answer in answers:
+        if answer is not PENDING:
+            found.add(answer)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,7 @@ def poll(*answers: object) -> Poll[object]:
     ],
 )
 def test_an_acquire(answers: list[object], expected: object) -> None:
-    verdict = votes.acquired(poll(*answers), ("k",), ALL)
+    verdict = votes.acquired(poll(*answers), ("k",))
     if expected is None:
         assert verdict is None
     elif expected == "granted":
@@ -64,19 +70,18 @@ def test_an_acquire(answers: list[object], expected: object) -> None:
 
 
 def test_a_node_without_a_vote_grants_nothing_and_may_have_forgotten_a_lease() -> None:
-    answers = poll(YES, YES, YES, no(), no())
-    young = (True, True, False, True, True)
-    assert votes.acquired(answers, ("k",), young) is None
-    suspect = votes.suspect(answers, young)
+    answers = poll(YES, YES, VOTELESS, no(), no())
+    assert votes.acquired(answers, ("k",)) is None
+    suspect = votes.suspect(answers)
     assert suspect is not None
     assert suspect.relation is Relation.OTHER
-    assert votes.suspect(answers, ALL) is None
+    assert votes.suspect(poll(YES, YES, YES, no(), no())) is None
 
 
 def test_votes_for_several_slots_make_no_majority_together() -> None:
     other = Granted(key="k#1", fence=None)
-    assert votes.acquired(poll(YES, YES, other, other, other), ("k", "k#1"), ALL) == other
-    assert votes.acquired(poll(YES, YES, other, other, DOWN), ("k", "k#1"), ALL) is None
+    assert votes.acquired(poll(YES, YES, other, other, other), ("k", "k#1")) == other
+    assert votes.acquired(poll(YES, YES, other, other, DOWN), ("k", "k#1")) is None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,8 @@ def test_a_renewal(replies: str, expected: Renewal) -> None:
         "p": Renewal.REPLACED,
         "d": Renewal.DYING,
     }
-    assert votes.renewed([words[letter] for letter in replies], 5) is expected
+    answers = [[words[letter]] for letter in replies]
+    assert votes.renewed(Poll(5, 3, answers), 1) == [expected]
 
 
 @pytest.mark.parametrize(

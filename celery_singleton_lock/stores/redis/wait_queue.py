@@ -22,6 +22,7 @@ Under gevent a connection belongs to a thread's hub, so idle ones are kept per n
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,7 +31,6 @@ import redis
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
-from celery_singleton_lock.stores.redlock.waiting import ready
 
 __all__ = ["Places"]
 
@@ -117,7 +117,7 @@ class _Place:
                 return self._called(found[0]) if found else ""
             # Not above: what a signal's handler raises here (TimeoutError is an OSError) tells
             # nothing of the connection, and is its caller's.
-            ready([(self._connection.fileno(), False)], left)
+            _wait_for_reply(self._connection.fileno(), left)
         self._hang_up()
         self._breaks += 1
         if self._breaks == _BREAKS:
@@ -162,3 +162,15 @@ def _is_denial(error: redis.exceptions.ResponseError) -> bool:
     """Whether the login may not block here, or the server can't."""
     denied = isinstance(error, redis.exceptions.NoPermissionError)
     return denied or str(error).startswith(_UNKNOWN)
+
+
+def _wait_for_reply(descriptor: int, seconds: float) -> None:
+    """Wait until bytes, or the end of the stream, arrive."""
+    # Looked up at each call: gevent replaces poll, and eventlet removes it.
+    if not hasattr(select, "poll"):
+        select.select([descriptor], [], [], seconds)
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    # Rounded up to a millisecond, so that 0.4 ms do not become a busy loop.
+    poll.poll(int(seconds * 1000) + 1)

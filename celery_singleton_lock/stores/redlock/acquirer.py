@@ -1,4 +1,4 @@
-"""Taking a lease, or a claim, by majority: vote, give back, wait, vote again.
+"""Leases and claims by majority: vote, give back, pause, vote again.
 
 Sequence of an acquire::
 
@@ -7,25 +7,17 @@ Sequence of an acquire::
            |   |   +-- one other has a majority, or a node knows (done, twin ...)
            |   |                    -> give back on all -> Refused
            |   +-- no majority answers -> give back on all -> StoreUnavailable
-           +-- split vote -> give back on all -> wait for a random time -> t0 again, until
-                 the timeout is over: Refused if somebody may have a majority, else StoreUnavailable
-
-Who has no vote
-    A server that was started less than the quarantine ago: it may have had, and lost, a lease that
-    stands elsewhere.
-    A node that was sent a release of this very token in the last minute, and has not confirmed it:
-    the release may arrive behind the grant, and undo it unnoticed.
+           +-- split vote -> give back on all -> random pause -> t0 again, until the timeout:
+                 then Refused if another may have a majority, else StoreUnavailable
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Record, Token, drift
 from celery_singleton_lock.core.store import (
@@ -39,68 +31,62 @@ from celery_singleton_lock.core.store import (
     Released,
 )
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redis.exchange import Exchange
 from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.fanout import Poll, Quorum
+from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout
+from celery_singleton_lock.stores.redlock.votes import Poll, Votes
 
-__all__ = ["Candidate"]
+__all__ = ["Acquirer"]
 
-# What those who granted have to take it back; their replies decide nothing.
+# Seconds to wait for nodes that granted to confirm that they took it back. Nothing depends on their
+# replies.
 _GIVE_BACK_TIMEOUT: Final = 0.25
-# The pause after a split vote is random between zero and this, doubled each time: with two
-# contenders half of the pauses are further apart than an attempt takes; with many, most soon are.
+# The pause after a split vote is random between zero and this, and the maximum doubles each time.
+# With two contenders half of the pauses differ by more than an attempt takes; with many
+# contenders, most do so soon.
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.25
-# Votes that stay split for longer may be split by holders, and not by contenders.
+# A vote that stays split for more attempts may be split by holders, not by contenders.
 _ATTEMPTS: Final = 3
-# No packet is on its way for longer.
-_LONGEST_DELAY: Final = 60.0
-# Not the global generator: whoever seeds that one alike in all processes has them split for ever.
+# Not the global generator: processes that seed it alike would split their votes without end.
 _RANDOM: Final = random.SystemRandom()
 
-_Exchanges = tuple[Exchange | None, ...]
 
-
-class Candidate:
-    """Takes leases and claims.
+class Acquirer:
+    """Acquires leases and claims.
 
     Args:
-        quorum: The nodes.
-        clock: Of attempts and pauses.
-        quarantine: Seconds that a server has no vote after its start; None: the ttl asked for.
+        fanout: The nodes.
+        clock: Measures attempts and pauses.
+        quarantine: Seconds after its start in which a server has no vote; None: the ttl of the
+            lease that is asked for.
     """
 
-    def __init__(self, quorum: Quorum, clock: Clock, quarantine: float | None) -> None:
-        self._quorum = quorum
+    def __init__(self, fanout: Fanout, clock: Clock, quarantine: float | None) -> None:
+        self._fanout = fanout
         self._clock = clock
         self._quarantine = quarantine
-        # Releases that some nodes have not answered, oldest first; and the same of each token, for
-        # every acquire asks for its own, and a silent node leaves thousands.
-        self._unconfirmed: deque[tuple[float, Token, _Exchanges]] = deque()
-        self._of_token: dict[Token, list[_Exchanges]] = {}
-        # Of both: a release that a list has lost could undo the next grant unnoticed.
-        self._guard = native.allocate_lock()
 
     def acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
-        """As :meth:`Store.acquire`; takes ``timeout`` seconds at most, and the last give-back."""
+        """As :meth:`Store.acquire`. Takes at most ``timeout`` seconds and one give-back."""
         deadline = self._clock.now() + timeout
         named = ""
         for attempt, pause in enumerate(_pauses()):
             asked_at = self._clock.now()
-            # The claim is settled when the vote is: a minority's grant must not free it.
+            # The claim is settled after the vote: a grant by a minority must not free it.
             vote = replace(
                 call, slots=_rotated(call.slots, attempt), frees_claim=False, keeps_claim=True
             )
-            poll, verdict = self._vote(vote, asked_at, deadline - asked_at)
+            poll, verdict = self._vote(vote, deadline - asked_at)
             if isinstance(verdict, Granted):
                 return self._keep(call, verdict, poll, asked_at, timeout)
             over = self._clock.now() + pause >= deadline
             if isinstance(verdict, Refused) and votes.contended(poll):
-                # Its votes may be of two attempts, the first given back while we asked.
-                named, before = votes.name(verdict), named
+                # The majority may consist of votes of two attempts, the first of which was given
+                # back meanwhile. The same name twice is believed.
+                named, before = votes.holder_of(verdict), named
                 verdict = verdict if named == before else None
             if verdict is None and poll.has_majority and (over or attempt >= _ATTEMPTS):
-                verdict = votes.suspect(poll, self._voters(call, poll, asked_at))
+                verdict = votes.suspect(poll)
                 if verdict is None and len(call.slots) > 1:
                     verdict = self._all_taken(call)
             self._give_back(call, poll, verdict)
@@ -112,24 +98,23 @@ class Candidate:
             self._clock.sleep(pause)
         raise StoreUnavailable(
             f"the votes for {call.slots[0]!r} are split: contenders came at once {attempt + 1} "
-            "times, and none has a majority. Nobody is known to hold it; try again"
+            "times, and none has a majority. No holder is known; try again"
         )
 
     def admit(self, call: Admit, timeout: float) -> Record | None:
         """As :meth:`Store.admit`.
 
-        At the end of the timeout whoever may have a majority is believed to be published. What is
-        given back may have been the message's own from before (it is published again): it had no
-        majority then, and a claim without one keeps nobody away.
+        At the end of the timeout, a message that may have a majority counts as published. A
+        withdrawal may take back an earlier claim of the same message, which is then published
+        again. That claim had no majority, so it refused no other message.
         """
         deadline = self._clock.now() + timeout
         named = ""
         for pause in _pauses():
-            poll = self._quorum.ask(
-                lambda store: store.admit(call, timeout=timeout),
+            poll = self._fanout.ask(
+                lambda node: node.store.admit(call, timeout=NODE_TIMEOUT),
                 timeout=deadline - self._clock.now(),
                 enough=lambda poll: votes.admitted(poll) or votes.claimant(poll),
-                task=call.token.task,
             )
             if votes.admitted(poll):
                 return None
@@ -151,101 +136,50 @@ class Candidate:
         """Release on all nodes.
 
         Args:
-            call: What is released.
+            call: The release.
             timeout: Seconds.
-            enough: How many replies are waited for; None: as many as decide.
+            enough: Number of replies to wait for; None: as many as decide.
         """
-        poll = self._quorum.ask(
-            lambda store: store.release(call, timeout=timeout),
+        return self._fanout.ask(
+            lambda node: node.release(call),
             timeout=timeout,
-            enough=lambda poll: votes.released(poll) if enough is None else poll.count >= enough,
-            task=call.token.task,
+            enough=lambda poll: (
+                votes.released(poll) if enough is None else len(poll.answers) >= enough
+            ),
         )
-        if poll.silent:
-            with self._guard:
-                self._of_token.setdefault(call.token, []).append(poll.exchanges)
-                self._unconfirmed.append((self._clock.now(), call.token, poll.exchanges))
-        return poll
 
-    def _vote(
-        self, vote: Acquire, asked_at: float, timeout: float
-    ) -> tuple[Poll[Granted | Refused], Granted | Refused | None]:
-        def verdict(poll: Poll[Granted | Refused]) -> Granted | Refused | None:
-            return votes.acquired(poll, vote.slots, self._voters(vote, poll, asked_at))
-
-        poll = self._quorum.ask(
-            lambda store: store.acquire(vote, timeout=timeout),
+    def _vote(self, vote: Acquire, timeout: float) -> tuple[Votes, Granted | Refused | None]:
+        min_age = vote.ttl if self._quarantine is None else self._quarantine
+        poll = self._fanout.ask(
+            lambda node: node.acquire(vote, min_age),
             timeout=timeout,
-            enough=verdict,
-            task=vote.token.task,
+            enough=lambda poll: votes.acquired(poll, vote.slots),
         )
-        return poll, verdict(poll)
+        return poll, votes.acquired(poll, vote.slots)
 
     def _all_taken(self, call: Acquire) -> Refused | None:
-        """Somebody else's record, if others have a majority on every slot.
+        """A refusal by another's record, if others have a majority on every slot.
 
-        Nobody hears so from a vote: a node that has a slot free grants it, though it is taken on
-        all others, and one that refuses names only who has the first slot.
+        Votes do not show that. A node with a free slot grants it, though all others refuse that
+        slot; and a node that refuses names the holder of the first slot only.
         """
         record = None
         for slot in call.slots:
-            record = self._standing(slot, call.token)
+            record = self._standing(slot)
             if record is None or record.token == str(call.token):
                 return None
         return Refused(relation=Relation.OTHER, record=record)
 
-    def _standing(self, key: str, token: Token) -> Record | None:
-        poll = self._quorum.ask(
-            lambda store: store.inspect(key),
+    def _standing(self, key: str) -> Record | None:
+        poll = self._fanout.ask(
+            lambda node: node.store.inspect(key),
             timeout=_GIVE_BACK_TIMEOUT,
             enough=lambda poll: False,
-            task=token.task,
         )
         return votes.standing(poll)
 
-    def _voters(
-        self, call: Acquire, poll: Poll[Granted | Refused], asked_at: float
-    ) -> tuple[bool, ...]:
-        """Which nodes have a vote."""
-        young = call.ttl if self._quarantine is None else self._quarantine
-        barred = self._barred(call.token)
-        return tuple(
-            index not in barred and (not young or started is None or started <= asked_at - young)
-            for index, started in enumerate(poll.started)
-        )
-
-    def _barred(self, token: Token) -> set[int]:
-        """The nodes that have not confirmed a release of ``token``."""
-        with self._guard:
-            self._forget_confirmed()
-            released = list(self._of_token.get(token, ()))
-        return {
-            index
-            for exchanges in released
-            for index, exchange in enumerate(exchanges)
-            if not _is_confirmed(exchange)
-        }
-
-    def _forget_confirmed(self) -> None:
-        """Forget the oldest of what need not be known any more."""
-        oldest = self._clock.now() - _LONGEST_DELAY
-        while self._unconfirmed:
-            since, token, exchanges = self._unconfirmed[0]
-            if since >= oldest and not all(map(_is_confirmed, exchanges)):
-                return
-            self._unconfirmed.popleft()
-            of_token = self._of_token[token]
-            of_token.remove(exchanges)
-            if not of_token:
-                del self._of_token[token]
-
     def _keep(
-        self,
-        call: Acquire,
-        granted: Granted,
-        poll: Poll[Granted | Refused],
-        asked_at: float,
-        timeout: float,
+        self, call: Acquire, granted: Granted, poll: Votes, asked_at: float, timeout: float
     ) -> Granted:
         """Finish what a majority has granted."""
         unused = tuple(slot for slot in call.slots if slot != granted.key)
@@ -253,9 +187,10 @@ class Candidate:
             self.release(Release(keys=unused, token=call.token), _GIVE_BACK_TIMEOUT, 0)
         problem = ""
         if call.claim is not None:
-            # Its own token is granted again; on all nodes, so that a majority settles the claim.
+            # The lease is granted to its own token again, on all nodes, so that a majority settles
+            # the claim.
             again = replace(call, slots=(granted.key,), yields=False, frees_claim=False)
-            if not isinstance(self._vote(again, asked_at, timeout)[1], Granted):
+            if not isinstance(self._vote(again, timeout)[1], Granted):
                 problem = "the claim of its message could not be settled"
         took = self._clock.now() - asked_at
         if took >= call.ttl - drift(call.ttl):
@@ -265,39 +200,31 @@ class Candidate:
             raise StoreUnavailable(f"the grant of {granted.key!r} was given back: {problem}")
         return granted
 
-    def _give_back(
-        self, call: Acquire, poll: Poll[Granted | Refused], verdict: Granted | Refused | None
-    ) -> None:
-        """Release by token on all nodes, and free the claim where the refusal ends the message."""
+    def _give_back(self, call: Acquire, poll: Votes, verdict: Granted | Refused | None) -> None:
+        """Release by token on all nodes, and free the claim if the refusal ends the message."""
         claim = None
         ends = isinstance(verdict, Refused) and verdict.relation is Relation.OTHER
         if ends and call.claim is not None and call.frees_claim:
             claim = ClaimChange(key=call.claim.key, phase=None)
-        given = sum(isinstance(answer, Granted) for answer in poll.answers)
+        given = sum(not isinstance(answer, Refused) for answer in poll.answers)
         if claim is None and not given and not poll.silent:
-            return  # all have refused: there is nothing to give back
+            return  # all nodes have refused
         if any(isinstance(a, Refused) and _is_own(a, call.token) for a in poll.answers):
-            return  # the worker parent has made a dying key of it, which ends by the parent's word
+            return  # the worker parent has turned the lease into a dying key, which must stay
         release = Release(keys=call.slots, token=call.token, claim=claim)
         self.release(release, _GIVE_BACK_TIMEOUT, max(given, poll.majority if claim else 0))
 
     def _withdraw(self, call: Admit, poll: Poll[Record | None]) -> None:
         """Give a claim back on all nodes."""
-        given = sum(answer is None for answer in poll.answers)
+        given = poll.answers.count(None)
         if not given and not poll.silent:
             return
         change = ClaimChange(key=call.key, phase=None)
-        self._quorum.ask(
-            lambda store: store.settle_claim(call.token, change, timeout=_GIVE_BACK_TIMEOUT),
+        self._fanout.ask(
+            lambda node: node.store.settle_claim(call.token, change, timeout=NODE_TIMEOUT),
             timeout=_GIVE_BACK_TIMEOUT,
-            enough=lambda poll: poll.count >= given,
-            task=call.token.task,
+            enough=lambda poll: len(poll.answers) >= given,
         )
-
-
-def _is_confirmed(exchange: Exchange | None) -> bool:
-    # On one link it is confirmed before the next grant is heard. None: nothing was sent.
-    return exchange is None or exchange.confirmed
 
 
 def _pauses() -> Iterator[float]:
@@ -309,7 +236,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _rotated(slots: tuple[str, ...], attempt: int) -> tuple[str, ...]:
-    """Another slot first at each attempt: where one has its votes split, the next may be free."""
+    """``slots``, from another one on at each attempt: votes may be split on one of them only."""
     start = attempt % len(slots)
     return slots[start:] + slots[:start]
 

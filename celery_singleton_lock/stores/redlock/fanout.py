@@ -1,306 +1,278 @@
-"""One operation of RedisStore, asked of all nodes at once.
-
-A RedisStore asks its connections and waits; nothing here may wait for one node while others have
-answered. So it is given a transcript instead of connections, which knows the replies heard so far:
-at the first question that has none, the operation is broken off, the question is sent to the node,
-and with its reply the operation is run again from the start. The operations are functions of their
-arguments and the replies alone, so what was asked before is asked again, and each node goes its own
-way (one has forgotten the script, another has not) at its own speed.
-"""
+"""Requests to all nodes at once: one FIFO queue and one worker thread per node."""
 
 from __future__ import annotations
 
-import copy
+import atexit
+import os
+import queue
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakSet
 
+import redis
+
+from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lease import Record
-from celery_singleton_lock.core.store import Admit
+from celery_singleton_lock.core.lease import Token
+from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.admission import admitted_by_script
-from celery_singleton_lock.stores.redis.exchange import Exchange
-from celery_singleton_lock.stores.redis.replies import ScriptForgotten
-from celery_singleton_lock.stores.redis.resp import ErrorReply, pack
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redlock.link_sets import LinkSets
-from celery_singleton_lock.stores.redlock.links import Link
-from celery_singleton_lock.stores.redlock.url import Node
-from celery_singleton_lock.stores.redlock.waiting import wait
+from celery_singleton_lock.stores.redlock.url import NodeUrl
+from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
 
-__all__ = ["PENDING", "Pending", "Poll", "Quorum"]
+__all__ = ["NODE_TIMEOUT", "Fanout", "Node"]
 
 T = TypeVar("T")
 
-# Once a majority has answered, and it isn't enough to decide, the others have this long: what they
-# would say is no reason to wait for a node that says nothing.
-_STRAGGLERS: Final = 0.05
-# Refusals that end by themselves, as of a single server.
-_PASSING: Final = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+#: Seconds that a node has for one request. No caller waits longer. A connection that owes a reply
+#: for longer is closed, and a request that was queued for longer is not sent any more.
+NODE_TIMEOUT: Final = 2.0
+# Bound of a node's queue. A stopped node drops old requests every NODE_TIMEOUT seconds, so this is
+# reached above some 250 requests a second, or by as many callers at once.
+_MAX_QUEUED: Final = 1024
+# Seconds that the minority has once a majority has answered without a decision. Its answers could
+# help to decide, but a silent node must not cost more.
+_MINORITY_TIMEOUT: Final = 0.05
+# Seconds after which a packet that got no reply cannot arrive any more.
+_LONGEST_DELAY: Final = 60.0
+# Seconds that close(), a fork and the end of the process wait for requests that are still queued.
+_DRAIN_TIMEOUT: Final = 0.25
 
 
-class Pending(Enum):
-    """The type of :data:`PENDING`."""
+class Fanout:
+    """All nodes. Nodes are created at first use, and again after close() or in a forked child.
 
-    PENDING = "pending"
-
-
-#: A node that has not answered yet.
-PENDING: Final = Pending.PENDING
-
-
-@dataclass(frozen=True, slots=True)
-class Poll(Generic[T]):
-    """What the nodes have answered so far, in the order of the nodes.
+    Args:
+        urls: One for each node.
+        clock: Measures timeouts and the age of servers.
 
     Attributes:
-        answers: Of each: its answer, the error that took its place, or PENDING.
-        started: When each server was started at the latest (on the clock), where that is known.
-        majority: How many nodes are one.
-        exchanges: Of each node, the last: whoever didn't wait can see later what was heard.
+        majority: Number of answers that a decision needs.
     """
 
-    answers: tuple[T | StoreError | Pending, ...]
-    started: tuple[float | None, ...]
-    majority: int
-    exchanges: tuple[Exchange | None, ...] = ()
-
-    @property
-    def heard(self) -> list[T]:
-        """The answers that have come."""
-        return [a for a in self.answers if not isinstance(a, (StoreError, Pending))]
-
-    @property
-    def has_majority(self) -> bool:
-        """Whether as many have answered as a decision takes."""
-        return len(self.heard) >= self.majority
-
-    @property
-    def silent(self) -> int:
-        """How many have not answered, or with an error: nobody knows what they have."""
-        return len(self.answers) - len(self.heard)
-
-    @property
-    def count(self) -> int:
-        """How many have answered."""
-        return len(self.heard)
-
-    @property
-    def pending(self) -> int:
-        """How many may answer still."""
-        return sum(answer is PENDING for answer in self.answers)
-
-    def check(self) -> None:
-        """Raises StoreUnavailable or StoreError unless a majority has answered."""
-        if not self.has_majority:
-            raise self.error()
-
-    def error(self) -> StoreError:
-        """Why there is no decision."""
-        errors = [answer for answer in self.answers if isinstance(answer, StoreError)]
-        reasons = [str(error) for error in errors]
-        if self.pending:
-            reasons.append(f"{self.pending} said nothing in time")
-        text = (
-            f"{self.count} of {len(self.answers)} nodes answered, and a decision takes "
-            f"{self.majority}: {'; '.join(reasons)}"
-        )
-        refusals = sum(not isinstance(error, StoreUnavailable) for error in errors)
-        # Refusals by so many won't go away by asking again.
-        return StoreError(text) if refusals >= self.majority else StoreUnavailable(text)
-
-
-class _Asks(Exception):
-    """The operation goes on when these commands are answered."""
-
-    def __init__(self, commands: Sequence[tuple[Any, ...]]) -> None:
-        super().__init__()
-        self.commands = commands
-
-
-class _Transcript:
-    """In the place of a RedisStore's connections."""
-
-    def __init__(self) -> None:
-        self._heard: list[list[Any]] = []
-        self._position = 0
-
-    def hear(self, replies: list[Any]) -> None:
-        self._heard.append(replies)
-        self._position = 0
-
-    def run(self, commands: Sequence[tuple[Any, ...]], timeout: float) -> list[Any]:
-        if self._position == len(self._heard):
-            raise _Asks(commands)
-        replies = self._heard[self._position]
-        self._position += 1
-        for reply in replies:
-            if isinstance(reply, ErrorReply):
-                raise _error_of(reply)
-        return replies
-
-
-def _error_of(reply: ErrorReply) -> Exception:
-    if reply.startswith("NOSCRIPT"):
-        return ScriptForgotten()
-    if reply.startswith("READONLY"):
-        return StoreUnavailable(f"a node is a replica: {reply}")
-    if reply.startswith(_PASSING):
-        return StoreUnavailable(f"a node can't answer now: {reply}")
-    return StoreError(f"a node refuses: {reply}")
-
-
-class _NodeStore(RedisStore):
-    """As a single server's, but for the note of its shards: who knows the nodes has one shard."""
-
-    def _check_shards(self, key: str, timeout: float) -> None:
-        """Nothing: the note would be a question of its own, to each node, before the first vote."""
-
-    def _admit(self, call: Admit, timeout: float) -> Record | None:
-        # What a server takes instead of the script is learned by asking it, and what was learned
-        # would change what an operation asks when it is run again.
-        return admitted_by_script(self._ask, call, timeout)
-
-
-class _Conversation(Generic[T]):
-    """One operation with one node."""
-
-    def __init__(self, store: RedisStore, operation: Callable[[RedisStore], T], link: Link) -> None:
-        self._transcript = _Transcript()
-        self._store = copy.copy(store)
-        self._store._connections = self._transcript  # type: ignore[assignment]
-        self._operation = operation
-        self.link = link
-        self.exchange: Exchange | None = None
-        self.answer: T | StoreError | Pending = PENDING
-
-    def begin(self) -> Sequence[tuple[Any, ...]]:
-        """What the operation asks first; the same for all nodes."""
-        try:
-            self._operation(self._store)
-        except _Asks as asks:
-            return asks.commands
-        raise AssertionError("it did not ask its transcript: it would wait for node after node")
-
-    def send(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-        if exchange.sha and exchange.sha not in self.link.taught:
-            # Its first use on this connection, to a server that may have been restarted: as if it
-            # had said so. A node that is not waited for must not need to be asked twice.
-            exchange.replies = [ErrorReply("NOSCRIPT")] * exchange.count
-        else:
-            self.link.send(exchange)
-        self.advance()
-
-    def advance(self) -> None:
-        """Go on with what the node has replied."""
-        while self.answer is PENDING and self.exchange is not None and self.exchange.done:
-            if self.exchange.error is not None:
-                self.answer = self.exchange.error
-                return
-            self._transcript.hear(self.exchange.replies)
-            try:
-                self.answer = self._operation(self._store)
-            except _Asks as asks:
-                self.exchange = Exchange(asks.commands, sha=self.exchange.sha)
-                self.link.send(self.exchange)
-            except StoreError as exc:
-                self.answer = exc
-
-
-class Quorum:
-    """All nodes, and the idle links to them."""
-
-    def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
-        self.nodes = tuple(nodes)
-        self.majority = len(self.nodes) // 2 + 1
+    def __init__(self, urls: Sequence[NodeUrl], clock: Clock) -> None:
+        self.majority = len(urls) // 2 + 1
+        self._urls = tuple(urls)
         self._clock = clock
-        self._stores: list[RedisStore] = [_NodeStore(node.url) for node in self.nodes]
-        self._links = LinkSets(self.nodes, clock)
+        # By process id: threads do not survive a fork.
+        self._nodes: dict[int, tuple[Node, ...]] = {}
+        weakref.finalize(self, _end_threads, self._nodes).atexit = False
+        _fanouts.add(self)
+        _drain_at_fork_and_exit()
 
     @property
-    def stores(self) -> list[RedisStore]:
-        """A store for each node, to be asked one after the other: for operators."""
-        return self._stores
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of this process."""
+        pid = os.getpid()
+        nodes = self._nodes.get(pid)
+        if nodes is None:
+            # setdefault() is atomic: two threads that come first get the same nodes.
+            nodes = tuple(Node(url, self._clock) for url in self._urls)
+            nodes = self._nodes.setdefault(pid, nodes)
+        return nodes
 
     def ask(
         self,
-        operation: Callable[[RedisStore], T],
+        operation: Callable[[Node], T],
         *,
         timeout: float,
         enough: Callable[[Poll[T]], object],
-        task: str = "",
     ) -> Poll[T]:
-        """Ask all nodes, and return when what was heard is ``enough``, or nothing more comes.
+        """Run ``operation`` for all nodes, and return when their answers are ``enough``.
+
+        The requests of all callers reach each node in the order of their calls. A node that has not
+        answered when this returns still gets the request.
 
         Args:
-            operation: Calls one method of the store it is given.
-            timeout: Seconds to wait for all of them; errors of single nodes are answers.
-            enough: Whether the answers so far decide. Whoever has not answered then is not waited
-                for, though it was asked.
-            task: On whose behalf; what one task asks arrives in this order at each node.
+            operation: Runs in the node's thread.
+            timeout: Seconds to wait. Errors of single nodes count as answers.
+            enough: Whether the answers so far decide.
         """
-        links = self._links.take(task)
-        in_step = False
-        try:
-            poll = self._ask(links, operation, self._clock.now() + timeout, enough)
-            in_step = True
-        finally:
-            # An exception thrown into this thread (a soft time limit, SIGTERM) may have come
-            # between sending and noting what was sent.
-            if in_step:
-                self._links.give(task, links)
-            else:
-                for link in links:
-                    link.close()
+        nodes = self.nodes
+        deadline = self._clock.now() + timeout
+        poll: Poll[T] = Poll(len(nodes), self.majority)
+        inbox = native.inbox()
+        for node in nodes:
+            node.submit(operation, inbox.put)
+        shortened = False
+        while poll.pending and not enough(poll):
+            now = self._clock.now()
+            if poll.has_majority and not shortened:
+                deadline, shortened = min(deadline, now + _MINORITY_TIMEOUT), True
+            if now >= deadline:
+                break
+            try:
+                poll.add(inbox.get(timeout=deadline - now))
+            except queue.Empty:
+                break
         return poll
 
-    def run_ids(self) -> list[str]:
-        """Of the servers that the idle links lead to; empty where one doesn't tell."""
-        return [link.run_id for link in self._links.any_idle()]
+    def drain(self) -> None:
+        """Wait until the nodes have been sent what is queued, such as releases. A minority that
+        does not answer is waited for briefly.
+        """
+        if os.getpid() in self._nodes:
+            self.ask(lambda node: None, timeout=_DRAIN_TIMEOUT, enough=lambda poll: False)
 
     def close(self) -> None:
-        """Close what is not in use."""
-        self._links.close()
-        for store in self._stores:
-            store.close()
+        """End the threads and close the connections, when what is queued has been sent."""
+        self.drain()
+        _end_threads(self._nodes)
 
-    def _ask(
-        self,
-        links: Sequence[Link],
-        operation: Callable[[RedisStore], T],
-        deadline: float,
-        enough: Callable[[Poll[T]], object],
-    ) -> Poll[T]:
-        talks = [_Conversation(s, operation, k) for s, k in zip(self._stores, links, strict=True)]
-        commands = talks[0].begin()
-        packed = pack(commands)
-        sha = str(commands[0][1]) if commands and commands[0][0] == "EVALSHA" else ""
-        for talk in talks:
-            talk.send(Exchange(commands, packed, sha))
-        heard_a_majority = False
-        while True:
-            poll = self._poll(talks)
-            if poll.has_majority and not heard_a_majority:
-                heard_a_majority = True
-                deadline = min(deadline, self._clock.now() + _STRAGGLERS)
-            left = deadline - self._clock.now()
-            if enough(poll) or not poll.pending or left <= 0:
+
+# A child must not be forked while a thread is inside the client: locks that the thread holds there
+# (of imports, of the resolver, of OpenSSL) would stay locked in the child. And Python stops daemon
+# threads at exit, so the last requests of a short script would reach a majority only.
+_fanouts: WeakSet[Fanout] = WeakSet()
+
+
+@cache
+def _drain_at_fork_and_exit() -> None:
+    os.register_at_fork(before=_drain_all)
+    atexit.register(_drain_all)
+
+
+def _drain_all() -> None:
+    for fanout in list(_fanouts):
+        fanout.drain()
+
+
+def _end_threads(nodes: dict[int, tuple[Node, ...]]) -> None:
+    for node in nodes.pop(os.getpid(), ()):
+        node.stop()
+
+
+class _Request(NamedTuple):
+    operation: Callable[[Node], Any]
+    deliver: Callable[[Any], object]
+    send_until: float
+
+
+class Node:
+    """One Redis master, and the thread that sends it one request after the other.
+
+    Attributes:
+        url: Where it is.
+        store: Its connections. Operations other than operators' use it in the node's thread.
+        run_id: Identifies this run of the server; empty if unknown.
+    """
+
+    def __init__(self, url: NodeUrl, clock: Clock) -> None:
+        self.url = url
+        self.store: RedisStore = _NodeStore(url.url, options={"redis_connect_func": self._greet})
+        self.run_id = ""
+        self._clock = clock
+        # When the server was started, at the latest; None if unknown.
+        self._started_at: float | None = None
+        # Releases without a reply, oldest first, with the time of failure.
+        self._unconfirmed: dict[Token, float] = {}
+        self._requests: Any = native.make_queue()
+        self._is_running = False
+        self._running: Any = native.allocate_lock()  # held by the thread, and never released
+
+    def submit(self, operation: Callable[[Node], Any], deliver: Callable[[Any], object]) -> None:
+        """Queue ``operation``. ``deliver`` is called once, with its result or exception."""
+        if self._requests.qsize() >= _MAX_QUEUED:
+            deliver(StoreUnavailable(f"{self.url} does not answer, and its queue is full"))
+            return
+        request = _Request(operation, deliver, self._clock.now() + NODE_TIMEOUT)
+        self._requests.put(request)
+        if not self._is_running:
+            native.start_new_thread(self._run, f"singleton-{self.url}")
+            self._is_running = True
+
+    def acquire(self, call: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
+        """As of the store. A grant does not count within ``min_age`` seconds of the server's start,
+        nor while an earlier release by the same token may still arrive and delete it.
+        """
+        asked_at = self._clock.now()
+        reply = self.store.acquire(call, timeout=NODE_TIMEOUT)
+        if not isinstance(reply, Granted):
+            return reply
+        started_at = self._started_at
+        is_young = bool(min_age) and started_at is not None and started_at > asked_at - min_age
+        self._forget_arrived()
+        if is_young or call.token in self._unconfirmed:
+            return GrantWithoutVote(key=reply.key)
+        return reply
+
+    def release(self, call: Release) -> Released:
+        """As of the store."""
+        try:
+            return self.store.release(call, timeout=NODE_TIMEOUT)
+        except StoreUnavailable:
+            self._forget_arrived()
+            self._unconfirmed.pop(call.token, None)  # to the end of the order
+            self._unconfirmed[call.token] = self._clock.now()
+            raise
+
+    def stop(self) -> None:
+        """End the thread when it has served the queue."""
+        self._requests.put(None)
+
+    def _forget_arrived(self) -> None:
+        """Forget releases that have arrived by now, or never will."""
+        oldest = self._clock.now() - _LONGEST_DELAY
+        while self._unconfirmed:
+            token, failed_at = next(iter(self._unconfirmed.items()))
+            if failed_at > oldest:
                 break
-            wait([talk.link for talk in talks if talk.answer is PENDING], left)
-            for talk in talks:
-                talk.advance()
-        for talk in talks:
-            if talk.exchange is not None:
-                talk.exchange.awaited = False
-        return poll
+            del self._unconfirmed[token]
 
-    def _poll(self, talks: Sequence[_Conversation[T]]) -> Poll[T]:
-        return Poll(
-            tuple(talk.answer for talk in talks),
-            tuple(talk.link.started_at for talk in talks),
-            self.majority,
-            tuple(talk.exchange for talk in talks),
-        )
+    def _run(self) -> None:
+        """The node's thread."""
+        # A signal's exception in submit() may start a second thread, which would break the order.
+        if not self._running.acquire(False):
+            return
+        while (request := self._requests.get()) is not None:
+            request.deliver(self._answer(request))
+            del request  # else an idle thread keeps the caller's objects alive
+        self.store.close()
+
+    def _answer(self, request: _Request) -> Any:
+        try:
+            return self._send(request)
+        except StoreUnavailable as exc:
+            return StoreUnavailable(f"{self.url}: {exc}")
+        except StoreError as exc:
+            return StoreError(f"{self.url}: {exc}")
+        except Exception as exc:  # raised by the caller
+            return exc
+
+    def _send(self, request: _Request) -> Any:
+        if self._clock.now() > request.send_until:
+            raise StoreUnavailable("not sent, because earlier requests got no reply")
+        try:
+            return request.operation(self)
+        except StoreUnavailable as exc:
+            if not exc.was_idle or self._clock.now() > request.send_until:
+                raise
+            # A restarted server reports the end of an idle connection only when it is used.
+            return request.operation(self)
+
+    def _greet(self, connection: Any) -> None:
+        """Log in, and read when the server was started; called by redis-py for new connections."""
+        connection.on_connect()
+        connection.send_command("INFO", "server")
+        try:
+            reply = connection.read_response()
+        except redis.exceptions.ConnectionError:
+            raise
+        except redis.exceptions.ResponseError:
+            return  # an ACL denies INFO, so the age is unknown
+        text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        self.run_id = fields.get("run_id", "")
+        if fields.get("uptime_in_seconds", "").isdecimal():
+            # The server rounds both times to seconds: it may be 1 s younger than it says.
+            uptime = max(0, int(fields["uptime_in_seconds"]) - 1)
+            self._started_at = self._clock.now() - uptime
+
+
+class _NodeStore(RedisStore):
+    """A store without the note of its shards: a client that knows the nodes has one shard."""
+
+    def _check_shards(self, key: str, timeout: float) -> None:
+        """Nothing. The note would cost each node one more request before the first vote."""

@@ -1,45 +1,54 @@
-"""Leases by majority in several independent Redis masters: Redlock.
+"""Leases by majority in several independent Redis masters (Redlock).
 
-The algorithm is that of redis.io, "Distributed Locks with Redis"; on each node runs what a
-RedisStore runs there.
+Overview
+    The algorithm is that of redis.io, "Distributed Locks with Redis". Each node runs the same
+    scripts as for a single RedisStore. A request goes to all nodes at once, and the client waits
+    until the answers decide. ``acquirer`` has the sequence of an acquire, ``votes`` the decisions,
+    ``fanout`` the threads and queues.
 
-Promises
-    A lease is granted by a majority of the nodes or not at all, within the validity left: every
-    attempt has ttl less what it took, and less the allowance for clock drift. While a majority
-    answers, everything goes on; a minority may be down, slow or partitioned. Nothing ever writes a
-    lost key back, on no node. An attempt that fails is given back on all nodes, also on those that
-    did not answer, by the link that the attempt went by.
+Guarantees
+    A lease is granted by a majority of the nodes or not at all. Its validity is the ttl less the
+    duration of the attempt and less the allowance for clock drift.
+    While a majority answers, all operations go on. A minority may be down, slow or partitioned.
+    A lost key is never written back on any node.
+    A failed attempt is given back on all nodes, also on those that did not answer. Requests reach
+    each node in the order in which they were made, so a release never overtakes its acquire, as
+    long as the node answers within ``NODE_TIMEOUT`` seconds.
 
-Does not promise
-    Fences. Each node has a counter of its own, and a grant needs no more than three of five: the
-    next grant may come from another three whose counters are lower. To agree on one number takes
-    consensus, which this is not. So a process that stalls between ``check()`` and its write is not
-    caught by anybody; see docs/redlock.md.
-    Exclusion when a node forgets what it acknowledged: a lease on nodes 1, 2, 3, node 3 restarted
-    empty, and 3, 4, 5 grant the key again. So a server has no vote until it has been up for
-    the ttl of the lease that is asked for (``quarantine``; its age comes with the login, where an
-    ACL allows INFO). The same holds for clocks of nodes that step.
-    That markers and claims survive such a restart for longer than that: a redelivery that comes
-    late may run once more, a duplicate may be published. So for Beat's last runs: one that no node
-    of the majority that answers has any more may be sent again.
+Non-guarantees
+    Fencing tokens. Each node has its own counter, and a grant needs three of five nodes: the next
+    grant may come from three others with lower counters. One number for all takes consensus. A
+    process that stalls between ``check()`` and its write is not detected; see docs/redlock.md.
+    Exclusion when a node forgets an acknowledged write. With a lease on nodes 1, 2, 3, and node 3
+    restarted empty, nodes 3, 4, 5 would grant the key again. So a server has no vote until it has
+    been up for the ttl of the lease that is asked for (``quarantine``; read with INFO after each
+    login, where an ACL allows it). The same holds for a node whose clock steps.
+    Markers, claims and Beat's last runs may be lost by such a restart after the quarantine: a late
+    redelivery may run again, a duplicate may be published, a tick may be sent again.
 
-Sequence of an acquire
-    See candidate.py.
+State model
+    A vote on one node is absent, granted, or granted without counting (the server is too young, or
+    an earlier release of the same token may still arrive there). A lease exists while a majority
+    has it. Votes on a minority are given back, or expire.
 
 Failure handling
-    A node is down: its vote is missing, nobody waits for it. A node says nothing: once a majority
-    has answered it has 50 ms, and not even those where the majority decides.
-    A majority is down: StoreUnavailable, as if one server were; the heartbeat goes on trying until
-    the lease's own deadline.
-    An exception (a soft time limit, SIGTERM) while nodes are asked: all links of the call are
-    closed, and the locker releases by token.
+    A node is down: its vote is missing. No request waits for it.
+    A node is silent: it has 50 ms after a majority has answered, and no time if the majority
+    decides. Its queue is bounded, and requests older than ``NODE_TIMEOUT`` are dropped unsent.
+    A release without a reply: the node has no vote for the same token during the next minute,
+    because the release may arrive after the grant.
+    A majority is down: StoreUnavailable, as with one server. The heartbeat retries until the
+    lease's deadline.
+    An exception in the calling thread (a soft time limit, SIGTERM): the nodes that were reached
+    carry the request out. The locker releases by token, and that release is behind the request in
+    each node's queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, Record, Token
@@ -59,59 +68,63 @@ from celery_singleton_lock.core.store import (
     Trace,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.acquirer import Candidate
-from celery_singleton_lock.stores.redlock.fanout import Poll, Quorum
+from celery_singleton_lock.stores.redlock.acquirer import Acquirer
+from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node
 from celery_singleton_lock.stores.redlock.url import read_nodes
+from celery_singleton_lock.stores.redlock.votes import Poll
 
 __all__ = ["RedlockStore"]
 
-_OPERATOR_TIMEOUT: Final = 2.0
+T = TypeVar("T")
+
+_OPERATOR_TIMEOUT: Final = NODE_TIMEOUT
 
 
 class RedlockStore:
     """A majority of the nodes that a ``redlock://`` URL names.
 
     Raises:
-        SettingsError: The URL can't be read, or names a number of nodes that is no quorum.
+        SettingsError: The URL cannot be read, or names an even number of nodes or fewer than three.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         nodes = read_nodes(url)
         clock = clock or SystemClock()
-        self._quorum = Quorum(nodes.members, clock)
-        self._candidate = Candidate(self._quorum, clock, nodes.quarantine)
+        self._fanout = Fanout(nodes.members, clock)
+        self._acquirer = Acquirer(self._fanout, clock, nodes.quarantine)
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(fence=False, name="redlock", renews_for_others=True)
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
-        """As of the contract; may take several attempts within ``timeout``.
+        """May take several attempts within ``timeout``.
 
-        The caller's clock reading lies before the first attempt, so what it makes of the ttl is
-        less than what the attempt that won has.
+        The caller reads its clock before the first attempt. So it counts less of the ttl than the
+        attempt that won has left.
         """
-        return self._candidate.acquire(call, timeout)
+        return self._acquirer.acquire(call, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        """Each lease by itself: renewed where a majority has it still."""
+        """Each lease by itself: renewed where a majority still has it."""
         if not leases:
             return []
-        poll = self._quorum.ask(
-            lambda store: store.renew(leases, timeout=timeout),
+
+        def decided(poll: Poll[list[Renewal]]) -> bool:
+            return poll.has_majority and Renewal.SILENT not in votes.renewed(poll, len(leases))
+
+        poll = self._fanout.ask(
+            lambda node: node.store.renew(leases, timeout=NODE_TIMEOUT),
             timeout=timeout,
-            enough=lambda poll: (
-                poll.has_majority and Renewal.SILENT not in _by_lease(poll, len(leases))
-            ),
+            enough=decided,
         )
         poll.check()
-        return _by_lease(poll, len(leases))
+        return votes.renewed(poll, len(leases))
 
     def release(self, call: Release, *, timeout: float) -> Released:
-        """Released where a majority had it; sent to all, whoever decides."""
-        poll = self._candidate.release(call, timeout)
+        """Released where a majority had it; sent to all nodes in any case."""
+        poll = self._acquirer.release(call, timeout)
         reply = votes.released(poll)
         if reply is None:
             raise poll.error()
@@ -128,162 +141,146 @@ class RedlockStore:
         timeout: float,
         claim: ClaimChange | None = None,
     ) -> None:
-        """Written by a majority, of which every later majority has a node."""
-        self._quorum.ask(
-            lambda store: store.mark(
-                key, token, state, sequence, ttl, timeout=timeout, claim=claim
-            ),
-            timeout=timeout,
-            enough=_has_majority,
-            task=token.task,
-        ).check()
+        """Written by a majority, which has a node in common with every later majority."""
+
+        def mark(node: Node) -> None:
+            node.store.mark(key, token, state, sequence, ttl, timeout=NODE_TIMEOUT, claim=claim)
+
+        self._fanout.ask(mark, timeout=timeout, enough=_has_majority).check()
 
     def admit(self, call: Admit, *, timeout: float) -> Record | None:
-        """Claimed where a majority did; a split vote is tried again, as a lease's."""
-        return self._candidate.admit(call, timeout)
+        """Claimed where a majority did; a split vote is repeated, as for a lease."""
+        return self._acquirer.admit(call, timeout)
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         """Settled by a majority."""
-        self._quorum.ask(
-            lambda store: store.settle_claim(token, change, timeout=timeout),
+        self._fanout.ask(
+            lambda node: node.store.settle_claim(token, change, timeout=NODE_TIMEOUT),
             timeout=timeout,
             enough=_has_majority,
-            task=token.task,
         ).check()
 
     def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
-        """Permitted where a majority swapped the last run under the leader's token.
+        """Authorized where a majority swapped the last run under the leader's token.
 
         A node that was away has an older last run, and refuses. While the token stands on a
-        majority nobody else can have been permitted since this leader's election, so if what counts
-        is what the leader expects, such nodes are brought up to date, each under the token still.
+        majority, no other leader can have been authorized since this leader's election. So if the
+        last run that counts is the one that the leader expects, such nodes are brought up to date,
+        each only while it has the token.
         """
-        poll = self._ask_permission(
-            lambda store: store.authorize_tick(call, timeout=timeout), call, timeout
+        poll = self._ask_majority(
+            lambda node: node.store.authorize_tick(call, timeout=NODE_TIMEOUT),
+            timeout,
+            votes.authorized,
         )
         verdict = votes.authorized(poll)
         if verdict is not None:
             return verdict
-        if poll.count - poll.heard.count(Authorization.DEPOSED) < poll.majority:
+        deposed = poll.answers.count(Authorization.DEPOSED)
+        if len(poll.answers) - deposed < poll.majority:
             raise poll.error()
         if self.last_runs([call.entry], timeout=timeout)[0] not in (call.expected, call.new):
             return Authorization.CHANGED
 
-        def swap_whatever_stands(store: RedisStore) -> Authorization:
-            [stands] = store.last_runs([call.entry], timeout=timeout)
-            return store.authorize_tick(replace(call, expected=stands), timeout=timeout)
+        def swap_whatever_stands(node: Node) -> Authorization:
+            [stands] = node.store.last_runs([call.entry], timeout=NODE_TIMEOUT)
+            current = replace(call, expected=stands)
+            return node.store.authorize_tick(current, timeout=NODE_TIMEOUT)
 
-        poll = self._ask_permission(swap_whatever_stands, call, timeout)
+        poll = self._ask_majority(swap_whatever_stands, timeout, votes.authorized)
         verdict = votes.authorized(poll)
         if verdict is None:
             raise poll.error()
         return verdict
 
-    def _ask_permission(
-        self, operation: Callable[[RedisStore], Authorization], call: AuthorizeTick, timeout: float
-    ) -> Poll[Authorization]:
-        poll = self._quorum.ask(
-            operation, timeout=timeout, enough=votes.authorized, task=call.token.task
-        )
-        poll.check()
-        return poll
-
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
-        """Of each, the one that counts among those of a majority at least."""
+        """Of each key, the last run that counts among those of at least a majority."""
         if not keys:
             return []
-        poll = self._quorum.ask(
-            lambda store: store.last_runs(keys, timeout=timeout), timeout=timeout, enough=_all
+        poll = self._ask_majority(
+            lambda node: node.store.last_runs(keys, timeout=NODE_TIMEOUT), timeout
         )
-        poll.check()
-        return [votes.last_run(texts, poll.majority) for texts in zip(*poll.heard, strict=True)]
+        return [votes.last_run(texts, poll.majority) for texts in zip(*poll.answers, strict=True)]
 
     def trace(self, key: str, *, timeout: float) -> Trace:
         return Trace(record=self.inspect(key))  # no fences, and a clock per node
 
     def inspect(self, key: str) -> Record | None:
-        """What a majority has, or may have as far as the silent nodes are concerned."""
-        poll = self._quorum.ask(
-            lambda store: store.inspect(key), timeout=_OPERATOR_TIMEOUT, enough=_all
-        )
-        poll.check()
-        return votes.standing(poll)
+        """The record that a majority has, or may have if silent nodes are counted for it."""
+        return votes.standing(self._ask_majority(lambda node: node.store.inspect(key)))
 
     def scan(self, pattern: str) -> Iterator[Record]:
-        """As :meth:`inspect`, of all keys; the nodes are read one after the other."""
-        found: list[dict[str, Record] | StoreError] = []
-        for store in self._quorum.stores:
+        """As :meth:`inspect`, for all keys. The nodes are read one after the other."""
+        nodes = self._fanout.nodes
+        found: Poll[dict[str, Record]] = Poll(len(nodes), self._fanout.majority)
+        for node in nodes:
             try:
-                found.append({record.key: record for record in store.scan(pattern)})
+                found.add({record.key: record for record in node.store.scan(pattern)})
             except StoreError as exc:
-                found.append(exc)
-        majority = self._quorum.majority
-        whole = Poll(tuple(found), (), majority)
-        whole.check()
-        for key in sorted(set().union(*whole.heard)):
-            answers = tuple(f if isinstance(f, StoreError) else f.get(key) for f in found)
-            record = votes.standing(Poll(answers, (), majority))
+                found.add(exc)
+        found.check()
+        for key in sorted(set().union(*found.answers)):
+            answers = [records.get(key) for records in found.answers]
+            record = votes.standing(Poll(found.nodes, found.majority, answers, found.errors))
             if record is not None:
                 yield record
 
     def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
-        """As of a RedisStore, on any node that answers; one is enough to take away its vote."""
+        """As of a RedisStore, on any node that answers. One stray is enough to block its vote."""
         seen: set[tuple[str, str]] = set()
-        for store in self._quorum.stores:
+        for node in self._fanout.nodes:
             try:
-                found = list(store.strays(pattern))
+                found = list(node.store.strays(pattern))
             except StoreUnavailable:
                 continue  # a minority may be away
             yield from (stray for stray in found if stray not in seen)
             seen.update(found)
 
     def free(self, key: str, token: str | None) -> bool:
-        """Whether any node had it; a majority must have answered, so that no majority has it."""
-        poll = self._quorum.ask(
-            lambda store: store.free(key, token), timeout=_OPERATOR_TIMEOUT, enough=_all
-        )
-        poll.check()
-        return any(poll.heard)
+        """Whether any node had it. A majority must answer, so that no majority has it."""
+        return any(self._ask_majority(lambda node: node.store.free(key, token)).answers)
 
     def info(self, section: str) -> dict[str, str]:
-        """One section of INFO, of a node that may throw leases away if there is one.
+        """One section of INFO, from a node that may evict leases if there is one.
 
         Raises:
             SettingsError: Two addresses lead to one server, which would have two votes.
         """
-        poll = self._quorum.ask(
-            lambda store: store.info(section), timeout=_OPERATOR_TIMEOUT, enough=_all
-        )
-        poll.check()
+        poll = self._ask_majority(lambda node: node.store.info(section))
         self._check_identities()
-        return max(poll.heard, key=_may_evict)
+        return max(poll.answers, key=_may_evict)
 
     def close(self) -> None:
-        self._quorum.close()
+        self._fanout.close()
+
+    def _ask_majority(
+        self,
+        operation: Callable[[Node], T],
+        timeout: float = _OPERATOR_TIMEOUT,
+        enough: Callable[[Poll[T]], object] = lambda poll: False,
+    ) -> Poll[T]:
+        """The answers of all nodes that answer in time, or as many as are ``enough``.
+
+        Raises:
+            StoreUnavailable, StoreError: A majority did not answer.
+        """
+        poll = self._fanout.ask(operation, timeout=timeout, enough=enough)
+        poll.check()
+        return poll
 
     def _check_identities(self) -> None:
-        ids = self._quorum.run_ids()
-        nodes = self._quorum.nodes
-        for index, run_id in enumerate(ids):
-            if run_id and run_id in ids[:index]:
+        seen: dict[str, Node] = {}
+        for node in self._fanout.nodes:
+            first = seen.setdefault(node.run_id, node)
+            if node.run_id and first is not node:
                 raise SettingsError(
-                    f"{nodes[ids.index(run_id)]} and {nodes[index]} of the redlock:// URL are one "
-                    "server: its vote would count twice. Name servers that fail independently"
+                    f"{first.url} and {node.url} of the redlock:// URL are one server: its vote "
+                    "would count twice. Name servers that fail independently"
                 )
-
-
-def _by_lease(poll: Poll[list[Renewal]], count: int) -> list[Renewal]:
-    heard, nodes = poll.heard, len(poll.answers)
-    return [votes.renewed([replies[i] for replies in heard], nodes) for i in range(count)]
 
 
 def _has_majority(poll: Poll[None]) -> bool:
     return poll.has_majority
-
-
-def _all(poll: object) -> bool:
-    """Nothing is enough: wait for whoever answers."""
-    return False
 
 
 def _may_evict(memory: dict[str, str]) -> bool:

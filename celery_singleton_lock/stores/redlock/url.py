@@ -1,73 +1,53 @@
-"""The nodes that a ``redlock://`` URL names, and how each is reached.
+"""The nodes that a ``redlock://`` URL names.
 
 ::
 
     redlock://[user:password@]host[:port],host[:port],host[:port]/db?option=value&...
 
-A login before a host is that host's; the first host's login is also that of every host without one
-of its own. ``redlocks://`` speaks TLS to all of them. The database and the options hold for all:
-``quarantine`` (see redlock.py), and for TLS redis-py's ``ssl_ca_certs``, ``ssl_ca_path``,
-``ssl_ca_data``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_password``, ``ssl_cert_reqs`` (required,
-optional, none) and ``ssl_check_hostname``.
+A login before a host is that host's. Hosts without a login use the first host's. ``redlocks://``
+speaks TLS to all nodes. The database and the options are those of all nodes: ``quarantine`` (see
+store.py), and with TLS the options of redis-py in ``_TLS_OPTIONS``.
 """
 
 from __future__ import annotations
 
-import ssl
+import os.path
 from dataclasses import dataclass, field
-from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.policy import seconds, suggestion
 
-__all__ = ["SCHEMES", "Node", "Nodes", "read_nodes"]
+__all__ = ["SCHEMES", "NodeUrl", "Nodes", "read_nodes"]
 
 SCHEMES: Final = frozenset({"redlock", "redlocks"})
 _MIN_NODES: Final = 3
 _PORT: Final = 6379
+_TLS_PATHS: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS: Final = frozenset(
-    f"ssl_{name}"
-    for name in (
-        "ca_certs",
-        "ca_path",
-        "ca_data",
-        "certfile",
-        "keyfile",
-        "password",
-        "cert_reqs",
-        "check_hostname",
-    )
+    (*_TLS_PATHS, "ssl_ca_data", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 )
-_CERT_REQS: Final = {
-    "required": ssl.CERT_REQUIRED,
-    "optional": ssl.CERT_OPTIONAL,
-    "none": ssl.CERT_NONE,
-}
-# Of the characters that end a login elsewhere, those that may be left in one here.
+_CERT_REQS: Final = ("required", "optional", "none")
+# Characters that end a login in other URLs. An unescaped one is allowed nowhere in this one.
 _SPECIAL: Final = frozenset("#@")
 _FORM: Final = "redlock://[user:password@]host:port,host:port,host:port/0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One of the servers.
+class NodeUrl:
+    """One node.
 
     Attributes:
-        url: Its own, in the form that RedisStore reads.
-        tls: How to speak TLS to it; None: not at all.
+        name: Host and port, for messages.
+        url: In the form that RedisStore reads.
     """
 
-    host: str
-    port: int
-    db: int
-    username: str
-    password: str = field(repr=False)
+    name: str
     url: str = field(repr=False)
-    tls: ssl.SSLContext | None = None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,43 +55,50 @@ class Nodes:
     """What a URL says.
 
     Attributes:
-        quarantine: Seconds that a node which was started has no vote; None: the ttl of the lease
-            that is asked for.
+        members: The nodes.
+        quarantine: Seconds after its start in which a server has no vote; None: the ttl of the
+            lease that is asked for.
     """
 
-    members: tuple[Node, ...]
+    members: tuple[NodeUrl, ...]
     quarantine: float | None
 
 
 def read_nodes(url: str) -> Nodes:
-    """What ``url`` says.
+    """The nodes that ``url`` names.
 
     Raises:
-        SettingsError: It can't be read, or names a number of nodes that is no quorum. No password
-            is in the message.
+        SettingsError: It cannot be read, or no odd number of nodes above 2 is named. The message
+            contains no password.
     """
     scheme, _, rest = url.partition("://")
-    netloc, _, path = rest.partition("?")[0].partition("/")
-    query = rest.partition("?")[2]
+    location, _, query = rest.partition("?")
+    netloc, _, path = location.partition("/")
     if "@" in query:
-        # Its names aren't shown: with a "?" in a password, one of them is the rest of it.
+        # The options are not shown: with a "?" in a password, they are the rest of it.
         raise SettingsError(
             "an '@' stands in the options of the redlock:// URL: percent-encode what is special in "
             f"its passwords ('?' is %3F, '@' is %40), and write {_FORM}"
         )
     options = _options(urlsplit(f"redis://host/?{query}").query)
     quarantine = _quarantine(options.pop("quarantine", None))
-    if options and scheme != "redlocks":
+    tls = scheme == "redlocks"
+    if options and not tls:
         raise SettingsError(
             f"{', '.join(sorted(options))} in the URL of redlock:// have no effect without TLS: "
             "write redlocks://"
         )
-    tls = _context(options) if scheme == "redlocks" else None
-    members: list[Node] = []
-    for part in netloc.split(","):
-        first = members[0] if members else None
-        members.append(_node(part, _db(path), tls, options, first))
-    _check_number([str(node) for node in members])
+    _check_tls(options)
+    suffix = f"/{_db(path)}{'?' if options else ''}{urlencode(options)}"
+    members, first_login = [], ""
+    for number, part in enumerate(netloc.split(",")):
+        name, login, place = _node(part)
+        if number == 0:
+            first_login = login
+        login = login or first_login
+        url = f"{'rediss' if tls else 'redis'}://{login}{place}{suffix}"
+        members.append(NodeUrl(name=name, url=url))
+    _check_number([member.name for member in members])
     return Nodes(members=tuple(members), quarantine=quarantine)
 
 
@@ -134,9 +121,8 @@ def _check_number(names: list[str]) -> None:
         )
 
 
-def _node(
-    text: str, db: int, tls: ssl.SSLContext | None, options: dict[str, str], first: Node | None
-) -> Node:
+def _node(text: str) -> tuple[str, str, str]:
+    """Name, login with its "@", and host with its port."""
     login, at, place = text.rpartition("@")
     try:
         if set(login) & _SPECIAL:
@@ -151,22 +137,7 @@ def _node(
             "a node of the redlock:// URL can't be read: percent-encode what is special in its "
             f"password ('/' is %2F, '@' is %40, ',' is %2C), and write {_FORM}"
         )
-    if at or first is None:
-        username, _, password = map(unquote, login.partition(":"))
-    else:
-        username, password = first.username, first.password
-        login = first.url.partition("://")[2].rpartition("@")[0]
-    query = f"?{urlencode(options)}" if options else ""
-    credentials = f"{login}@" if login else ""
-    return Node(
-        host=host,
-        port=port,
-        db=db,
-        username=username,
-        password=password,
-        url=f"{'rediss' if tls else 'redis'}://{credentials}{place}/{db}{query}",
-        tls=tls,
-    )
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{login}{at}", place
 
 
 def _db(path: str) -> int:
@@ -185,8 +156,8 @@ def _options(query: str) -> dict[str, str]:
         options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
         raise SettingsError("the options of the redlock:// URL can't be read") from None
+    known = _TLS_OPTIONS | {"quarantine"}
     for name in options:
-        known = _TLS_OPTIONS | {"quarantine"}
         if name not in known:
             raise SettingsError(f"unknown option {name!r} of redlock://{suggestion(name, known)}")
     return options
@@ -201,24 +172,13 @@ def _quarantine(text: str | None) -> float | None:
         raise SettingsError(f"quarantine={text!r} of redlock:// is no number of seconds") from None
 
 
-def _context(options: dict[str, str]) -> ssl.SSLContext:
+def _check_tls(options: dict[str, str]) -> None:
+    """redis-py reads the files when it connects; a missing one is reported at the start."""
     requirement = options.get("ssl_cert_reqs", "required").removeprefix("CERT_").lower()
-    checks = options.get("ssl_check_hostname", "true").lower() in ("1", "true", "yes", "on")
     if requirement not in _CERT_REQS:
         raise SettingsError(f"ssl_cert_reqs is one of {', '.join(_CERT_REQS)}")
-    arguments: dict[str, Any] = {
-        "cafile": options.get("ssl_ca_certs"),
-        "capath": options.get("ssl_ca_path"),
-        "cadata": options.get("ssl_ca_data"),
-    }
-    try:
-        context = ssl.create_default_context(**arguments)
-        context.check_hostname = checks and requirement != "none"
-        context.verify_mode = _CERT_REQS[requirement]
-        if "ssl_certfile" in options:
-            context.load_cert_chain(
-                options["ssl_certfile"], options.get("ssl_keyfile"), options.get("ssl_password")
+    for name in _TLS_PATHS:
+        if name in options and not os.path.exists(options[name]):
+            raise SettingsError(
+                f"the TLS options of redlocks:// don't work: {name}: no file {options[name]!r}"
             )
-    except (OSError, ValueError) as exc:
-        raise SettingsError(f"the TLS options of redlocks:// don't work: {exc}") from exc
-    return context

@@ -1,10 +1,13 @@
-"""What the answers of single nodes mean together: pure functions, each with its reason.
+"""Decisions from the answers of single nodes: pure functions.
 
-Two rules are behind all of them. Any two majorities have a node in common: so what a majority was
-told, some node of every later majority knows. And what one node knows of a task's own attempts
-(done, superseded, a later one, a twin) was written by whoever had the right to write it, so one
-node that knows is enough; while that another task has the key on one node means nothing by itself:
-it may be a vote that is about to be given back.
+Two rules are behind all of them:
+
+Any two majorities have a node in common. What a majority has acknowledged, at least one node of
+every later majority knows.
+
+A node that knows something about the task's own attempts (done, superseded, a later attempt, a
+twin) decides alone, because only a client with the right to do so wrote it. A node where another
+task has the key proves nothing: that vote may be about to be given back.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, TypeVar
 
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.core.store import (
@@ -24,9 +27,12 @@ from celery_singleton_lock.core.store import (
     Released,
     Renewal,
 )
-from celery_singleton_lock.stores.redlock.fanout import PENDING, Poll
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 __all__ = [
+    "GrantWithoutVote",
+    "Poll",
+    "Votes",
     "acquired",
     "admitted",
     "authorized",
@@ -34,126 +40,197 @@ __all__ = [
     "contended",
     "contested",
     "granted",
-    "grants",
+    "holder_of",
     "last_run",
-    "name",
     "released",
     "renewed",
     "standing",
     "suspect",
 ]
 
-# In this order: what drops a message for good reason comes before what has it wait.
+T = TypeVar("T")
+
+# Reasons to drop a message come before reasons to let it wait.
 _KNOWLEDGE: Final = (Relation.DONE, Relation.SUPERSEDED, Relation.LATER, Relation.TWIN)
 
 
-def grants(poll: Poll[Granted | Refused], voters: Sequence[bool]) -> Counter[str]:
-    """How many votes each slot has, of the nodes that have one."""
-    return Counter(
-        answer.key
-        for answer, votes in zip(poll.answers, voters, strict=True)
-        if isinstance(answer, Granted) and votes
-    )
+@dataclass(slots=True)
+class Poll(Generic[T]):
+    """The answers that have arrived so far.
+
+    Attributes:
+        nodes: How many nodes were asked.
+        majority: How many answers a decision needs.
+        answers: What nodes answered, in the order of arrival.
+        errors: Of nodes that refused or could not be reached. It is unknown what these have.
+    """
+
+    nodes: int
+    majority: int
+    answers: list[T] = field(default_factory=list)
+    errors: list[StoreError] = field(default_factory=list)
+
+    def add(self, answer: T | Exception) -> None:
+        """Add a node's answer.
+
+        Raises:
+            Exception: ``answer`` is one, and no StoreError.
+        """
+        if isinstance(answer, StoreError):
+            self.errors.append(answer)
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            self.answers.append(answer)
+
+    @property
+    def pending(self) -> int:
+        """How many nodes may still answer."""
+        return self.nodes - len(self.answers) - len(self.errors)
+
+    @property
+    def silent(self) -> int:
+        """How many nodes have not answered, or with an error."""
+        return self.nodes - len(self.answers)
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether a majority has answered."""
+        return len(self.answers) >= self.majority
+
+    def check(self) -> None:
+        """Raises StoreUnavailable or StoreError unless a majority has answered."""
+        if not self.has_majority:
+            raise self.error()
+
+    def error(self) -> StoreError:
+        """Why there is no decision."""
+        reasons = [str(error) for error in self.errors]
+        if self.pending:
+            reasons.append(f"{self.pending} did not answer in time")
+        text = (
+            f"{len(self.answers)} of {self.nodes} nodes answered, and a decision takes "
+            f"{self.majority}: {'; '.join(reasons)}"
+        )
+        refusals = sum(not isinstance(error, StoreUnavailable) for error in self.errors)
+        # A majority that refuses will refuse the next request too.
+        return StoreError(text) if refusals >= self.majority else StoreUnavailable(text)
 
 
-def granted(poll: Poll[Granted | Refused], slot: str) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantWithoutVote:
+    """A grant by a node that may have forgotten another lease, or may lose this one unnoticed."""
+
+    key: str
+
+
+Votes = Poll[Granted | GrantWithoutVote | Refused]
+
+
+def granted(votes: Votes, slot: str) -> bool:
     """Whether any node has granted ``slot``."""
-    return any(isinstance(answer, Granted) and answer.key == slot for answer in poll.answers)
+    return any(not isinstance(a, Refused) and a.key == slot for a in votes.answers)
 
 
-def acquired(
-    poll: Poll[Granted | Refused], slots: Sequence[str], voters: Sequence[bool]
-) -> Granted | Refused | None:
-    """Granted by a majority, on one slot; refused for good; or None: open, or a split vote.
+def acquired(votes: Votes, slots: Sequence[str]) -> Granted | Refused | None:
+    """The grant of one slot by a majority, or a final refusal; None: open, or a split vote.
 
     DONE, SUPERSEDED, LATER, TWIN
-        Of any one node: it knows. A twin's vote may be on its way back; the price is that the
-        message comes again a moment later, and is never lost.
+        One node is enough. A twin's vote may be about to be given back: then the message comes
+        again a moment later, and is not lost.
     EARLIER
-        The task's own earlier attempt has votes, and no majority can be got: put back shortly.
-        Before OTHER, for a message that OTHER ends must not end by its own predecessor.
+        An earlier attempt of the task has votes, and a majority is impossible. The message is put
+        back. This comes before OTHER, because OTHER may end a message, and its own earlier attempt
+        must not.
     OTHER
-        Only where one and the same other has a majority. Else nobody may have the key: several
-        contenders hold votes that they will give back.
+        Only if a majority names the same other task. Otherwise possibly no task holds the key:
+        several contenders have votes that they will give back.
     """
-    refused_all = [answer for answer in poll.heard if isinstance(answer, Refused)]
+    refusals = _refusals(votes)
     for relation in _KNOWLEDGE:
-        for refused in refused_all:
+        for refused in refusals:
             if refused.relation is relation:
                 return _without_fence(refused)
-    tally = grants(poll, voters)
+    tally = Counter(answer.key for answer in votes.answers if isinstance(answer, Granted))
     slot, most = (tally.most_common(1) or [("", 0)])[0]
-    if most >= poll.majority:
+    if most >= votes.majority:
         return Granted(key=slot, fence=None)
-    may_come = sum(a is PENDING and votes for a, votes in zip(poll.answers, voters, strict=True))
-    if most + may_come >= poll.majority:
+    if most + votes.pending >= votes.majority:
         return None
-    for refused in refused_all:
+    for refused in refusals:
         if refused.relation is Relation.EARLIER:
             return _without_fence(refused)
-    refused_by, count = _most_named(refused_all)
-    # A refusal names who has the first slot only: the others may be free in a moment.
-    return refused_by if count >= poll.majority and len(slots) == 1 else None
+    refused_by, count = _most_named(refusals)
+    # A refusal names the holder of the first slot only. Other slots may be free in a moment.
+    return refused_by if count >= votes.majority and len(slots) == 1 else None
 
 
-def contended(poll: Poll[Granted | Refused]) -> bool:
-    """Whether another task refuses, and not all nodes say the same: some votes may be passing."""
-    refused = [answer for answer in poll.heard if isinstance(answer, Refused)]
-    if any(answer.relation is not Relation.OTHER for answer in refused):
+def contended(votes: Votes) -> bool:
+    """Whether another task refuses and not all nodes agree: some votes may be given back soon."""
+    refusals = _refusals(votes)
+    if any(refused.relation is not Relation.OTHER for refused in refusals):
         return False
-    return len(refused) < poll.count or len({name(answer) for answer in refused}) > 1
+    return len(refusals) < len(votes.answers) or len(set(map(holder_of, refusals))) > 1
 
 
-def suspect(poll: Poll[Granted | Refused], voters: Sequence[bool]) -> Refused | None:
-    """The one who may have a majority, counting every node of which nobody knows."""
-    refused, count = _most_named([a for a in poll.heard if isinstance(a, Refused)])
-    voteless = sum(isinstance(answer, Granted) for answer in poll.heard) - sum(
-        grants(poll, voters).values()
-    )
-    return refused if count and count + poll.silent + voteless >= poll.majority else None
+def suspect(votes: Votes) -> Refused | None:
+    """The refusal by a task that has a majority if all nodes in doubt are counted for it."""
+    refused, count = _most_named(_refusals(votes))
+    in_doubt = votes.silent + sum(isinstance(a, GrantWithoutVote) for a in votes.answers)
+    return refused if count and count + in_doubt >= votes.majority else None
 
 
-def renewed(replies: Sequence[Renewal], nodes: int) -> Renewal:
-    """Renewed where a majority has it still.
+def holder_of(refused: Refused) -> str:
+    """The token of the holder; empty if its record cannot be read."""
+    return refused.record.token if refused.record else ""
 
-    DYING of any one node: the worker parent wrote it. Lost as soon as no majority can have it: what
-    single nodes have lost is never written back. SILENT: the silent ones decide.
+
+def renewed(poll: Poll[list[Renewal]], count: int) -> list[Renewal]:
+    """The outcome of each of ``count`` renewals."""
+    return [_renewed(poll, [replies[i] for replies in poll.answers]) for i in range(count)]
+
+
+def _renewed(poll: Poll[list[Renewal]], replies: Sequence[Renewal]) -> Renewal:
+    """RENEWED where a majority still has the lease; SILENT: the silent nodes decide.
+
+    DYING by one node is enough: the worker parent wrote it. A lease is lost as soon as no majority
+    can have it, because a lease that single nodes have lost is never written back.
     """
     if Renewal.DYING in replies:
         return Renewal.DYING
-    majority = nodes // 2 + 1
     have = replies.count(Renewal.RENEWED)
-    if have >= majority:
+    if have >= poll.majority:
         return Renewal.RENEWED
-    if len(replies) - have <= nodes - majority:
+    if len(replies) - have <= poll.nodes - poll.majority:
         return Renewal.SILENT
     return Renewal.REPLACED if Renewal.REPLACED in replies else Renewal.GONE
 
 
 def released(poll: Poll[Released]) -> Released | None:
-    """RELEASED where a majority had it until now; None: the silent nodes decide.
+    """RELEASED where a majority had the lease until now; None: the silent nodes decide.
 
-    A majority first: a twin that meets the holder has a vote or none for a moment, and the holder
-    is still the one whose result counts. Without a majority, what one node knows of a twin counts.
+    The majority comes first: a twin that contends with the holder may have a vote for a moment, and
+    the holder's result is still the one that counts. Without a majority, one node that knows of a
+    twin decides.
     """
-    have = poll.heard.count(Released.RELEASED)
-    if have >= poll.majority:
+    had = poll.answers.count(Released.RELEASED)
+    if had >= poll.majority:
         return Released.RELEASED
-    if len(poll.heard) - have <= len(poll.answers) - poll.majority:
+    if len(poll.answers) - had <= poll.nodes - poll.majority:
         return None
     for reply in (Released.DONE, Released.TWIN):
-        if reply in poll.heard:
+        if reply in poll.answers:
             return reply
     return Released.NOT_OURS
 
 
 def admitted(poll: Poll[Record | None]) -> bool:
     """Whether a majority has the claim for this message."""
-    return sum(answer is None for answer in poll.answers) >= poll.majority
+    return poll.answers.count(None) >= poll.majority
 
 
 def claimant(poll: Poll[Record | None], *, suspected: bool = False) -> Record | None:
-    """The message that has the claim on a majority; or (``suspected``) may have one."""
+    """The message that has the claim on a majority; with ``suspected``, or may have it there."""
     record, count = _most_held(poll)
     if suspected and record is not None:
         count += poll.silent
@@ -161,37 +238,37 @@ def claimant(poll: Poll[Record | None], *, suspected: bool = False) -> Record | 
 
 
 def contested(poll: Poll[Record | None]) -> bool:
-    """Whether not all nodes name the same message: some votes may be passing."""
-    return len({record.token if record else "" for record in poll.heard}) > 1
+    """Whether the nodes name different messages: some votes may be given back soon."""
+    return len({record.token if record else "" for record in poll.answers}) > 1
 
 
 def standing(poll: Poll[Record | None]) -> Record | None:
-    """The record of what has a majority, or may have one as far as the silent nodes are concerned.
+    """The record that a majority has, or may have if all silent nodes are counted for it.
 
-    Seconds left are those after which no majority has it any more.
+    Its ttl is the time after which no majority has it any more.
     """
     record, count = _most_held(poll)
     if record is None or count + poll.silent < poll.majority:
         return None
-    left = sorted((r.ttl for r in poll.heard if r and r.token == record.token), reverse=True)
+    left = sorted((r.ttl for r in poll.answers if r and r.token == record.token), reverse=True)
     return replace(record, ttl=left[min(poll.majority, len(left)) - 1])
 
 
 def authorized(poll: Poll[Authorization]) -> Authorization | None:
-    """AUTHORIZED or DEPOSED where that is decided; None: open, or nodes have other last runs."""
-    if poll.heard.count(Authorization.AUTHORIZED) >= poll.majority:
+    """AUTHORIZED or DEPOSED where that is decided; None: open, or the nodes' last runs differ."""
+    if poll.answers.count(Authorization.AUTHORIZED) >= poll.majority:
         return Authorization.AUTHORIZED
-    if poll.heard.count(Authorization.DEPOSED) > len(poll.answers) - poll.majority:
+    if poll.answers.count(Authorization.DEPOSED) > poll.nodes - poll.majority:
         return Authorization.DEPOSED
     return None
 
 
 def last_run(texts: Sequence[str | None], majority: int) -> str | None:
-    """The last run that counts, of those that single nodes have.
+    """The last run that counts, from those of single nodes.
 
-    What was permitted is on a majority when it is; so an older one is never on a majority after
-    that, and some node of every majority has the newest. One that no majority has may never have
-    been permitted: believed all the same, for a run that is left out is better than one sent twice.
+    A majority has each run at the moment of its authorization. So no majority has an older run
+    after that, and every majority includes a node with the newest. A run on a minority may never
+    have been authorized. It counts all the same: a missed run is better than a repeated one.
     """
     counts = Counter(text for text in texts if text is not None)
     if not counts:
@@ -201,7 +278,7 @@ def last_run(texts: Sequence[str | None], majority: int) -> str | None:
 
 
 def _time_of(text: str) -> float:
-    """When a run was: its text begins with that; what doesn't is older than all."""
+    """The time of a run, with which its text begins; a text without one is the oldest."""
     try:
         at = float(text.partition(" ")[0])
     except ValueError:
@@ -210,8 +287,11 @@ def _time_of(text: str) -> float:
 
 
 def _most_held(poll: Poll[Record | None]) -> tuple[Record | None, int]:
-    """What most nodes have, as most of these have it (their phases may differ for a moment)."""
-    records = [record for record in poll.heard if record is not None]
+    """The record of the token that most nodes have, and how many have it.
+
+    Their phases may differ for a moment: the record is one in the most frequent phase.
+    """
+    records = [record for record in poll.answers if record is not None]
     if not records:
         return None, 0
     [(token, count)] = Counter(record.token for record in records).most_common(1)
@@ -221,24 +301,21 @@ def _most_held(poll: Poll[Record | None]) -> tuple[Record | None, int]:
     return replace(chosen, fence=None), count
 
 
+def _refusals(votes: Votes) -> list[Refused]:
+    return [answer for answer in votes.answers if isinstance(answer, Refused)]
+
+
 def _most_named(refusals: Sequence[Refused]) -> tuple[Refused | None, int]:
-    """By whom most nodes refuse, and how many."""
+    """A refusal by the holder that most nodes name, and how many name it."""
     if not refusals:
         return None, 0
-    names = Counter(name(refused) for refused in refusals)
-    [(most, count)] = names.most_common(1)
-    chosen = next(refused for refused in refusals if name(refused) == most)
+    [(most, count)] = Counter(map(holder_of, refusals)).most_common(1)
+    chosen = next(refused for refused in refusals if holder_of(refused) == most)
     return _without_fence(chosen), count
 
 
-def name(refused: Refused) -> str:
-    """Of who has the key."""
-    # What can't be read is somebody's too.
-    return refused.record.token if refused.record else ""
-
-
 def _without_fence(refused: Refused) -> Refused:
-    """As the node said it, but for its own counter, which is no fencing token."""
+    """Without the node's own counter, which is no fencing token."""
     if refused.record is None:
         return refused
     return replace(refused, record=replace(refused.record, fence=None))
