@@ -16,6 +16,7 @@ from celery_singleton_lock.cli.doctor import doctor
 from celery_singleton_lock.cli.table import describe, json_array, row_of, table
 from celery_singleton_lock.core.key import PerTask, stored_names
 from celery_singleton_lock.core.lease import Kind, Record
+from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 
@@ -126,18 +127,13 @@ _OF_A_LEASE: Final = (
 _OF_A_CLAIM: Final = "Its message stays where it is, and an equal call can be published beside it."
 
 
-def _listed(store: Any, glob: str) -> Iterator[Record]:
+def _listed(store: Store, glob: str) -> Iterator[Record]:
     """All records in order; what isn't ours under the same names is told to stderr."""
 
     def tell(key: str, what: str) -> None:
         click.echo(f"not ours: {key!r} {what}; see `doctor`", err=True)
 
-    if hasattr(store, "survey"):
-        yield from store.survey(glob, tell)
-        return
-    for key, what in getattr(store, "strays", lambda pattern: ())(glob):
-        tell(key, what)
-    yield from store.scan(glob)
+    return store.survey(glob, tell)
 
 
 def _runtime(ctx: click.Context) -> Runtime:

@@ -44,7 +44,7 @@ from celery_singleton_lock.core.entry import Entry, note_renewed
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.lease import Lease, Loss, LossReason, reason_of_loss
 from celery_singleton_lock.core.pace import MAX_TIMEOUT, patience, timeout_for
-from celery_singleton_lock.core.store import Renewal, Store, StreamingStore
+from celery_singleton_lock.core.store import RENEWED, Renewal, Store
 from celery_singleton_lock.errors import StoreError
 
 __all__ = ["MAX_TIMEOUT", "Heartbeat", "timeout_for"]
@@ -72,7 +72,6 @@ class Heartbeat:
 
     def __init__(self, store: Store, clock: Clock, events: Events) -> None:
         self._store = store
-        self._stream = store.renewals if isinstance(store, StreamingStore) else None
         self._clock = clock
         self._events = events
         self._entries: dict[int, Entry] = {}
@@ -243,20 +242,19 @@ class Heartbeat:
             self._take(entry, reply)
 
     def _ask(self, leases: list[Lease], timeout: float) -> Iterator[Sequence[Renewal]]:
-        if self._stream is None:
-            yield self._store.renew(leases, timeout=timeout)
-        else:
-            yield from self._stream(leases, timeout=timeout)
+        size = self._store.capabilities.renewal_batch or len(leases)
+        for start in range(0, len(leases), size):
+            yield self._store.renew(leases[start : start + size], timeout=timeout)
 
     def _note(
         self, batch: list[Entry], replies: Sequence[Renewal], sent: float
     ) -> list[tuple[Entry, Renewal]]:
         """Note what was renewed; the others are returned, with what they are."""
         others: list[tuple[Entry, Renewal]] = []
-        if replies.count(Renewal.RENEWED) < len(replies):
+        if replies.count(RENEWED) < len(replies):
             named = [*zip(batch, replies, strict=True)]
-            others = [one for one in named if one[1] is not Renewal.RENEWED]
-            batch = [entry for entry, reply in named if reply is Renewal.RENEWED]
+            others = [one for one in named if one[1] is not RENEWED]
+            batch = [entry for entry, reply in named if reply is RENEWED]
         for start in range(0, len(batch), _PER_LOOK):
             some = batch[start : start + _PER_LOOK]
             # But for what was released meanwhile; and what is renewed too late is overdue.
@@ -278,12 +276,12 @@ class Heartbeat:
         """What another reply than "renewed" means."""
         if id(entry.lease) not in self._entries:
             return  # released meanwhile
-        if reply is Renewal.DYING:
+        if reply is LossReason.DYING:
             self.discard(entry.lease)
-        elif reply is Renewal.SILENT:
+        elif reply is LossReason.UNREACHABLE:
             entry.postpone("its part of the store doesn't answer", self._clock.now())
         else:
-            reason, detail = reason_of_loss(entry.lease, reply is Renewal.REPLACED)
+            reason, detail = reason_of_loss(entry.lease, reply is LossReason.REPLACED)
             self._lose(entry, reason, detail)
 
     def _declare_overdue(self) -> None:

@@ -96,6 +96,7 @@ class LossReason(StrEnum):
     GONE = "gone"  # the store no longer had it, though its time was not over
     REPLACED = "replaced"  # another holder had the key
     UNREACHABLE = "unreachable"  # the store did not answer until its time was over
+    DYING = "dying"  # the worker parent has announced, and reports, the end of this process
 
 
 @dataclass(slots=True, unsafe_hash=True)

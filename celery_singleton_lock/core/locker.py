@@ -42,10 +42,9 @@ from celery_singleton_lock.core.lease import (
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
-    PostingStore,
     Refused,
+    Relation,
     Release,
-    Released,
     Store,
     Trace,
 )
@@ -90,7 +89,7 @@ class Locker:
         self._heartbeat = heartbeat
         self._events = events
         self._ledger = ledger
-        self._posting = store if isinstance(store, PostingStore) else None
+        self._releases_async = store.capabilities.releases_async
 
     def acquire(
         self,
@@ -152,7 +151,7 @@ class Locker:
             raise
         return lease
 
-    def release(self, lease: Lease, call: Release) -> Released | None:
+    def release(self, lease: Lease, call: Release) -> Relation | None:
         """Give back ``lease`` as ``call`` says; None if the store didn't answer. Never raises."""
         if lease.process != os.getpid():
             return None  # a fork of the holder leaves the block: the lease is its parent's
@@ -191,23 +190,23 @@ class Locker:
 
     def _post(self, lease: Lease, call: Release) -> bool:
         """Whether the release was sent, and will be heard of."""
-        store, now = self._posting, self.clock.now()
+        store, now = self.store, self.clock.now()
         age = now - lease.acquired_at
-        if store is None or age > _FRESH or lease.lost or lease.process != os.getpid():
+        if not self._releases_async or age > _FRESH or lease.lost or lease.process != os.getpid():
             return False
-        if not self._heartbeat.let_go(lease, store.collect):
+        if not self._heartbeat.let_go(lease, store.drain):
             return False
         lease.released_at = now
-        heard = partial(self._heard, lease, call)
-        if store.post(call, timeout=timeout_for(lease.ttl), heard=heard):
-            self._heartbeat.sent(lease, store.collect)
+        on_reply = partial(self._heard, lease, call)
+        if store.release_async(call, timeout=timeout_for(lease.ttl), on_reply=on_reply):
+            self._heartbeat.sent(lease, store.drain)
             return True
         self._heartbeat.confirmed(lease)
         lease.released_at = None  # nothing has left this process
         return False
 
     def _heard(
-        self, lease: Lease, call: Release, outcome: Released | StoreError, resent: bool
+        self, lease: Lease, call: Release, outcome: Relation | StoreError, resent: bool
     ) -> None:
         self._heartbeat.confirmed(lease)
         if isinstance(outcome, StoreError):
@@ -252,14 +251,14 @@ class Locker:
             sent = self.clock.now()
             return sent, self.store.acquire(call, timeout=timeout)
 
-    def _release(self, call: Release, timeout: float) -> tuple[Released, bool]:
+    def _release(self, call: Release, timeout: float) -> tuple[Relation, bool]:
         try:
             return self.store.release(call, timeout=timeout), False
         except StoreUnavailable:
             # The first try may have been carried out and its reply lost: then "not ours" is ours.
             return self.store.release(call, timeout=timeout), True
 
-    def _report_end(self, lease: Lease, call: Release, reply: Released, resent: bool) -> None:
+    def _report_end(self, lease: Lease, call: Release, reply: Relation, resent: bool) -> None:
         """Report ``lease`` as released or lost; once, and not if its loss was reported before.
 
         Args:
@@ -270,7 +269,7 @@ class Locker:
         """
         if lease.reported:
             return
-        if reply is Released.RELEASED:
+        if reply is Relation.OURS:
             lease.reported = True
             if self._events.hears(EventName.RELEASED):
                 held = self.clock.now() - lease.acquired_at
@@ -284,7 +283,7 @@ class Locker:
                 self._report_failed(lease, _UNKNOWN, frees_in=0.0)
                 return
             if not lost:
-                self._report_end(lease, call, Released.RELEASED, resent)
+                self._report_end(lease, call, Relation.OURS, resent)
                 return
         # The body may not have been alone: between two renewals the store was emptied, or an
         # operator freed the key; or this process was stopped, and its body went on before the

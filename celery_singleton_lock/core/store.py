@@ -1,24 +1,36 @@
-"""What a store of leases must do: expected outcomes are values, surprises are exceptions.
+"""The interface of a lease store: its requests and replies as values, and the base class Store.
 
-Every method may raise StoreUnavailable (no answer: what was asked may have happened or not) and
-StoreError (an answer, but a refusal). Every method may be sent again with the same token after a
-lost reply; doing it twice is doing it once.
+Expected outcomes are return values. Every operation may raise StoreUnavailable (no reply: the
+operation may or may not have taken effect) and StoreError (the store refused it). Every operation
+is idempotent for its token, so a client may repeat it after a lost reply.
 
-What each task asks and hears (`Acquire`, `Granted`, `Release`, `Admit`) isn't changed once it is
-made, but not frozen either: a frozen dataclass costs three times as much to make.
+Requests and replies that each task creates (`Acquire`, `Granted`, `Release`, `Admit`) are never
+changed after creation, but they are not frozen: creating a frozen dataclass costs three times as
+much.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Final, TypeAlias
 
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Record, Token
+from celery_singleton_lock.core.lease import (
+    Holder,
+    Kind,
+    Lease,
+    LossReason,
+    Phase,
+    Record,
+    Token,
+)
+from celery_singleton_lock.core.wait_queue import Ticket
 from celery_singleton_lock.errors import StoreError
 
 __all__ = [
+    "RENEWED",
     "Acquire",
     "Admit",
     "Authorization",
@@ -27,73 +39,70 @@ __all__ = [
     "ClaimChange",
     "Granted",
     "MarkerState",
-    "PostingStore",
+    "OnReply",
     "Refused",
     "Relation",
     "Release",
-    "Released",
     "Renewal",
     "Store",
-    "StreamingStore",
     "Trace",
 ]
 
 
 class Relation(StrEnum):
-    """How a refused delivery relates to what it found; the words the scripts answer with."""
+    """How the token of a request relates to what the store has; the scripts reply with the value.
 
-    DONE = "done"  # this attempt ended already: its marker says so
+    A refused acquire replies with one of DONE to OTHER. A release replies with OURS, NOT_OURS, TWIN
+    or DONE.
+    """
+
+    DONE = "done"  # this attempt has ended: its marker says so
     SUPERSEDED = "superseded"  # a newer copy of this message was published
     TWIN = "twin"  # another delivery of the same attempt holds the key
     EARLIER = "earlier"  # an earlier attempt of the same task holds it
     LATER = "later"  # a later attempt of the same task holds it, or it is reserved for one
     OTHER = "other"  # another task, or another call of this one
+    OURS = "released"  # the token held the key, and the release was carried out
+    NOT_OURS = "not_ours"  # the token does not hold the key
 
 
-class Renewal(StrEnum):
-    RENEWED = "renewed"
-    GONE = "gone"  # the key is free: expired, deleted, or forgotten by the store
-    REPLACED = "replaced"
-    DYING = "dying"  # the worker parent has announced this process's end
-    SILENT = "silent"  # its part of the store, or too much of it, doesn't answer
+#: One lease's reply to a renewal; None: renewed. UNREACHABLE: the store can't answer for this lease
+#: now. DYING: the worker parent has announced the end of this process.
+Renewal: TypeAlias = LossReason | None
+RENEWED: Final = None
 
-
-class Released(StrEnum):
-    """What a release found."""
-
-    RELEASED = "released"
-    NOT_OURS = "not_ours"
-    TWIN = "twin"  # another delivery of the same attempt has it
-    DONE = "done"  # another delivery of the same attempt finished
+#: Called with the reply to an asynchronous release, or the error of the last try; and with whether
+#: an earlier try without a reply may have been carried out.
+OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
 
 
 class Authorization(StrEnum):
-    """What a leader that wants to send hears; the words the script answers with."""
+    """The reply to a leader that asks to send a tick; the script replies with the value."""
 
     AUTHORIZED = "permitted"
-    DEPOSED = "deposed"  # its token leads no more
-    CHANGED = "changed"  # the entry's last run is another one than it believes
+    DEPOSED = "deposed"  # its token does not lead any more
+    CHANGED = "changed"  # the entry's last run is not the expected one
 
 
 class MarkerState(StrEnum):
-    """What is known of one attempt beyond its lease; the letter is what the store holds."""
+    """What is known of one attempt beyond its lease; the store holds the letter."""
 
     WAITING = "-"  # put back; only the newest copy counts
-    FINISHING = "f"  # the body ended, its callbacks are being sent
+    FINISHING = "f"  # the body has ended, its callbacks are being sent
     DONE = "d"  # the outcome is final and stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimChange:
-    """What becomes of the claim of a task, which holds it under its name (``Token.task``).
+    """A change of the claim that a task holds under its name (``Token.task``).
 
-    Another task's claim is never touched. One that has expired is made anew under a lease (by a
-    grant or a release), and nowhere else.
+    The claim of another task is never changed. A claim that has expired is created again only
+    together with a lease: by a grant or a release.
 
     Attributes:
-        key: The claim's, in the shard of the lease's key.
-        phase: What the task does from now on; None: the claim is freed.
-        ttl: Seconds that it stays.
+        key: The claim's key, in the shard of the lease's key.
+        phase: The new phase; None: the claim is freed.
+        ttl: Seconds.
     """
 
     key: str
@@ -103,15 +112,15 @@ class ClaimChange:
 
 @dataclass(slots=True, kw_only=True)
 class Admit:
-    """One request to publish: a claim for a message that is about to be sent.
+    """A request to publish: a claim for a message that is about to be sent.
 
     Attributes:
-        key: The claim's.
-        token: Of the message's first delivery; only its task counts.
-        holder: Who publishes it, and since when.
-        ttl: Seconds that the claim stays, should nothing ever be heard of the message.
-        instead_of: The name of a task whose claim is stale, and taken over; empty: none.
-        tells_ttl: Whether the ttl of a claim that is found is wanted; else it may be nan.
+        key: The claim's key.
+        token: The token of the message's first delivery; only its task counts.
+        holder: The publisher.
+        ttl: Seconds until the claim expires if the message is never processed.
+        instead_of: The name of the task whose stale claim is taken over; empty: none.
+        tells_ttl: Whether the reply needs the ttl of a claim that stands; else it may be nan.
     """
 
     key: str
@@ -124,19 +133,21 @@ class Admit:
 
 @dataclass(slots=True, kw_only=True)
 class Acquire:
-    """One request for a lease.
+    """A request for a lease.
 
     Attributes:
-        slots: The keys to choose from, one unless the policy has ``limit`` above 1.
+        slots: The keys to choose from: one, unless the policy has ``limit`` above 1.
+        token: The token of the delivery.
+        holder: The holder's description for people.
         ttl: Seconds.
-        sequence: How often this attempt was put back: older copies than the newest are refused.
-        claim: What a grant makes of the message's claim; it stays as long as the lease.
-        frees_claim: Whether a refusal by another task ends the message, and its claim with it.
-        yields: Whether the message was published beside another's claim: while that stands, the
-            lease is refused as if its task had it, but for one that is its own already or is
-            reserved for it.
-        keeps_claim: Whether a grant leaves the claim as it is: where one of several nodes grants,
-            nothing is decided yet.
+        sequence: How often this attempt was put back. Copies older than the newest are refused.
+        claim: What a grant makes of the message's claim, which is renewed with the lease.
+        frees_claim: Whether a refusal by another task ends the message, and so frees its claim.
+        yields: Whether the message was published beside another task's claim. While that claim
+            stands, the lease is refused as if that task held it, unless the lease is the token's
+            own already or reserved for it.
+        keeps_claim: Whether a grant leaves the claim unchanged: where one of several nodes grants,
+            the lease is not decided yet.
         wait_ttl: Seconds that the caller counts as waiting if another token holds the key; 0: the
             caller leaves the wait queue; None: it never joined.
         handoff: The handoff token that woke the caller. The key is reserved for it. Empty: none.
@@ -157,12 +168,12 @@ class Acquire:
 
 @dataclass(slots=True, kw_only=True)
 class Granted:
-    """A lease.
+    """The reply to an acquire: a lease.
 
     Attributes:
-        key: The slot that was chosen.
-        fence: None where the store, or a limit above 1, gives none.
-        ttl: Seconds, where the store can't keep it as long as was asked for; None: it can.
+        key: The chosen slot.
+        fence: The fencing token; None if the store, or a ``limit`` above 1, gives none.
+        ttl: Seconds, if the store keeps the lease shorter than requested; else None.
     """
 
     key: str
@@ -172,28 +183,36 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
+    """The reply to an acquire that was not granted.
+
+    Attributes:
+        relation: How the token relates to what the store has.
+        record: What holds the key, if the store could read it.
+    """
+
     relation: Relation
-    record: Record | None = None  # what holds the key, where it could be read
+    record: Record | None = None
 
     @property
     def holder(self) -> Holder:
-        """Who has it, as far as it could be read."""
-        return self.record.holder if self.record else Holder(task_id="somebody unknown")
+        """The holder, as far as the store could read it."""
+        return self.record.holder if self.record else Holder(task_id="an unknown holder")
 
 
 @dataclass(slots=True, kw_only=True)
 class Release:
-    """Compare by token and give back, or turn into another kind.
+    """A request to delete the key that a token holds, or to turn it into another kind.
 
     Attributes:
-        keys: The key of the lease; all slots, when an acquire's outcome is unknown.
-        become: What the key turns into; None: it is deleted.
+        keys: The lease's key; all slots if the outcome of the acquire is unknown.
+        token: The token that must hold the key.
+        become: The new kind of the key; None: the key is deleted.
         become_ttl: Seconds that the new kind stays.
-        next_token: Whom a reserved key is for.
-        marker: Written for the token's attempt, unless a twin has it or finished it.
+        next_token: The token that a reservation is for.
+        marker: The new marker of the token's attempt, unless a twin holds the key or has finished.
         marker_ttl: Seconds.
-        claim: What becomes of the message's claim, unless a twin has the key; where the key was
-            lost, a claim is only freed.
+        claim: The change of the message's claim, unless a twin has the key. If the key was lost,
+            the claim can only be freed.
     """
 
     keys: tuple[str, ...]
@@ -208,15 +227,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizeTick:
-    """Ask, as the leader, to send one entry; swaps the entry's last run in the same step.
+    """A leader's request to send one entry. The same step replaces the entry's last run.
 
     Attributes:
         leader: The key of the leader's lease.
-        token: The leader's.
+        token: The leader's token.
         entry: The key of the entry's last run, in the same shard.
-        expected: The last run that must stand; None: there must be none.
+        expected: The last run that must be stored; None: none must be stored.
         new: The last run to store. It is unique, so that a repeated request is recognized.
-        ttl: Seconds that the new one stays.
+        ttl: Seconds.
     """
 
     leader: str
@@ -229,18 +248,24 @@ class AuthorizeTick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Checked against each task's policy when the worker starts.
+    """What a store can do. Checked against each task's policy when the worker starts.
 
     Attributes:
         fence: Whether grants have fencing tokens.
-        name: For errors.
-        trusted: The share of a ttl, from the sending of a request, that its answer vouches for.
-            Below 1 where the store's expiry may count from an earlier heartbeat.
+        name: For messages.
+        trusted: The share of a ttl that a reply vouches for, counted from the sending of the
+            request. Below 1 if the store's expiry may count from an earlier heartbeat.
         min_ttl: Seconds; a shorter ttl is refused.
-        max_limit: The most slots that one decision can look through; None: any number.
-        renews_for_others: Whether a process can renew what another one of its host was granted, by
-            key and token alone; not where a lease lives with its holder's connection. The worker
-            parent heartbeat needs it.
+        max_limit: The largest ``limit`` that one decision can examine; None: any.
+        renewal_batch: How many leases the heartbeat passes to one call of :meth:`Store.renew`;
+            None: all. The replies of one call take effect before the next call.
+        renews_for_others: Whether a process can renew, by key and token alone, a lease that was
+            granted to another process of its host. The parent heartbeat needs it. Not possible
+            where a lease lives with its holder's connection.
+        releases_async: Whether :meth:`Store.release_async` is implemented.
+        wakes_waiters: Whether :meth:`Store.ticket` is implemented.
+        usable_before_fork: Whether a process may use the store and fork later. Not possible where
+            the client starts threads.
     """
 
     fence: bool
@@ -248,17 +273,21 @@ class Capabilities:
     trusted: float = 1.0
     min_ttl: float = 0.0
     max_limit: int | None = None
+    renewal_batch: int | None = None
     renews_for_others: bool = False
+    releases_async: bool = False
+    wakes_waiters: bool = False
+    usable_before_fork: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What a store has left of a lease after the lease has ended there.
+    """What a store still has of a lease after the lease has ended.
 
     Attributes:
-        record: The readable content of the lease's key now; None: there is none.
-        fence: The last fence granted in the key's shard, 0 if the store has none; None if
-            the fences of this store can't prove a loss.
+        record: What the lease's key holds now; None: nothing.
+        fence: The last fence granted in the key's shard, 0 if there is none; None if the fences of
+            this store can't prove a loss.
         now: Seconds since the epoch, on the clock whose microseconds are the fences.
     """
 
@@ -267,28 +296,38 @@ class Trace:
     now: float = float("nan")
 
 
-class Store(Protocol):
-    """Where leases live."""
+class Store(ABC):
+    """A store of leases. Subclass it to add a store.
+
+    The abstract methods are required. The others are optional: a store that implements one of them
+    says so in its `Capabilities`, where there is a flag for it.
+    """
 
     @property
+    @abstractmethod
     def capabilities(self) -> Capabilities: ...
 
-    def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
-        """Take a free slot, or say who has them. Idempotent for its own token."""
-        ...
+    @abstractmethod
+    def acquire(self, request: Acquire, /, *, timeout: float) -> Granted | Refused:
+        """Take a free slot, or return what holds them. Idempotent for its own token."""
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        """Prolong each lease to its ttl if its token still stands, in the order given.
+    @abstractmethod
+    def renew(self, leases: Sequence[Lease], /, *, timeout: float) -> list[Renewal]:
+        """Prolong each lease to its ttl if its token still holds the key.
 
-        A lease's claim (``claim_key``) is prolonged with it, if its task still has it, and never
-        shortened; not where the lease wasn't: what ended the lease gave the claim a ttl of its own.
+        The claim of a lease (``claim_key``) is prolonged too, if its task still holds it, and is
+        never shortened. The claim of a lease that was not renewed is left alone: what ended the
+        lease has set the claim's ttl.
+
+        Returns:
+            One reply per lease, in the same order.
         """
-        ...
 
-    def release(self, call: Release, *, timeout: float) -> Released:
-        """Give back what the token holds; never touches another's."""
-        ...
+    @abstractmethod
+    def release(self, request: Release, /, *, timeout: float) -> Relation:
+        """Release what the token holds; never touch the key of another token."""
 
+    @abstractmethod
     def mark(
         self,
         key: str,
@@ -300,112 +339,126 @@ class Store(Protocol):
         timeout: float,
         claim: ClaimChange | None = None,
     ) -> None:
-        """Raise the marker of the token's attempt: neither state nor sequence ever goes back.
+        """Raise the marker of the token's attempt. Neither its state nor its sequence goes back.
 
         Args:
             key: The lock key.
-            token: Of the delivery.
-            state: The new state, unless a higher one stands.
+            token: The token of the delivery.
+            state: The new state, unless a higher one is stored.
             sequence: How often the attempt was put back.
             ttl: Seconds.
             timeout: Seconds to wait for the reply.
-            claim: What becomes of the message's claim, if it stands and the attempt isn't done.
+            claim: The change of the message's claim, if the claim stands and the attempt isn't
+                done.
         """
-        ...
 
-    def admit(self, call: Admit, *, timeout: float) -> Record | None:
-        """Claim ``call.key`` for a message, or say which one has it: None if it is claimed.
+    @abstractmethod
+    def admit(self, request: Admit, /, *, timeout: float) -> Record | None:
+        """Claim ``request.key`` for a message; return the record of the claim that prevents it.
 
-        A task's own claim is no obstacle: its phase is left as it is, its ttl never shortened.
+        The task's own claim does not prevent it: the phase stays, the ttl is never shortened.
 
         Raises:
-            StoreError: Something that is no record stands in the key.
+            StoreError: The key holds something that is no record.
         """
-        ...
 
-    def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        """Change a claim where no lease is at hand; a running task's is left to its lease.
+    @abstractmethod
+    def settle_claim(self, token: Token, change: ClaimChange, /, *, timeout: float) -> None:
+        """Change a claim without a lease. The claim of a running task is left to its lease.
 
-        That is so unless ``change`` names the phase RUNNING itself. A claim that is gone is not
-        made anew: it may have been freed, and then nobody would free it again.
+        The exception is a ``change`` to the phase RUNNING. A missing claim is not created: it may
+        have been freed, and no later operation would free it again.
         """
-        ...
 
-    def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
-        """Swap an entry's last run, if the leader's token and the expected last run stand."""
-        ...
+    @abstractmethod
+    def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float) -> Authorization:
+        """Replace an entry's last run if the leader's token and the expected last run stand."""
 
-    def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
+    @abstractmethod
+    def last_runs(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
         """The last run stored at each of ``keys``, None where there is none; in one round trip."""
-        ...
 
-    def trace(self, key: str, *, timeout: float) -> Trace:
+    @abstractmethod
+    def trace(self, key: str, /, *, timeout: float) -> Trace:
         """The remains of a lease on ``key`` that a release did not find."""
-        ...
 
-    def inspect(self, key: str) -> Record | None:
+    @abstractmethod
+    def inspect(self, key: str, /) -> Record | None:
         """The record of one key, None if it is free."""
-        ...
 
-    def scan(self, pattern: str) -> Iterator[Record]:
-        """All records whose keys match the glob ``pattern``, in their order; not a snapshot."""
-        ...
+    @abstractmethod
+    def scan(self, pattern: str, /) -> Iterator[Record]:
+        """All records whose keys match the glob ``pattern``, sorted by key; not a snapshot."""
 
-    def free(self, key: str, token: str | None) -> bool:
-        """For operators: delete ``key``, of any kind, if ``token`` stands (None: whatever stands).
+    @abstractmethod
+    def free(self, key: str, token: str | None, /) -> bool:
+        """For operators: delete ``key``, of any kind, if ``token`` holds it (None: any token).
 
-        Lifts the shard's fence, so that a later grant is above whatever the old holder writes.
+        Raises the shard's fence, so that a later grant is above the writes of the old holder.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Close this process's connections."""
-        ...
 
+    # --- optional --------------------------------------------------------------------------------
 
-@runtime_checkable
-class PostingStore(Store, Protocol):
-    """One that can take a release without anybody waiting for its reply. Not every store can."""
+    def release_async(self, request: Release, /, *, timeout: float, on_reply: OnReply) -> bool:
+        """Send a release without waiting for its reply.
 
-    def post(
-        self,
-        call: Release,
-        *,
-        timeout: float,
-        heard: Callable[[Released | StoreError, bool], None],
-    ) -> bool:
-        """Send a release; whatever the same process asks for afterwards finds it carried out.
+        A later request of the same process finds the release carried out.
 
         Args:
-            call: As of :meth:`release`.
-            timeout: Seconds to wait for each reply, should it have to be made again.
-            heard: Called once, on any thread, unless this returns False. Its arguments: the store's
-                reply, or the error of the last try; and whether an earlier try that got no reply
-                may have been carried out.
+            request: See :meth:`release`.
+            timeout: Seconds to wait for each reply if the release has to be sent again.
+            on_reply: Called once, on any thread, unless this method returns False.
 
         Returns:
-            Whether it was sent. If not, it can only be waited for.
+            Whether the release was sent. If not, the caller uses :meth:`release`.
         """
-        ...
+        return False
 
-    def collect(self, *, timeout: float) -> None:
-        """Hear of each posted release that was sent before; make those again of which nothing is
-        heard.
+    def drain(self, *, timeout: float) -> None:
+        """Read the replies to pending releases; send again each release that got no reply.
 
         Args:
-            timeout: Seconds to wait for each reply. After three of them in vain a silent store is
-                given up: who renews leases waits for this.
+            timeout: Seconds to wait for each reply. The method gives up after three replies that
+                did not come: the heartbeat's thread runs it, and renewals wait.
         """
-        ...
+        return  # nothing is ever pending
 
+    def ticket(self, key: str, nonce: str, /, *, timeout: float) -> Ticket | None:
+        """A ticket in the wait queue for ``key``; None if this store wakes no waiters now.
 
-@runtime_checkable
-class StreamingStore(Store, Protocol):
-    """One that tells of some renewals while it makes others. Not every store can."""
+        Sends nothing. The store wakes the client that has waited longest when the key is released,
+        and reserves the key for it for a moment. A wake-up may be lost at any time, so a waiting
+        client still polls, though less often.
 
-    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[Sequence[Renewal]]:
-        """As :meth:`Store.renew`, some answers at a time, in the order given.
-
-        What it raises is about those that are left.
+        Args:
+            key: The first of the slots that are requested.
+            nonce: The nonce of the requesting token.
+            timeout: Seconds to wait for a connection, when one is needed.
         """
-        ...
+        return None
+
+    def problems(self, key: str, /) -> list[str]:
+        """Reasons why apps would not see each other's locks on ``key``'s prefix; empty: none."""
+        return []
+
+    def info(self, section: str, /) -> dict[str, str]:
+        """One section of the server's INFO; empty if there is none or if the server denies it."""
+        return {}
+
+    def foreign_keys(self, pattern: str, /) -> Iterator[tuple[str, str]]:
+        """Keys that match ``pattern`` but were not written by this library, each with a reason."""
+        return iter(())
+
+    def survey(self, pattern: str, report: Callable[[str, str], None], /) -> Iterator[Record]:
+        """As :meth:`scan`; ``report`` is called with each of the :meth:`foreign_keys`."""
+        for key, reason in self.foreign_keys(pattern):
+            report(key, reason)
+        yield from self.scan(pattern)
+
+    def missing_rights(self, key: str, /) -> list[str]:
+        """The commands for waking the clients that wait for ``key`` which the login may not use."""
+        return []

@@ -97,13 +97,10 @@ def _examination(patient: Patient) -> Iterator[Finding]:
 
 def _shards(patient: Patient) -> Iterator[Finding]:
     """Whether apps that look for the same locks in other places have been here."""
-    disagreement = getattr(patient.store, "disagreement", None)
-    if disagreement is None:
-        return
     try:
-        problem = disagreement(patient.keyspace.lock("", ""))
+        problems = patient.store.problems(patient.keyspace.lock("", ""))
     except StoreError:
         return  # the probe says so
-    if problem:
+    for problem in problems:
         cure = "one singleton_lock_url for all apps of this prefix"
         yield Finding(Severity.ERROR, "shards", problem, cure)

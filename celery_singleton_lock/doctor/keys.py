@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.doctor.finding import Finding, Severity
 from celery_singleton_lock.errors import StoreError
 
@@ -15,12 +16,10 @@ __all__ = ["examine_keys"]
 _SHOWN: Final = 10
 
 
-def examine_keys(store: Any, keyspace: Keyspace) -> Iterator[Finding]:
+def examine_keys(store: Store, keyspace: Keyspace) -> Iterator[Finding]:
     """Tell of them; nothing is ever deleted here."""
-    if not hasattr(store, "strays"):
-        return
     try:
-        strays = list(store.strays(keyspace.match_all()))
+        strays = list(store.foreign_keys(keyspace.match_all()))
     except StoreError as exc:
         text = f"SCAN is denied, so foreign keys are unknown ({exc})"
         yield Finding(Severity.NOTE, "keys", text)

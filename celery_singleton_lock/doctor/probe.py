@@ -9,7 +9,7 @@ from typing import Final
 
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT, timeout_for
 from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import Acquire, Granted, Release, Released, Renewal
+from celery_singleton_lock.core.store import RENEWED, Acquire, Granted, Relation, Release
 from celery_singleton_lock.doctor.finding import Finding, Severity
 from celery_singleton_lock.doctor.patient import ttls_by_task
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -102,6 +102,6 @@ def _round(runtime: Runtime) -> float:
     released = store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
     took = (clock.now() - begin) / 3
     replies = (isinstance(granted, Granted), renewed, released)
-    if replies != (True, [Renewal.RENEWED], Released.RELEASED):
+    if replies != (True, [RENEWED], Relation.OURS):
         raise StoreError(f"a lease of its own was not kept: {granted}, {renewed}, {released}")
     return took

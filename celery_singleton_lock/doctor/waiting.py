@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from celery_singleton_lock.doctor.finding import Finding, Severity
 from celery_singleton_lock.doctor.patient import Patient
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = ["examine_waiting"]
 
@@ -16,7 +15,7 @@ __all__ = ["examine_waiting"]
 def examine_waiting(patient: Patient) -> Iterator[Finding]:
     """The rights that it takes, tried out on a line of the doctor's own."""
     store = patient.store
-    if not isinstance(store, RedisStore):
+    if not store.capabilities.wakes_waiters:
         return  # all others look, whatever they may do
     key = patient.keyspace.lock("singleton-doctor", secrets.token_hex(8))
     try:

@@ -68,7 +68,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
 )
 from celery_singleton_lock.errors import LeaseLost, LockConflict, StoreError
 from celery_singleton_lock.policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
@@ -631,10 +630,10 @@ class TaskRun:
         """
         self._state = _State.RELEASED
         reply = self._locker.release(lease, release)
-        if reply not in (Released.TWIN, Released.DONE):
+        if reply not in (Relation.TWIN, Relation.DONE):
             return
         self._state = _State.SETTLED  # the attempt is not done, or not by this run
-        if reply is Released.TWIN and self.acks_late and self._no_put_back is None:
+        if reply is Relation.TWIN and self.acks_late and self._no_put_back is None:
             # Redis names a message by one tag in all of its deliveries: giving up this delivery
             # acknowledges the twin's too, and if its worker died now, the job would be lost. The
             # copy waits for the twin to end, and is dropped if it ends well.

@@ -20,7 +20,6 @@ from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.pace import timeout_for
 from celery_singleton_lock.core.store import Acquire, Refused, Relation
-from celery_singleton_lock.core.wait_queue import CallsWaiters
 from celery_singleton_lock.task.put_back import backoff
 
 __all__ = ["Waiter"]
@@ -46,11 +45,8 @@ class Waiter:
 
     def __init__(self, locker: Locker, request: Acquire) -> None:
         self._clock = locker.clock
-        store = locker.store
-        self._ticket = (
-            store.place(request.slots[0], request.token.nonce, timeout=timeout_for(request.ttl))
-            if isinstance(store, CallsWaiters)
-            else None
+        self._ticket = locker.store.ticket(
+            request.slots[0], request.token.nonce, timeout=timeout_for(request.ttl)
         )
         self._counted = False  # whether the store may count this client in the queue
         self._joins = False

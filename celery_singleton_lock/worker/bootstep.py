@@ -217,7 +217,7 @@ def _try_out(runtime: Runtime) -> None:
         StoreError, StoreUnavailable: The store refuses it, or does not answer.
     """
     store, nonce = runtime.store, mint_nonce()
-    if not hasattr(store, "info"):
+    if not store.capabilities.usable_before_fork:
         # The clients of etcd and ZooKeeper may start threads, and this process forks later.
         return
     key, token = runtime.keyspace.lock("singleton-start", nonce), Token(nonce, 0, 0, nonce)
@@ -234,10 +234,7 @@ def check_eviction(store: Store, settings: Settings) -> None:
         SettingsError: It may.
         StoreError: It doesn't answer, so nobody knows.
     """
-    info = getattr(store, "info", None)
-    if info is None:
-        return
-    memory = info("memory")  # empty where an ACL denies INFO: then there is nothing to check
+    memory = store.info("memory")  # empty where an ACL denies INFO: then there is nothing to check
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return
@@ -253,12 +250,9 @@ def check_eviction(store: Store, settings: Settings) -> None:
 
 def _check_shards(store: Store, keyspace: Keyspace) -> None:
     """Refuse a store in which other apps keep the same prefix's locks elsewhere."""
-    disagreement = getattr(store, "disagreement", None)
-    if disagreement is None:
-        return
     try:
-        problem = disagreement(keyspace.lock("", ""))
+        problems = store.problems(keyspace.lock("", ""))
     except StoreError:
         return  # the check before this one has said so; each task's acquire asks again
-    if problem:
-        raise SettingsError(problem)
+    if problems:
+        raise SettingsError(problems[0])

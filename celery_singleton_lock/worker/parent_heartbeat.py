@@ -57,9 +57,9 @@ from weakref import WeakSet
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lease import Holder, Lease, Token, trust_of
+from celery_singleton_lock.core.lease import Holder, Lease, LossReason, Token, trust_of
 from celery_singleton_lock.core.pace import interval_of, patience, retry_pause
-from celery_singleton_lock.core.store import Renewal, Store
+from celery_singleton_lock.core.store import RENEWED, Renewal, Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.worker.deadline_cells import Share
 from celery_singleton_lock.worker.process_identity import lives
@@ -213,7 +213,7 @@ class ParentHeartbeat:
         except Exception as exc:
             if not isinstance(exc, StoreError):
                 logger.exception("the store failed as it should not; it is asked again")
-            replies = [Renewal.SILENT] * len(leases)
+            replies = [LossReason.UNREACHABLE] * len(leases)
         for (share, one, held), reply in zip(named, replies, strict=True):
             self._take(share, one, held, reply, sent)
 
@@ -227,9 +227,9 @@ class ParentHeartbeat:
         self, share: Share, one: HeldByLiving, held: Held, reply: Renewal, sent: float
     ) -> None:
         now = self._clock.now()
-        if reply is Renewal.SILENT:
+        if reply is LossReason.UNREACHABLE:
             self._again_at[share.stamp] = now + retry_pause(share.ttl, share.deadline - now)
-        elif reply is not Renewal.RENEWED:
+        elif reply is not RENEWED:
             self._again_at[share.stamp] = sent + interval_of(share.ttl, share.trusted)
         elif now < share.deadline:
             self._record.advance(one, sent + trust_of(share.ttl, share.trusted))

@@ -73,7 +73,7 @@ def _locker(package: str, url: str, label: str, role: Role) -> Iterator[list[Con
         runtime.locker.release(held, store.Release(keys=(held.key,), token=held.token))
 
     contenders = [Contender(label, role, acquire, give_back)]
-    if hasattr(runtime.store, "post"):
+    if runtime.store.capabilities.releases_async:
         waiting = f"{label}, waiting for the release"
         contenders.append(Contender(waiting, Role.INFORMATION, acquire, release))
     try:

@@ -22,10 +22,11 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.pace import timeout_for
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     ClaimChange,
     Granted,
@@ -33,8 +34,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
-    Renewal,
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
@@ -101,7 +100,7 @@ class Bench:
         call = Release(keys=(lease.key,), token=lease.token, **options)
         self.locker.give_back(lease, call)
 
-    def post(self, lease: Lease) -> None:
+    def release_async(self, lease: Lease) -> None:
         self.end(lease)
         assert self.is_owed(lease), "it was waited for"
 
@@ -163,7 +162,7 @@ whoever_notices = pytest.mark.parametrize("notices", [asks_for_another, turns])
 
 def test_a_release_is_confirmed_by_the_next_command(bench: Bench) -> None:
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     assert lease.lost, "what outlives the body must not take it for one that stands"
     assert len(bench.heartbeat) == 0
     until(lambda: bench.is_free(lease.key))
@@ -185,14 +184,14 @@ def test_where_releases_are_observed_each_is_reported_once_the_store_has_confirm
 def test_the_same_key_is_free_for_the_next_task_of_the_process(bench: Bench) -> None:
     key = new_key()
     for _ in range(100):
-        bench.post(bench.begin(key))
+        bench.release_async(bench.begin(key))
 
 
 def test_the_last_one_is_confirmed_by_the_keepers_turn_without_another_command(
     bench: Bench,
 ) -> None:
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     until(lambda: bench.is_free(lease.key))
     commands = commands_of(bench.raw)
     bench.clock.advance(TTL / 3 * 0.89)
@@ -215,7 +214,7 @@ def test_the_keepers_turn_comes_within_a_third_of_the_ttl_of_the_acquire(bench: 
     for ttl in (60.0, 6.0, 600.0):
         lease = bench.begin(new_key(), ttl=ttl)
         bench.heartbeat.sweep()
-        bench.post(lease)
+        bench.release_async(lease)
         pause = bench.heartbeat.sweep()
         assert pause is not None
         assert pause <= ttl / 3
@@ -290,7 +289,7 @@ def test_a_loss_that_a_posted_release_meets_is_reported_once(
 ) -> None:
     lease = bench.begin(new_key())
     lose(bench, lease)
-    bench.post(lease)
+    bench.release_async(lease)
     notices(bench)
     bench.turn()
     assert losses(bench) == [reason]
@@ -330,7 +329,7 @@ def test_a_loss_before_a_connection_broke_is_reported(bench: Bench) -> None:
     lease = bench.begin(new_key())
     replaced(bench, lease)
     bench.cut()
-    bench.post(lease)
+    bench.release_async(lease)
     asks_for_another(bench)
     assert losses(bench) == ["replaced"], "the present holder began before the release"
 
@@ -341,21 +340,21 @@ def test_a_lease_that_the_store_has_forgotten_was_lost_whatever_became_of_the_co
     lease = bench.begin(new_key())
     bench.raw.flushall()
     bench.cut()
-    bench.post(lease)
+    bench.release_async(lease)
     bench.turn()
     assert losses(bench) == ["gone"]
 
 
 def unheard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next release be carried out, and its reply get lost with its connection."""
-    evalsha = bench.store._connections.post
+    evalsha = bench.store._connections.send_async
 
     def post(command: Any, timeout: float, posted: Any) -> bool:
         bench.raw.execute_command(*command)
         bench.cut()
         return bool(evalsha(command, timeout, posted))
 
-    monkeypatch.setattr(bench.store._connections, "post", post)
+    monkeypatch.setattr(bench.store._connections, "send_async", post)
 
 
 @whoever_notices
@@ -364,7 +363,7 @@ def test_a_release_that_was_merely_sent_twice_is_no_loss(
 ) -> None:
     unheard(bench, monkeypatch)
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     notices(bench)
     assert losses(bench) == []
     failures = [event for event in bench.events if event.name is EventName.RELEASE_FAILED]
@@ -377,7 +376,7 @@ def test_a_reply_that_arrived_before_its_connection_ended_counts(
     bench: Bench, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     until(lambda: bench.is_free(lease.key))  # the reply is on its way, or in the socket
     if then == "closes":
         bench.cut()
@@ -418,7 +417,7 @@ def test_a_release_that_an_acquire_made_again_in_vain_leaves_a_doubt(
             bench.store._posted.make_again(posted)
     posted.hear(b"not_ours")
     bench.store._posted.repeat()
-    assert told == [(Released.NOT_OURS, True)]
+    assert told == [(Relation.NOT_OURS, True)]
 
 
 def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_since(
@@ -426,7 +425,7 @@ def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_sinc
 ) -> None:
     unheard(bench, monkeypatch)
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     with closing(RedisStore(bench.url)) as other:
         assert isinstance(ask(other, lease.key, new_token()), Granted)
     bench.turn()
@@ -455,7 +454,7 @@ def test_a_release_that_was_lost_with_its_connection_is_made_again(
 ) -> None:
     lease = bench.begin(new_key())
     bench.cut()
-    bench.post(lease)
+    bench.release_async(lease)
     assert not bench.is_free(lease.key)
     notices(bench)
     assert bench.is_free(lease.key)
@@ -468,7 +467,7 @@ def test_what_strikes_while_a_lost_release_is_made_again_leaves_it_to_the_next_c
 ) -> None:
     lease = bench.begin(new_key())
     bench.cut()
-    bench.post(lease)
+    bench.release_async(lease)
     with monkeypatch.context() as patched:
         patched.setattr(bench.store._posted, "_release", terminated)
         with pytest.raises(SystemExit):
@@ -485,14 +484,14 @@ def terminated(*args: Any) -> Any:
 def test_the_next_task_of_the_same_key_never_meets_a_release_that_was_lost(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.cut()
-    bench.post(lease)
+    bench.release_async(lease)
     bench.begin(lease.key)
 
 
 def test_who_asks_on_another_connection_does_not_overtake_a_release(bench: Bench) -> None:
     bench.begin(new_key(), ttl=2.0)  # another ttl, and so another connection
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     put_back(bench, lease)
     bench.begin(lease.key, ttl=2.0)
 
@@ -506,7 +505,7 @@ def test_who_asks_for_several_slots_overtakes_the_release_of_none(bench: Bench) 
         assert isinstance(ask(other, slots[1], new_token()), Granted)
     lease = bench.begin(*slots)
     assert lease.key == slots[2]
-    bench.post(lease)
+    bench.release_async(lease)
     put_back(bench, lease)
     assert bench.begin(*slots, ttl=2.0).key == slots[2]
 
@@ -514,7 +513,7 @@ def test_who_asks_for_several_slots_overtakes_the_release_of_none(bench: Bench) 
 def test_who_is_refused_all_slots_is_refused_beside_a_release_that_arrived(bench: Bench) -> None:
     slots = Keyspace.slots(new_key(), 2)
     lease = bench.begin(*slots)
-    bench.post(lease)
+    bench.release_async(lease)
     until(lambda: bench.is_free(lease.key))
     with closing(RedisStore(bench.url)) as other:
         for slot in slots:
@@ -546,7 +545,7 @@ def test_who_publishes_on_another_connection_does_not_overtake_a_release(bench: 
 
 def test_anothers_lease_is_no_overtaken_release(bench: Bench) -> None:
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     until(lambda: bench.is_free(lease.key))
     with closing(RedisStore(bench.url)) as other:
         assert isinstance(ask(other, lease.key, new_token()), Granted)
@@ -563,7 +562,7 @@ def test_a_release_that_cannot_be_made_again_is_told_once_and_left_to_the_parent
         bench = Bench(server.url(), RedisStore(server.url()), raw)
         lease = bench.begin(new_key())
         server.kill()
-        bench.post(lease)
+        bench.release_async(lease)
         try:
             notices(bench)
         except StoreUnavailable:
@@ -584,7 +583,7 @@ def test_a_release_whose_script_was_forgotten_is_made_again(
 ) -> None:
     lease = bench.begin(new_key())
     bench.raw.script_flush()
-    bench.post(lease)
+    bench.release_async(lease)
     notices(bench)
     assert bench.is_free(lease.key)
     assert not bench.is_owed(lease)
@@ -595,7 +594,7 @@ def test_the_next_task_of_the_same_key_never_meets_a_script_that_was_forgotten(
 ) -> None:
     lease = bench.begin(new_key())
     bench.raw.script_flush()
-    bench.post(lease)
+    bench.release_async(lease)
     with closing(RedisStore(bench.url)) as other:
         # Another process teaches the server to acquire, but not to release.
         assert isinstance(ask(other, new_key(), new_token()), Granted)
@@ -626,7 +625,7 @@ def test_a_release_that_a_replica_refused_is_told_to_have_failed(
 ) -> None:
     lease = bench.begin(new_key())
     replica(True)
-    bench.post(lease)
+    bench.release_async(lease)
     with pytest.raises(StoreUnavailable, match="replica"):
         asks_for_another(bench)
     bench.turn()
@@ -639,7 +638,7 @@ def test_a_release_that_a_replica_refused_is_made_again_on_the_new_master(
 ) -> None:
     lease = bench.begin(new_key())
     replica(True)
-    bench.post(lease)
+    bench.release_async(lease)
     replica(False)
     bench.turn()
     assert bench.is_free(lease.key)
@@ -650,7 +649,7 @@ def test_a_keeper_that_turns_before_the_release_is_sent_asks_for_it_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The turn of a short ttl may come while the body's thread is between letting go and sending.
-    post = bench.store.post
+    post = bench.store.release_async
 
     def after_a_turn(*args: Any, **options: Any) -> bool:
         bench.heartbeat.sweep()
@@ -660,8 +659,8 @@ def test_a_keeper_that_turns_before_the_release_is_sent_asks_for_it_later(
     lease = bench.begin(new_key(), ttl=3.0)
     bench.raw.persist(lease.key)  # no ttl does it instead
     bench.clock.advance(0.95)
-    monkeypatch.setattr(bench.store, "post", after_a_turn)
-    bench.post(lease)
+    monkeypatch.setattr(bench.store, "release_async", after_a_turn)
+    bench.release_async(lease)
     assert not bench.is_free(lease.key)
     assert bench.heartbeat._alarm.acquire(timeout=0), "it may sleep for ever"
     bench.heartbeat.sweep()
@@ -693,7 +692,7 @@ def test_a_keeper_that_may_not_read_the_bodies_sockets_makes_it_again_and_it_is_
     monkeypatch.setattr(native, "socket_owner", native.get_ident)
     bench.end(bench.begin(new_key()))
     lease = bench.begin(new_key())
-    bench.post(lease)
+    bench.release_async(lease)
     heartbeat = threading.Thread(target=bench.turn)
     heartbeat.start()
     heartbeat.join()
@@ -724,7 +723,7 @@ def test_threads_never_meet_their_own_releases_and_every_one_is_confirmed(
         for thread in threads:
             thread.join()
         assert failures == []
-        store.collect(timeout=TIMEOUT)
+        store.drain(timeout=TIMEOUT)
         assert bench.ledger.held == []
         assert raw.keys("*}:contract:*") == []
         bench.heartbeat.close()
@@ -767,8 +766,8 @@ def test_an_interrupted_release_gives_its_reply_to_nobody_else(
             assert refused.relation is Relation.OTHER
             leases = [lease_of(held, holder), lease_of(held, new_token())]
             assert bench.store.renew(leases, timeout=TIMEOUT) == [
-                Renewal.RENEWED,
-                Renewal.REPLACED,
+                RENEWED,
+                LossReason.REPLACED,
             ]
             bench.turn()
             if begun:
@@ -887,7 +886,7 @@ def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) 
 def test_the_marker_of_a_task_that_is_acknowledged_late_is_waited_for(redis_url: str) -> None:
     with open_site(redis_url) as site:
         posted = site.runtime.store._posted  # type: ignore[attr-defined]
-        site.collect()
+        site.drain()
         site.run(site.late)
         assert posted.open() == []
         site.run(site.ours)

@@ -10,8 +10,9 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     ClaimChange,
     Granted,
@@ -88,7 +89,7 @@ def end(store: Store, lease: Lease, phase: Phase, ttl: float, become: Kind | Non
 
 
 def test_a_renewal_prolongs_the_claim_of_each_lease(store: Store, running: Lease) -> None:
-    assert renew(store, running) is Renewal.RENEWED
+    assert renew(store, running) is RENEWED
     assert ttl_of_claim(store, running) > TTL
 
 
@@ -96,7 +97,7 @@ def test_a_renewal_that_comes_after_the_release_leaves_the_claim_of_the_retry(
     store: Store, running: Lease
 ) -> None:
     end(store, running, Phase.RETRYING, UNIQUE_FOR)
-    assert renew(store, running) is Renewal.GONE
+    assert renew(store, running) is LossReason.GONE
     assert ttl_of_claim(store, running) > 2 * TTL
 
 
@@ -104,13 +105,13 @@ def test_the_heartbeat_of_a_process_that_is_being_killed_does_not_prolong_its_cl
     store: Store, running: Lease
 ) -> None:
     end(store, running, Phase.RUNNING, 1.0, Kind.DYING)
-    assert renew(store, running) is Renewal.DYING
+    assert renew(store, running) is LossReason.DYING
     assert ttl_of_claim(store, running) <= 1.0
 
 
 def test_a_lost_lease_does_not_prolong_the_claim(store: Store, running: Lease) -> None:
     assert store.free(running.key, None)
-    assert renew(store, running) is Renewal.GONE
+    assert renew(store, running) is LossReason.GONE
     assert ttl_of_claim(store, running) <= TTL
 
 
@@ -119,7 +120,7 @@ def test_another_task_s_claim_is_not_prolonged(store: Store, running: Lease) -> 
     theirs = ClaimChange(key=running.claim_key, phase=Phase.RUNNING)
     other = Acquire(slots=(new_key(),), token=new_token(), holder=Holder(), ttl=5.0, claim=theirs)
     assert isinstance(store.acquire(other, timeout=TIMEOUT), Granted)
-    assert renew(store, running) is Renewal.RENEWED
+    assert renew(store, running) is RENEWED
     assert ttl_of_claim(store, running) <= 5.0
 
 

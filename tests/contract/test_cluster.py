@@ -10,8 +10,9 @@ from redis.crc import key_slot
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Lease, Phase, Token
+from celery_singleton_lock.core.lease import Holder, Lease, LossReason, Phase, Token
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Admit,
     ClaimChange,
@@ -19,8 +20,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
-    Renewal,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
@@ -58,7 +57,7 @@ def take(store: RedisStore, key: str, token: Token | None = None) -> Token:
     return token
 
 
-def give(store: RedisStore, key: str, token: Token) -> Released:
+def give(store: RedisStore, key: str, token: Token) -> Relation:
     return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)
 
 
@@ -104,7 +103,7 @@ def test_leases_are_renewed_in_one_pipeline_per_node(store: ClusterStore, cluste
     leases = [lease_of(new_key(), new_token()) for _ in range(600)]
     for lease in leases[::2]:
         take(store, lease.key, lease.token)
-    expected = [Renewal.RENEWED, Renewal.GONE] * 300
+    expected = [RENEWED, LossReason.GONE] * 300
     assert store.renew(leases, timeout=TIMEOUT) == expected
     for node in cluster.nodes:
         with client_of(node) as client:
@@ -126,9 +125,9 @@ def test_a_moved_slot_is_followed_and_learnt(store: ClusterStore, cluster: Clust
     cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
     cluster.end_move(slot_of(key), target)
     try:
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
         assert isinstance(ask(store, key, new_token()), Refused)
-        assert give(store, key, token) is Released.RELEASED
+        assert give(store, key, token) is Relation.OURS
         give(store, key, take(store, key))  # now the target knows the scripts, too
         before = evalshas(cluster)
         give(store, key, take(store, key))
@@ -150,14 +149,16 @@ def test_a_posted_release_follows_its_slot(
     cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
     cluster.end_move(slot_of(key), target)
     try:
-        heard: list[tuple[Released | StoreError, bool]] = []
+        heard: list[tuple[Relation | StoreError, bool]] = []
         call = Release(keys=(key,), token=token)
-        assert store.post(call, timeout=TIMEOUT, heard=lambda *outcome: heard.append(outcome))
+        assert store.release_async(
+            call, timeout=TIMEOUT, on_reply=lambda *outcome: heard.append(outcome)
+        )
         if next_one_asks:
             take(store, other)
         else:
-            store.collect(timeout=TIMEOUT)
-        assert heard == [(Released.RELEASED, False)]
+            store.drain(timeout=TIMEOUT)
+        assert heard == [(Relation.OURS, False)]
         assert cluster.keys_in(slot_of(key), target).count(key) == 0
     finally:
         move_back(cluster, slot_of(key), target, source)
@@ -171,11 +172,13 @@ def test_a_posted_release_outlives_its_node() -> None:
         give(store, key, take(store, key))
         token = take(store, key)
         first.kill()
-        heard: list[tuple[Released | StoreError, bool]] = []
+        heard: list[tuple[Relation | StoreError, bool]] = []
         call = Release(keys=(key,), token=token)
-        assert store.post(call, timeout=TIMEOUT, heard=lambda *outcome: heard.append(outcome))
+        assert store.release_async(
+            call, timeout=TIMEOUT, on_reply=lambda *outcome: heard.append(outcome)
+        )
         cluster.wait_until_promoted(key, first)
-        store.collect(timeout=TIMEOUT)
+        store.drain(timeout=TIMEOUT)
         ((outcome, resent),) = heard
         assert not isinstance(outcome, StoreError)
         assert resent, "its node died before it replied"
@@ -204,9 +207,9 @@ def test_leases_of_a_slot_that_is_half_moved_are_renewed_on_both_sides(
     cluster.begin_to_move(slot_of(first), source, target)
     try:
         for moved in range(len(keys)):
-            assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * len(keys)
+            assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(keys)
             cluster.move_keys([keys[moved]], source, target)
-        assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * len(keys)
+        assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(keys)
     finally:
         rest = cluster.keys_in(slot_of(first), source)
         if rest:
@@ -214,7 +217,7 @@ def test_leases_of_a_slot_that_is_half_moved_are_renewed_on_both_sides(
         cluster.end_move(slot_of(first), target)
     for lease in leases:
         assert isinstance(ask(store, lease.key, new_token()), Refused)
-        assert give(store, lease.key, lease.token) is Released.RELEASED
+        assert give(store, lease.key, lease.token) is Relation.OURS
     move_back(cluster, slot_of(first), target, source)
 
 
@@ -238,7 +241,7 @@ def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_nobod
         cluster.end_move(slot_of(held), target)
     assert isinstance(ask(store, held, new_token()), Refused)
     other = take(store, free)
-    assert give(store, free, other) is give(store, held, token) is Released.RELEASED
+    assert give(store, free, other) is give(store, held, token) is Relation.OURS
     move_back(cluster, slot_of(held), target, source)
 
 
@@ -266,12 +269,12 @@ def test_a_silent_node_takes_no_leases_with_it_but_its_own() -> None:
                 asked = clock.now()
                 replies = store.renew(leases, timeout=1.0)
                 took = clock.now() - asked
-                expected = [Renewal.SILENT, Renewal.RENEWED, Renewal.RENEWED] * 20
+                expected = [LossReason.UNREACHABLE, RENEWED, RENEWED] * 20
                 assert replies == expected
                 assert took < 2.5
         finally:
             silent.resume()
-        assert set(store.renew(leases, timeout=TIMEOUT)) == {Renewal.RENEWED}
+        assert set(store.renew(leases, timeout=TIMEOUT)) == {RENEWED}
 
 
 @slow
@@ -279,7 +282,7 @@ def test_a_first_node_that_is_dead_is_not_needed(cluster: Cluster) -> None:
     url = cluster.url.replace("//", f"//127.0.0.1:{free_port()},", 1)
     with closing(ClusterStore(url)) as store:
         key = new_key()
-        assert give(store, key, take(store, key)) is Released.RELEASED
+        assert give(store, key, take(store, key)) is Relation.OURS
 
 
 def test_no_node_at_all_is_store_unavailable() -> None:
@@ -300,10 +303,11 @@ def test_two_apps_that_count_shards_differently_are_told(
     plain_url = cluster.master_of(key).url(0)
     with closing(RedisStore(plain_url)) as plain:
         take(plain, key)
-        assert plain.disagreement(key) == ""
+        assert plain.problems(key) == []
         with pytest.raises(StoreError, match=r"in 1 shard.*looks for them in 256"):
             ask(store, Keyspace("disagree", 256).lock("s", "k"), new_token())
-        assert "redis+cluster://" in store.disagreement(key)
+        [problem] = store.problems(key)
+        assert "redis+cluster://" in problem
         with pytest.raises(StoreError, match="looks for them in 256"):
             store.admit(
                 Admit(key=Keyspace.claim("t", key), token=new_token(), holder=Holder(), ttl=60),
@@ -349,8 +353,8 @@ def test_a_login_with_the_rights_that_the_documentation_lists_is_enough(cluster:
         for _ in range(20):
             key = new_key()
             token = take(store, key)
-            assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
-            assert give(store, key, token) is Released.RELEASED
+            assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+            assert give(store, key, token) is Relation.OURS
         assert store.info("memory") == {}
 
 
@@ -386,14 +390,14 @@ def test_a_claim_in_another_shard_goes_with_its_lease(store: ClusterStore, ends:
     assert record is not None
     assert record.phase is Phase.RUNNING
     lease = lease_with_claim(key, token, claim)
-    assert store.renew([lease], timeout=TIMEOUT) == [Renewal.RENEWED]
+    assert store.renew([lease], timeout=TIMEOUT) == [RENEWED]
     record = store.inspect(claim)
     assert record is not None
     assert record.ttl > 500, "it is prolonged with its lease"
     assert not admitted(store, claim, new_token())
     after = ClaimChange(key=claim, phase=None if ends else Phase.QUEUED, ttl=300)
     reply = store.release(Release(keys=(key,), token=token, claim=after), timeout=TIMEOUT)
-    assert reply is Released.RELEASED
+    assert reply is Relation.OURS
     record = store.inspect(claim)
     if ends:
         assert record is None

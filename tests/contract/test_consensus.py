@@ -17,17 +17,17 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     ClaimChange,
     Granted,
     MarkerState,
     Refused,
+    Relation,
     Release,
-    Released,
-    Renewal,
     Store,
 )
 from celery_singleton_lock.errors import StoreUnavailable
@@ -72,7 +72,7 @@ def serving(consensus: Cluster) -> Iterator[Store]:
     def writes() -> bool:
         try:
             ask(store, key, token)
-            return give(store, key, token) is Released.RELEASED
+            return give(store, key, token) is Relation.OURS
         except StoreUnavailable:
             return False
 
@@ -111,7 +111,7 @@ def acquire(locker: Locker, key: str, ttl: float, **options: Any) -> Lease:
     return lease
 
 
-def give(store: Store, key: str, token: Any, **options: Any) -> Released:
+def give(store: Store, key: str, token: Any, **options: Any) -> Relation:
     return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
@@ -147,8 +147,8 @@ def test_a_dead_holders_lease_is_released_by_its_token_from_elsewhere(
         holder.wait_for_log("Granted")
     finally:
         holder.kill()
-    assert give(other, key, new_token()) is Released.NOT_OURS
-    assert give(other, key, token) is Released.RELEASED
+    assert give(other, key, new_token()) is Relation.NOT_OURS
+    assert give(other, key, token) is Relation.OURS
     assert isinstance(ask(other, key, new_token()), Granted)
 
 
@@ -157,8 +157,8 @@ def test_a_dead_holders_lease_may_be_turned_into_a_dying_key(
 ) -> None:
     key, token = new_key(), new_token()
     ask(store, key, token, ttl=60)
-    assert give(other, key, token, become=Kind.DYING, become_ttl=1.0) is Released.RELEASED
-    assert store.renew([lease_of(key, token, 60)], timeout=TIMEOUT) == [Renewal.DYING]
+    assert give(other, key, token, become=Kind.DYING, become_ttl=1.0) is Relation.OURS
+    assert store.renew([lease_of(key, token, 60)], timeout=TIMEOUT) == [LossReason.DYING]
     seconds_until(lambda: other.inspect(key) is None, 1 + GRANULARITY)
 
 
@@ -238,7 +238,7 @@ def test_a_claim_ends_though_its_process_still_renews_the_lease_that_it_lost(
 
     def has_ended() -> bool:
         replies = store.renew([kept, lost], timeout=TIMEOUT)
-        assert replies == [Renewal.RENEWED, Renewal.GONE]
+        assert replies == [RENEWED, LossReason.GONE]
         return other.inspect(claim) is None
 
     assert other.inspect(claim) is not None
@@ -277,7 +277,7 @@ def test_a_held_lease_survives_the_loss_of_the_leader(
             time.sleep(0.1)
         assert granted == 0
         call = Release(keys=(leases[0].key,), token=leases[0].token)
-        assert locker.release(leases[0], call) is Released.RELEASED
+        assert locker.release(leases[0], call) is Relation.OURS
         reply = ask(other, leases[0].key, new_token(), ttl=8)
         assert isinstance(reply, Granted)
         assert reply.fence is not None
@@ -378,10 +378,10 @@ def test_round_trips_to_etcd(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch)
             leases.append(lease_of(new_key(), new_token()))
             ask(store, leases[-1].key, leases[-1].token)
         calls.clear()
-        assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 100
+        assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 100
         assert calls == ["lease/keepalive", "kv/txn", "kv/txn"]
         calls.clear()
-        assert give(store, key, token) is Released.RELEASED
+        assert give(store, key, token) is Relation.OURS
         assert calls == ["kv/txn"]
 
 
@@ -428,7 +428,7 @@ def ends_beside(store: Store, key: str, neighbour: Lease) -> None:
     """``key`` ends, though a neighbour that shares its etcd lease is renewed."""
 
     def ended() -> bool:
-        assert store.renew([neighbour], timeout=TIMEOUT) == [Renewal.RENEWED]
+        assert store.renew([neighbour], timeout=TIMEOUT) == [RENEWED]
         return store.inspect(key) is None
 
     wait_until(ended, "it ends", timeout=3 + GRANULARITY)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.core.store import Granted, Renewal
+from celery_singleton_lock.core.store import RENEWED, Granted
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
@@ -40,7 +40,7 @@ def assert_works(url: str) -> None:
     with closing(open_store(url)) as store:
         key, token = new_key(), new_token()
         assert isinstance(ask(store, key, token), Granted)
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
 
 
 @needs_etcd

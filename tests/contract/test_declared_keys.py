@@ -16,7 +16,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
-from celery_singleton_lock.core.store import AuthorizeTick, MarkerState, Released
+from celery_singleton_lock.core.store import AuthorizeTick, MarkerState, Relation
 from celery_singleton_lock.stores.redis import admission, cluster, renewal
 from celery_singleton_lock.stores.redis import store as module
 from celery_singleton_lock.stores.redis.scripts import Script
@@ -82,7 +82,7 @@ def wait_in_line(store: RedisStore) -> None:
         holders = [take(store, slots) for _ in slots]
         waiter = new_token()
         ask(store, slots, waiter, wait_ttl=WAITS)
-        assert give(store, slots, holders[0]) is Released.RELEASED
+        assert give(store, slots, holders[0]) is Relation.OURS
         take(store, slots, waiter, wait_ttl=WAITS, handoff=holders[0].nonce)
         ask(store, slots, new_token(), wait_ttl=0.0)
 

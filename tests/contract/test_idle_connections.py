@@ -20,8 +20,8 @@ from celery_singleton_lock.core.store import (
     Admit,
     ClaimChange,
     MarkerState,
+    Relation,
     Release,
-    Released,
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway
@@ -83,7 +83,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used(
     ask(store, key := new_key(), token := new_token())
     nat.forget_connections()
     clock.ahead += MAX_IDLE + 1
-    assert store.release(plain(key, token), timeout=TIMEOUT) is Released.RELEASED
+    assert store.release(plain(key, token), timeout=TIMEOUT) is Relation.OURS
 
 
 def test_nor_are_those_that_were_idle_for_longer(
@@ -103,9 +103,9 @@ def test_a_release_is_not_posted_over_a_connection_that_was_idle_for_long(
     store: RedisStore, clock: AheadClock
 ) -> None:
     ask(store, key := new_key(), token := new_token())
-    assert store.release(plain(key, token), timeout=TIMEOUT) is Released.RELEASED
+    assert store.release(plain(key, token), timeout=TIMEOUT) is Relation.OURS
     clock.ahead += MAX_IDLE + 1
-    assert not store.post(plain(key, token), timeout=TIMEOUT, heard=lambda error: None)
+    assert not store.release_async(plain(key, token), timeout=TIMEOUT, on_reply=lambda error: None)
 
 
 def test_a_failure_tells_whether_its_connection_had_been_idle(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from itertools import chain
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,16 +17,16 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Granted,
     MarkerState,
     Refused,
     Relation,
     Release,
-    Released,
     Renewal,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
@@ -44,7 +44,7 @@ FOREIGN = {
 }
 
 
-def give(store: RedisStore, key: str, token: object, **options: object) -> Released:
+def give(store: RedisStore, key: str, token: object, **options: object) -> Relation:
     return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
@@ -78,8 +78,8 @@ def test_a_foreign_string_is_neither_granted_nor_deleted(
     raw.set(key, value)
     reply = ask(redis_store, key, token)
     assert reply == Refused(relation=Relation.OTHER, record=None)
-    assert give(redis_store, key, token) is Released.NOT_OURS
-    assert redis_store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.REPLACED]
+    assert give(redis_store, key, token) is Relation.NOT_OURS
+    assert redis_store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
     assert redis_store.free(key, str(token)) is False
     assert redis_store.inspect(key) is None
     assert raw.get(key) == value
@@ -107,9 +107,9 @@ def test_a_lease_overwritten_by_a_list_is_lost_and_the_others_are_renewed(
     raw.delete(leases[1].key)
     raw.rpush(leases[1].key, "foreign")
     assert redis_store.renew(leases, timeout=TIMEOUT) == [
-        Renewal.RENEWED,
-        Renewal.REPLACED,
-        Renewal.RENEWED,
+        RENEWED,
+        LossReason.REPLACED,
+        RENEWED,
     ]
 
 
@@ -129,10 +129,10 @@ def test_a_renewal_says_the_same_and_is_denied_nothing_with_and_without_the_righ
     raw.config_resetstat()
     with closing(RedisStore(server.url().replace("//", "//renewing:secret@"))) as store:
         assert store.renew(leases, timeout=TIMEOUT) == [
-            Renewal.RENEWED,
-            Renewal.REPLACED,
-            Renewal.REPLACED,
-            Renewal.GONE,
+            RENEWED,
+            LossReason.REPLACED,
+            LossReason.REPLACED,
+            LossReason.GONE,
         ]
     stats = raw.info("commandstats")
     assert {name for name in ("get", "mget") if f"cmdstat_{name}" in stats} == reads
@@ -169,7 +169,7 @@ def test_a_survey_finds_records_and_strays_and_reads_each_key_once(
     keys = len(list(raw.scan_iter(prefix.match_all())))
     calls = {name: stats[f"cmdstat_{name}"]["calls"] for name in ("get", "type", "pttl")}
     assert calls == {"get": keys, "type": 1, "pttl": keys + 1}
-    assert sorted(told) == sorted(redis_store.strays(prefix.match_all()))
+    assert sorted(told) == sorted(redis_store.foreign_keys(prefix.match_all()))
     assert len(told) == 2
 
 
@@ -199,10 +199,10 @@ def test_a_renewal_of_600_leases_survives_a_script_flush(
     for lease in leases:
         ask(redis_store, lease.key, lease.token)
     raw.script_flush()
-    assert redis_store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 600
+    assert redis_store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 600
 
 
-# More than are under way at once.
+# Several batches of the heartbeat's.
 MANY = 2600
 
 
@@ -215,39 +215,43 @@ def lease_many(client: redis.Redis) -> list[Lease]:
     return leases
 
 
-def test_renewals_that_are_under_way_survive_a_script_flush(
-    redis_store: RedisStore, raw: redis.Redis
-) -> None:
-    leases = lease_many(raw)
-    assert redis_store.renew(leases[:1], timeout=TIMEOUT) == [Renewal.RENEWED]
-    answers = redis_store.renewals(leases, timeout=TIMEOUT)
-    first = next(answers)
-    assert len(first) < MANY
-    raw.script_flush()
-    assert [*first, *chain.from_iterable(answers)] == [Renewal.RENEWED] * MANY
-
-
 def test_each_of_many_renewals_gets_its_own_answer(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     leases = lease_many(raw)
-    expected = [Renewal.RENEWED] * MANY
+    expected: list[Renewal] = [RENEWED] * MANY
     for number in range(0, MANY, 7):
         raw.delete(leases[number].key)
-        expected[number] = Renewal.GONE
-    answers = redis_store.renewals(leases, timeout=TIMEOUT)
-    assert [*chain.from_iterable(answers)] == expected
+        expected[number] = LossReason.GONE
+    assert redis_store.renew(leases, timeout=TIMEOUT) == expected
+    raw.script_flush()
+    assert redis_store.renew(leases, timeout=TIMEOUT) == expected
 
 
-def test_answers_that_came_before_the_server_died_stand() -> None:
+def test_what_was_renewed_before_the_server_died_is_noted() -> None:
+    """The heartbeat asks for a part of its leases at a time."""
     with PrivateServer() as server, closing(RedisStore(server.url())) as store:
         leases = lease_many(redis.Redis.from_url(server.url()))
-        answers = store.renewals(leases, timeout=TIMEOUT)
-        found = next(answers)
-        server.kill()
-        with pytest.raises(StoreUnavailable):
-            found.extend(chain.from_iterable(answers))
-        assert found == [Renewal.RENEWED] * len(found)
+        heartbeat = Heartbeat(store, SystemClock(), Events())
+        heartbeat._running = True  # this thread sweeps
+        for lease in leases:
+            heartbeat.add(lease, lambda lease: None)
+        before = [lease.valid_until for lease in leases]
+        renew, calls = store.renew, count()
+
+        def dies_after_two(asked: Sequence[Lease], *, timeout: float) -> list[Renewal]:
+            if next(calls) == 2:
+                server.kill()
+            return renew(asked, timeout=timeout)
+
+        store.renew = dies_after_two  # type: ignore[method-assign, assignment]
+        heartbeat._renew([*heartbeat._entries.values()])
+        renewed = [
+            lease for lease, until in zip(leases, before, strict=True) if lease.valid_until != until
+        ]
+    batch = store.capabilities.renewal_batch
+    assert batch is not None
+    assert renewed == leases[: 2 * batch]
 
 
 class Relay:
@@ -255,8 +259,8 @@ class Relay:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
         there = Connections(url, options)
-        self.run, self.attempt, self.post = there.run, there.attempt, there.post
-        self.collect, self.close, self.home_of = there.collect, there.close, there.home_of
+        self.run, self.attempt, self.send_async = there.run, there.attempt, there.send_async
+        self.drain, self.close, self.home_of = there.drain, there.close, there.home_of
 
 
 def test_a_store_needs_nothing_of_its_transport_but_the_protocol(
@@ -265,21 +269,20 @@ def test_a_store_needs_nothing_of_its_transport_but_the_protocol(
     with closing(RedisStore(server.url(), connect=Relay)) as store:
         key, token = new_key(), new_token()
         assert isinstance(ask(store, key, token), Granted)
-        answers = store.renewals([lease_of(key, token)], timeout=TIMEOUT)
-        assert [*chain.from_iterable(answers)] == [Renewal.RENEWED]
-        place = store.place(key, "waiter", timeout=TIMEOUT)
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+        place = store.ticket(key, "waiter", timeout=TIMEOUT)
         assert place is not None
         raw.rpush(f"{Keyspace.wait_queue(key)}!", "nonce")
         assert place.wait(TIMEOUT) == "nonce"
         place.leave(counted=False)
-        assert give(store, key, token) is Released.RELEASED
+        assert give(store, key, token) is Relation.OURS
 
 
 def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: redis.Redis) -> None:
     key, token = new_key(), new_token()
     ask(redis_store, key, token)
     raw.script_flush()
-    assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is Released.RELEASED
+    assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is Relation.OURS
     raw.script_flush()
     redis_store.mark(key, token, MarkerState.DONE, 0, 60, timeout=TIMEOUT)
     raw.script_flush()
@@ -431,8 +434,8 @@ def test_a_full_server_grants_nothing_but_still_renews_and_releases() -> None:
             client.config_set("maxmemory", "1")
         with pytest.raises(StoreError, match="maxmemory"):
             ask(store, new_key(), new_token())
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
-        assert give(store, key, token) is Released.RELEASED
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
+        assert give(store, key, token) is Relation.OURS
 
 
 @pytest.mark.parametrize(
@@ -460,7 +463,7 @@ def test_a_cut_connection_costs_the_locker_one_more_try_and_no_grant(
         assert isinstance(lease, Lease)
         raw.client_kill_filter(_type="normal", skipme=True)
         reply = locker.release(lease, Release(keys=(lease.key,), token=lease.token))
-        assert reply is Released.RELEASED
+        assert reply is Relation.OURS
         raw.client_kill_filter(_type="normal", skipme=True)
 
 

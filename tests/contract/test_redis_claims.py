@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Phase, Token
-from celery_singleton_lock.core.store import MarkerState, Refused, Relation, Released, Renewal
+from celery_singleton_lock.core.lease import LossReason, Phase, Token
+from celery_singleton_lock.core.store import RENEWED, MarkerState, Refused, Relation
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.resp import Packed, pack
@@ -67,7 +67,7 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), yields=True)
-        assert give(redis_store, key, token, claim=becomes(claim, phase)) is Released.RELEASED
+        assert give(redis_store, key, token, claim=becomes(claim, phase)) is Relation.OURS
     assert redis_store.inspect(claim) is None
     assert raw.get(claim) == value
     assert raw.ttl(claim) == -1
@@ -86,8 +86,8 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
         take(redis_store, key, token, claim=becomes(claim, phase), yields=True)
-        assert renew(redis_store, [lease_of(key, token, 1, claim)]) == [Renewal.RENEWED]
-        assert give(redis_store, key, token, claim=becomes(claim, phase)) is Released.RELEASED
+        assert renew(redis_store, [lease_of(key, token, 1, claim)]) == [RENEWED]
+        assert give(redis_store, key, token, claim=becomes(claim, phase)) is Relation.OURS
     take(redis_store, key)
     reply = ask(redis_store, key, token, claim=freed(claim), frees_claim=True)
     assert isinstance(reply, Refused)
@@ -154,7 +154,7 @@ def test_a_renewal_of_600_leases_with_claims_survives_a_script_flush(
         token = take(redis_store, key, ttl=60, claim=running(claim))
         leases.append(lease_of(key, token, 600, claim))
     raw.script_flush()
-    assert renew(redis_store, leases) == [Renewal.RENEWED] * 600
+    assert renew(redis_store, leases) == [RENEWED] * 600
     assert all(raw.ttl(lease.claim_key) > 60 for lease in leases)
 
 
@@ -169,7 +169,7 @@ def test_leases_and_claims_renewed_together_get_each_its_own_ttl(
         leases.append(lease_of(key, token, ttl, claim if number % 3 else ""))
         expected[key] = ttl
         expected[claim] = ttl if number % 3 else 60
-    assert renew(redis_store, leases) == [Renewal.RENEWED] * 200
+    assert renew(redis_store, leases) == [RENEWED] * 200
     found = {key: raw.pttl(key) / 1000 for key in expected}
     assert all(ttl - 50 < found[key] <= ttl for key, ttl in expected.items())
 
@@ -185,7 +185,7 @@ def test_the_claim_of_a_lease_that_is_not_renewed_is_not_either(
         claims.append(claim)
         if number % 2:
             raw.delete(key)
-    assert renew(redis_store, leases) == [Renewal.RENEWED, Renewal.GONE] * 3
+    assert renew(redis_store, leases) == [RENEWED, LossReason.GONE] * 3
     assert [raw.ttl(claim) > 60 for claim in claims] == [True, False] * 3
 
 
@@ -201,9 +201,9 @@ def test_a_login_that_may_touch_our_keys_alone_is_enough(
         bare = new_key()
         take(store, bare, token)
         leases = [lease_of(bare, token), lease_of(key, token, claim_key=claim)]
-        assert renew(store, leases) == [Renewal.RENEWED] * 2
+        assert renew(store, leases) == [RENEWED] * 2
         mark(store, key, token, MarkerState.WAITING)
-        assert give(store, bare, token) is Released.RELEASED
+        assert give(store, bare, token) is Relation.OURS
 
 
 def test_claims_cost_no_round_trip_beside_those_of_the_lease(

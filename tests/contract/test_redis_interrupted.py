@@ -15,8 +15,8 @@ from types import FrameType
 import pytest
 import redis
 
-from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.store import Granted, Refused, Relation, Release, Renewal
+from celery_singleton_lock.core.lease import Lease, LossReason
+from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation, Release
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -129,7 +129,7 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next(
                 renewals = store.renew(
                     [lease_of(mine, owner), lease_of(held, owner)], timeout=TIMEOUT
                 )
-                assert renewals == [Renewal.RENEWED, Renewal.REPLACED]
+                assert renewals == [RENEWED, LossReason.REPLACED]
                 store.release(Release(keys=(free,), token=owner), timeout=TIMEOUT)
                 assert store.inspect(free) is None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.core.store import Granted, Renewal
+from celery_singleton_lock.core.store import RENEWED, Granted
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
@@ -82,7 +82,7 @@ def test_a_renewal_that_a_replica_refused_leaves_no_connection_to_it(
         with closing(RedisStore(private_redis.url())) as store:
             key, token = new_key(), new_token()
             assert isinstance(ask(store, key, token), Granted)
-            assert renew(store, [lease_of(key, token)]) == [Renewal.RENEWED]
+            assert renew(store, [lease_of(key, token)]) == [RENEWED]
             raw.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
             if forgotten:
                 raw.script_flush()

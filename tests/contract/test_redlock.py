@@ -17,6 +17,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Phase
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Admit,
     ClaimChange,
@@ -25,8 +26,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
-    Renewal,
 )
 from celery_singleton_lock.errors import (
     FenceUnavailable,
@@ -74,7 +73,7 @@ def other(nodes: RedlockNodes) -> Iterator[RedlockStore]:
         yield store
 
 
-def give(store: RedlockStore, key: str, token: object, **options: object) -> Released:
+def give(store: RedlockStore, key: str, token: object, **options: object) -> Relation:
     return store.release(Release(keys=(key,), token=token, **options), timeout=TIMEOUT)
 
 
@@ -142,7 +141,7 @@ def test_all_goes_on_without_a_minority(
             assert relation(ask(store, held, new_token())) is Relation.OTHER
         leases = [lease_of(held, token), lease_of(key, mine)]
         with took_at_most(AT_ONCE):
-            assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * 2
+            assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 2
         with took_at_most(AT_ONCE):
             store.mark(key, mine, MarkerState.WAITING, 0, LONG, timeout=TIMEOUT)
         for tells_ttl in (True, False):
@@ -157,8 +156,8 @@ def test_all_goes_on_without_a_minority(
                 settle(store, claimant, claim, None)
             assert store.inspect(claim) is None
         with took_at_most(AT_ONCE):
-            assert give(store, key, mine) is Released.RELEASED
-            assert give(store, held, token) is Released.RELEASED
+            assert give(store, key, mine) is Relation.OURS
+            assert give(store, held, token) is Relation.OURS
         assert store.inspect(key) is None
 
 
@@ -495,13 +494,13 @@ def test_a_lease_is_lost_once_no_majority_has_it_and_is_written_back_nowhere(
     key = new_key()
     token = take(store, key)
     delete_on(nodes, key, 0, 1)
-    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
     wait_until(lambda: nodes.holders(key) == ["", "", *[str(token)] * 3], "three have it")
     delete_on(nodes, key, 2)
-    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.GONE]
+    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.GONE]
     assert nodes.holders(key) == ["", "", "", str(token), str(token)]
     put_on(nodes, key, new_token(), 0)
-    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.REPLACED]
+    assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
 
 
 def test_of_several_leases_each_is_answered_by_itself(
@@ -517,10 +516,10 @@ def test_of_several_leases_each_is_answered_by_itself(
     nodes[3].kill()
     # Of the first, three are renewed; of the second none can be; of the third, nobody knows.
     assert store.renew(leases, timeout=TIMEOUT) == [
-        Renewal.RENEWED,
-        Renewal.GONE,
-        Renewal.SILENT,
-        Renewal.DYING,
+        RENEWED,
+        LossReason.GONE,
+        LossReason.UNREACHABLE,
+        LossReason.DYING,
     ]
 
 
@@ -573,7 +572,7 @@ def test_scripts_that_all_nodes_have_forgotten_are_taught_again(
         for server in nodes:
             with redis.Redis.from_url(server.url()) as client:
                 client.script_flush()
-        assert give(store, key, token) is Released.RELEASED
+        assert give(store, key, token) is Relation.OURS
 
 
 def test_one_server_under_two_names_is_refused_when_the_worker_starts(nodes: RedlockNodes) -> None:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.core.store import Renewal, Store
+from celery_singleton_lock.core.lease import LossReason
+from celery_singleton_lock.core.store import RENEWED, Store
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from example_project.private_server import PrivateServer
@@ -59,16 +60,16 @@ def test_a_store_that_says_so_renews_by_key_and_token_alone(two: tuple[Store, St
     assert parents.capabilities.renews_for_others
     key, token = new_key(), new_token()
     ask(childs, key, token, ttl=TTL)
-    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [Renewal.RENEWED]
-    assert parents.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [Renewal.RENEWED]
+    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [RENEWED]
+    assert parents.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [RENEWED]
     record = childs.inspect(key)
     assert record is not None
     assert record.ttl > TTL
     assert record.token == str(token)
     # And the child goes on as if nothing had been.
-    assert childs.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [Renewal.RENEWED]
+    assert childs.renew([lease_of(key, token, 2 * TTL)], timeout=TIMEOUT) == [RENEWED]
     childs.free(key, None)
-    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [Renewal.GONE]
+    assert parents.renew([lease_of(key, token, TTL)], timeout=TIMEOUT) == [LossReason.GONE]
     assert childs.inspect(key) is None
 
 
@@ -80,15 +81,15 @@ def test_who_renewed_for_another_does_not_end_its_lease_later(two: tuple[Store, 
     ask(childs, other, token, ttl=TTL)
     # A ttl that the key has not: in etcd, it moves to a lease of this process.
     late = replace(lease_of(key, token, 3.0), process=1)
-    assert parents.renew([late], timeout=TIMEOUT) == [Renewal.RENEWED]
+    assert parents.renew([late], timeout=TIMEOUT) == [RENEWED]
     until = time.monotonic() + 4.0
     while time.monotonic() < until:
-        assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [Renewal.RENEWED]
+        assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
         time.sleep(0.5)  # the child's heartbeat
     # Now the parent has not renewed it for longer than its ttl, and renews something else.
     another = replace(lease_of(other, token, TTL), process=1)
-    assert parents.renew([another], timeout=TIMEOUT) == [Renewal.RENEWED]
-    assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [Renewal.RENEWED]
+    assert parents.renew([another], timeout=TIMEOUT) == [RENEWED]
+    assert childs.renew([lease_of(key, token, 3.0)], timeout=TIMEOUT) == [RENEWED]
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from celery_singleton_lock.core.store import Granted, Refused, Release, Released, Renewal
+from celery_singleton_lock.core.lease import LossReason
+from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -145,14 +146,14 @@ def test_a_lease_that_was_replicated_outlives_its_master(private_sentinels: Sent
 
         def renewed() -> bool:
             try:
-                return store.renew([lease], timeout=TIMEOUT) == [Renewal.RENEWED]
+                return store.renew([lease], timeout=TIMEOUT) == [RENEWED]
             except StoreUnavailable:
                 return False
 
         wait_until(renewed, "the new master is found")
         assert isinstance(ask(store, key, new_token()), Refused)
         assert fence(store, other) > before
-        assert give(store, key, token) is Released.RELEASED
+        assert give(store, key, token) is Relation.OURS
 
 
 @slow
@@ -174,7 +175,7 @@ def test_a_lease_that_was_not_replicated_is_lost_and_the_fences_still_rise(
         assert stale.fence is not None
         assert successor.fence is not None
         assert successor.fence > stale.fence
-        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.REPLACED]
+        assert store.renew([lease_of(key, token)], timeout=TIMEOUT) == [LossReason.REPLACED]
 
 
 # --- wait_replicas -------------------------------------------------------------------------------

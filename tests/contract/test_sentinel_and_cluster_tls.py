@@ -7,7 +7,14 @@ from contextlib import closing
 
 import pytest
 
-from celery_singleton_lock.core.store import Granted, Refused, Release, Released, Renewal, Store
+from celery_singleton_lock.core.store import (
+    RENEWED,
+    Granted,
+    Refused,
+    Relation,
+    Release,
+    Store,
+)
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
@@ -46,12 +53,12 @@ def test_leases_are_taken_renewed_and_released_over_tls(servers: Sentinels | Clu
             assert isinstance(ask(store, key, token), Granted)
             assert isinstance(ask(store, key, new_token()), Refused)
         leases = [lease_of(key, token) for key, token in tokens.items()]
-        assert store.renew(leases, timeout=TIMEOUT) == [Renewal.RENEWED] * len(leases)
+        assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * len(leases)
         for key, token in tokens.items():
-            assert give(store, key, token) is Released.RELEASED
+            assert give(store, key, token) is Relation.OURS
 
 
-def give(store: Store, key: str, token: object) -> Released:
+def give(store: Store, key: str, token: object) -> Relation:
     return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)  # type: ignore[arg-type]
 
 
@@ -101,7 +108,7 @@ def test_a_failover_is_followed_over_tls(certificates: Certificates, tls_url: st
 
         def renewed() -> bool:
             try:
-                return store.renew([lease_of(key, token)], timeout=TIMEOUT) == [Renewal.RENEWED]
+                return store.renew([lease_of(key, token)], timeout=TIMEOUT) == [RENEWED]
             except StoreUnavailable:
                 return False
 

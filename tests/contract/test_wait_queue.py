@@ -19,7 +19,7 @@ from celery import Celery
 
 from celery_singleton_lock import LockConflict, hold
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.store import Granted, Refused, Relation, Released, Renewal
+from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.resp import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -171,7 +171,7 @@ def test_who_comes_in_between_does_not_overtake(redis_store: RedisStore, raw: re
         (key, holder), first = take_new(redis_store), new_token()
         list_name = f"{Keyspace.wait_queue(key)}!"
         assert in_line(redis_store, key, first)
-        assert give(redis_store, key, holder) is Released.RELEASED
+        assert give(redis_store, key, holder) is Relation.OURS
         late = ask(redis_store, key, new_token())
         if not (raw.persist(key) and raw.persist(list_name)):
             return False
@@ -181,7 +181,7 @@ def test_who_comes_in_between_does_not_overtake(redis_store: RedisStore, raw: re
         for _ in range(2):  # twice, for a reply may be lost
             granted = ask(redis_store, key, first, wait_ttl=1.5, handoff=turn.decode())
             assert isinstance(granted, Granted)
-        assert give(redis_store, key, first) is Released.RELEASED
+        assert give(redis_store, key, first) is Relation.OURS
         assert names_of(raw, key) == []
         return True
 
@@ -233,7 +233,7 @@ def test_the_ttl_of_a_lease_is_left_alone_by_who_waits(
     assert after is not None
     assert (after.token, after.fence, after.holder) == (before.token, before.fence, before.holder)
     lease = lease_of(key, holder)
-    assert redis_store.renew([lease], timeout=TIMEOUT) == [Renewal.RENEWED]
+    assert redis_store.renew([lease], timeout=TIMEOUT) == [RENEWED]
 
 
 @pytest.mark.parametrize("text", ["l 42", "l a|0.0|n 1 x", "q t-1 queued {}", "r t|0.0|n 1 {}"])
@@ -254,7 +254,7 @@ def test_a_key_that_nobody_waits_for_is_free_at_once(
     waiter = new_token()
     assert in_line(redis_store, key, waiter)
     assert not isinstance(ask(redis_store, key, waiter, wait_ttl=0.0), Granted)  # it gives up
-    assert give(redis_store, key, holder) is Released.RELEASED
+    assert give(redis_store, key, holder) is Relation.OURS
     assert names_of(raw, key) == []
     take(redis_store, key)
 
@@ -317,10 +317,7 @@ def test_who_waits_for_one_of_several_slots_is_called_by_the_first_that_is_free(
     first, second = new_token(), new_token()
     for token in (first, second):
         assert isinstance(ask(store, slots, token, wait_ttl=PATIENCE), Refused)
-    places = [
-        store.place(slots[0], token.nonce, timeout=TIMEOUT)  # type: ignore[attr-defined]
-        for token in (first, second)
-    ]
+    places = [store.ticket(slots[0], token.nonce, timeout=TIMEOUT) for token in (first, second)]
     for place in places:
         assert place.wait(0.01) == ""
     give(store, slots[2], tokens[2])

@@ -13,17 +13,16 @@ import redis
 from celery_singleton_lock.cli.table import row_of, table
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Phase, Token
+from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Token
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Granted,
     MarkerState,
     Refused,
     Relation,
     Release,
-    Released,
-    Renewal,
+    Store,
 )
-from celery_singleton_lock.core.wait_queue import CallsWaiters
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import connection as connections
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -85,7 +84,7 @@ class Scene:
             key, waiter = new_key(), new_token()
             holder = take(self.store, key)
             self.waits(key, waiter)
-            assert give(self.store, key, holder, **options) is Released.RELEASED
+            assert give(self.store, key, holder, **options) is Relation.OURS
             if self.stays(key):
                 found.append(Kept(key, holder, waiter, holder.nonce))
             return bool(found)
@@ -151,8 +150,8 @@ def test_no_task_has_the_name_of_who_waits(scene: Scene, name: str) -> None:
     kept = scene.kept()
     forged = Token(name, 0, 0, kept.turn)
     assert relation_of(ask(scene.store, kept.key, forged)) is Relation.OTHER
-    assert renew(scene.store, [lease_of(kept.key, forged)]) == [Renewal.REPLACED]
-    assert give(scene.store, kept.key, forged) is Released.NOT_OURS
+    assert renew(scene.store, [lease_of(kept.key, forged)]) == [LossReason.REPLACED]
+    assert give(scene.store, kept.key, forged) is Relation.NOT_OURS
     assert scene.is_waiters(kept.key)
 
 
@@ -161,8 +160,8 @@ def test_no_task_has_the_name_of_who_waits(scene: Scene, name: str) -> None:
 
 def test_who_had_it_finds_it_no_more_its_own(scene: Scene) -> None:
     kept = scene.kept()
-    assert renew(scene.store, [lease_of(kept.key, kept.holder)]) == [Renewal.REPLACED]
-    assert give(scene.store, kept.key, kept.holder) is Released.NOT_OURS
+    assert renew(scene.store, [lease_of(kept.key, kept.holder)]) == [LossReason.REPLACED]
+    assert give(scene.store, kept.key, kept.holder) is Relation.NOT_OURS
     assert scene.is_waiters(kept.key)
 
 
@@ -175,7 +174,7 @@ def test_operators_see_that_nobody_has_it(scene: Scene) -> None:
     assert (row["state"], row["since"]) == ("kept for who waits", "")
     assert kept.holder.task_id not in table([record])
     assert [found.token for found in scene.store.scan(kept.key)] == [record.token]
-    assert kept.key not in dict(scene.store.strays("csl:*"))
+    assert kept.key not in dict(scene.store.foreign_keys("csl:*"))
 
 
 def test_an_operator_frees_it_like_any_other(scene: Scene) -> None:
@@ -194,7 +193,7 @@ def test_a_release_that_is_made_again_hands_over_once(scene: Scene) -> None:
     kept = scene.kept()
     value = scene.raw.get(kept.key)
     for _ in range(2):
-        assert give(scene.store, kept.key, kept.holder) is Released.NOT_OURS
+        assert give(scene.store, kept.key, kept.holder) is Relation.NOT_OURS
     assert scene.raw.get(kept.key) == value
     assert scene.calls(kept.key) == [kept.turn]
 
@@ -205,7 +204,7 @@ def test_a_release_that_is_made_again_leaves_a_later_holder_alone(scene: Scene) 
     assert isinstance(reply, Granted)
     scene.waits(kept.key, third)
     for _ in range(2):
-        assert give(scene.store, kept.key, kept.holder) is Released.NOT_OURS
+        assert give(scene.store, kept.key, kept.holder) is Relation.NOT_OURS
     assert record_of(scene.store, kept.key).token == str(kept.waiter)
     assert scene.calls(kept.key) == [kept.turn]
 
@@ -232,7 +231,7 @@ def test_a_posted_release_calls_once_whether_it_was_lost_or_not(
             Scene(other, bench.raw).waits(lease.key, new_token())
         if lost:
             bench.cut()
-        bench.post(lease)
+        bench.release_async(lease)
         if lost:
             assert (bench.raw.get(lease.key) or b"").startswith(b"l "), "it arrived"
         notices(bench)
@@ -240,7 +239,7 @@ def test_a_posted_release_calls_once_whether_it_was_lost_or_not(
             return False
         for _ in range(2):
             bench.turn()
-            bench.store.collect(timeout=TIMEOUT)
+            bench.store.drain(timeout=TIMEOUT)
         assert not bench.is_owed(lease)
         assert scene.is_waiters(lease.key)
         assert scene.calls(lease.key) == [lease.token.nonce]
@@ -255,13 +254,13 @@ def test_a_posted_release_that_is_late_finds_what_its_next_copy_left(bench: Benc
     holder = take(bench.store, key)
     scene.waits(key, waiter)
     call = Release(keys=(key,), token=holder)
-    assert bench.store.release(call, timeout=TIMEOUT) is Released.RELEASED
+    assert bench.store.release(call, timeout=TIMEOUT) is Relation.OURS
     turn = bench.raw.blpop([f"{Keyspace.wait_queue(key)}!"], 1)
     assert turn is None or turn[1].decode() == holder.nonce  # None: its half second was over
     bench.raw.delete(key)
     third = take(bench.store, key)
     scene.waits(key, waiter)
-    assert bench.store.release(call, timeout=TIMEOUT) is Released.NOT_OURS
+    assert bench.store.release(call, timeout=TIMEOUT) is Relation.NOT_OURS
     assert record_of(bench.store, key).token == str(third)
     assert scene.calls(key) == []
 
@@ -277,9 +276,9 @@ def test_a_holder_that_asks_again_keeps_its_lease_while_others_wait(scene: Scene
     twin = Token(holder.task_id, 0, 0, "another-delivery")
     assert relation_of(ask(scene.store, key, twin)) is Relation.TWIN
     assert relation_of(ask(scene.store, key, holder.next_attempt())) is Relation.EARLIER
-    assert renew(scene.store, [lease_of(key, holder)]) == [Renewal.RENEWED]
+    assert renew(scene.store, [lease_of(key, holder)]) == [RENEWED]
     scene.waits(key, waiter)  # the look that says so again
-    assert give(scene.store, key, holder) is Released.RELEASED
+    assert give(scene.store, key, holder) is Relation.OURS
     assert scene.calls(key) in ([holder.nonce], [])  # []: its half second was over
 
 
@@ -301,7 +300,7 @@ def test_what_becomes_of_a_lease_is_not_handed_over(scene: Scene, kind: Kind) ->
     holder = take(scene.store, key)
     scene.waits(key, waiter)
     options = {"become": kind, "become_ttl": LONG, "next_token": holder.next_attempt()}
-    assert give(scene.store, key, holder, **options) is Released.RELEASED
+    assert give(scene.store, key, holder, **options) is Relation.OURS
     assert record_of(scene.store, key).kind is kind
     assert scene.calls(key) == []
     scene.waits(key, waiter, handoff=holder.nonce)
@@ -315,14 +314,14 @@ def test_a_claim_goes_with_a_lease_that_is_waited_for(scene: Scene) -> None:
     take(scene.store, key, holder, claim=running(claim))
     scene.waits(key, waiter)
     change = becomes(claim, Phase.RETRYING)
-    assert give(scene.store, key, holder, claim=change) is Released.RELEASED
+    assert give(scene.store, key, holder, claim=change) is Relation.OURS
     record = record_of(scene.store, claim)
     assert (record.token, record.phase) == (holder.task, Phase.RETRYING)
     turn = holder.nonce
     granted = ask(scene.store, key, waiter, wait_ttl=WAITS, handoff=turn, claim=running(claim))
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).token == holder.task, "another's claim"
-    assert give(scene.store, key, waiter, claim=freed(claim)) is Released.RELEASED
+    assert give(scene.store, key, waiter, claim=freed(claim)) is Relation.OURS
     assert record_of(scene.store, claim).token == holder.task
 
 
@@ -338,7 +337,7 @@ def test_who_waits_with_a_claim_changes_it_as_without_a_line(scene: Scene) -> No
     )
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).phase is Phase.RUNNING
-    assert give(scene.store, key, waiter, claim=freed(claim)) is Released.RELEASED
+    assert give(scene.store, key, waiter, claim=freed(claim)) is Relation.OURS
     assert scene.store.inspect(claim) is None
 
 
@@ -367,6 +366,5 @@ def test_of_several_slots_the_one_that_is_kept_is_taken_and_no_other_is_lost(sce
 
 
 def test_stores_that_call_nobody_have_no_lines() -> None:
-    assert not issubclass(RedlockStore, CallsWaiters)
-    assert not issubclass(MemoryStore, CallsWaiters)
-    assert issubclass(RedisStore, CallsWaiters)
+    assert RedlockStore.ticket is MemoryStore.ticket is Store.ticket
+    assert RedisStore.ticket is not Store.ticket

@@ -16,15 +16,15 @@ import pytest
 import redis
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Granted,
-    PostingStore,
     Relation,
     Release,
-    Released,
     Renewal,
+    Store,
 )
 from celery_singleton_lock.stores.redis import store as module
 from celery_singleton_lock.stores.redis.scripts import Call, Script, milliseconds
@@ -64,18 +64,18 @@ OLDER: Final = {
 }
 _RENEW: Final = OlderScript("renew")
 _RENEWALS: Final = {
-    1: Renewal.RENEWED,
-    0: Renewal.GONE,
-    -1: Renewal.REPLACED,
-    2: Renewal.DYING,
+    1: RENEWED,
+    0: LossReason.GONE,
+    -1: LossReason.REPLACED,
+    2: LossReason.DYING,
 }
 
 
 class OlderStore(RedisStore):
     """Of a worker of the version before."""
 
-    place = None  # type: ignore[assignment]  # so it isn't one that CallsWaiters
-    renewals = None  # type: ignore[assignment]  # nor a StreamingStore
+    def ticket(self, *_: Any, **__: Any) -> None:
+        return None  # it wakes no waiters
 
     def _pipeline(
         self, script: Script, calls: Sequence[Call], timeout: float, **options: Any
@@ -92,7 +92,7 @@ class OlderStore(RedisStore):
         (replies,) = self._pipeline(_RENEW, [call], timeout)
         return [_RENEWALS[reply] for reply in replies]
 
-    def post(self, *_: Any, **__: Any) -> bool:
+    def release_async(self, *_: Any, **__: Any) -> bool:
         return False  # its script would be another
 
 
@@ -116,7 +116,7 @@ def test_the_older_store_is_what_it_says(older: OlderStore, raw: redis.Redis) ->
     raw.script_flush()
     key = new_key()
     token = take(older, key)
-    assert renew(older, [lease_of(key, token)]) == [Renewal.RENEWED]
+    assert renew(older, [lease_of(key, token)]) == [RENEWED]
     give(older, key, token)
     loaded = [raw.script_exists(script.sha)[0] for script in (*OLDER.values(), _RENEW)]
     assert loaded == [True] * 3
@@ -133,10 +133,10 @@ def test_an_older_holder_is_not_disturbed_by_who_waits(
     assert (raw.get(key) or b"").endswith(b"} "), "nothing tells that somebody waits"
     record = record_of(older, key)
     assert (record.token, record.fence, record.holder) == (str(holder), fence, HOLDER)
-    assert renew(older, [lease_of(key, holder)]) == [Renewal.RENEWED]
+    assert renew(older, [lease_of(key, holder)]) == [RENEWED]
     assert isinstance(ask(older, key, holder), Granted)  # sent again
     scene.waits(key, waiter)
-    assert give(older, key, holder) is Released.RELEASED
+    assert give(older, key, holder) is Relation.OURS
     assert not raw.exists(key), "it calls nobody, and keeps it for nobody"
     assert isinstance(ask(scene.store, key, waiter, wait_ttl=WAITS), Granted)
     assert record_of(older, key).kind is Kind.LEASE
@@ -151,7 +151,7 @@ def test_what_an_older_holder_makes_of_its_lease_is_as_ever(
     scene.waits(key, new_token())
     following = holder.next_attempt()
     options = {"become": kind, "become_ttl": TTL, "next_token": following}
-    assert give(older, key, holder, **options) is Released.RELEASED
+    assert give(older, key, holder, **options) is Relation.OURS
     assert record_of(scene.store, key).kind is kind
     if kind is Kind.RESERVED:
         assert isinstance(ask(scene.store, key, following), Granted)
@@ -165,8 +165,8 @@ def test_an_older_worker_takes_a_key_that_is_kept_when_that_is_over(
     refused = ask(older, kept.key, late)
     assert relation_of(refused) is Relation.OTHER
     assert record_of(older, kept.key).kind is Kind.RESERVED
-    assert renew(older, [lease_of(kept.key, kept.holder)]) == [Renewal.REPLACED]
-    assert give(older, kept.key, kept.holder) is Released.NOT_OURS
+    assert renew(older, [lease_of(kept.key, kept.holder)]) == [LossReason.REPLACED]
+    assert give(older, kept.key, kept.holder) is Relation.NOT_OURS
     scene.raw.pexpire(kept.key, 1)
     wait_until(lambda: not scene.raw.exists(kept.key), "its time is over")
     take(older, kept.key, late)
@@ -180,7 +180,7 @@ def test_who_was_called_is_not_stopped_by_an_older_worker(older: OlderStore, sce
     assert isinstance(granted, Granted)
     assert relation_of(ask(older, kept.key, new_token())) is Relation.OTHER
     # The older worker's parent, say, which knows the token.
-    assert give(older, kept.key, kept.waiter) is Released.RELEASED
+    assert give(older, kept.key, kept.waiter) is Relation.OURS
     assert not scene.raw.exists(kept.key)
 
 
@@ -203,8 +203,8 @@ def queue(store: RedisStore, key: str, turns: int, inside: list[str]) -> int:
         assert inside == [str(call.token)], "two have it"
         inside.remove(str(call.token))
         locker.give_back(reply, Release(keys=(key,), token=call.token))
-    if isinstance(store, PostingStore):
-        store.collect(timeout=TIMEOUT)
+    if isinstance(store, Store):
+        store.drain(timeout=TIMEOUT)
     return turns
 
 

@@ -83,15 +83,13 @@ class Site:
         message = {**_message(task.name, task_id, number), **request}
         return tracer(task_id, [name], {}, message).retval
 
-    def collect(self) -> None:
+    def drain(self) -> None:
         """Read the replies to releases that nobody waited for.
 
         They are read with the reply to the next command, and it is chance whether both come at once
         or one after the other.
         """
-        collect = getattr(self.runtime.store, "collect", None)
-        if collect is not None:
-            collect(timeout=5.0)
+        self.runtime.store.drain(timeout=5.0)
 
     def publish(self, task: Any, name: str = "k") -> Any:
         """A call, as a web request makes it."""

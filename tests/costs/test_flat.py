@@ -51,9 +51,9 @@ def site(redis_url: str) -> Iterator[Site]:
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_task_costs_the_same_in_an_app_of_many(work: str, site: Site, redis_url: str) -> None:
-    alone = least(lambda: WORKS[work](site), before=site.collect)
+    alone = least(lambda: WORKS[work](site), before=site.drain)
     with open_site(redis_url, others=_TASKS) as crowded:
-        among = least(lambda: WORKS[work](crowded), before=crowded.collect)
+        among = least(lambda: WORKS[work](crowded), before=crowded.drain)
     assert among.total == alone.total, f"more with {_TASKS} tasks:\n{among.beyond(alone).most()}"
 
 
@@ -97,8 +97,8 @@ def test_a_task_asks_the_same_of_a_server_with_many_held_keys(own_server: Privat
             costs.append({})
             for name, work in WORKS.items():
                 work(site)  # a script's first run is sent otherwise
-                instructions = least(lambda work=work: work(site), before=site.collect)
-                site.collect()
+                instructions = least(lambda work=work: work(site), before=site.drain)
+                site.drain()
                 costs[-1][name] = instructions.total, watched.during(lambda work=work: work(site))
     few, many = costs
     assert many == few

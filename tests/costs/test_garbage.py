@@ -69,7 +69,7 @@ def test_a_task_that_kept_its_run_would_be_garbage(
 def test_what_is_remembered_of_a_release_is_not_its_lease(site: Site) -> None:
     for _ in range(_TASKS):
         site.run(site.ours, "remembered")
-    site.collect()
+    site.drain()
     gc.collect()
     leases = [found for found in gc.get_objects() if type(found) is Lease]
     assert [lease for lease in leases if lease.key.endswith(":remembered")] == []

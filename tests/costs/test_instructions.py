@@ -47,7 +47,7 @@ def key(site: Site) -> Instructions:
 def task(site: Site) -> Instructions:
     """A task that does nothing, beyond the same without a lease."""
     plain = least(lambda: site.run(site.plain))
-    return least(lambda: site.run(site.ours), before=site.collect).beyond(plain)
+    return least(lambda: site.run(site.ours), before=site.drain).beyond(plain)
 
 
 def skip(site: Site) -> Instructions:
@@ -55,7 +55,7 @@ def skip(site: Site) -> Instructions:
     plain = least(lambda: site.run(site.plain))
     with site.taken():
         assert is_skipped(site.run(site.ours))
-        return least(lambda: site.run(site.ours), before=site.collect).beyond(plain)
+        return least(lambda: site.run(site.ours), before=site.drain).beyond(plain)
 
 
 def publishing(site: Site) -> Instructions:

@@ -14,8 +14,7 @@ import redis
 
 from celery_singleton_lock import LeaseLost, hold, is_skipped
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.lease import Kind, Lease, Record, Token
-from celery_singleton_lock.core.store import Renewal
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Record, Token
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, Run
@@ -436,7 +435,7 @@ def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservat
         assert longest - age - SLACK < record.ttl <= longest, record
         # A renewal that was under way when the key changed.
         late = lease_of(record)
-        assert keys.store.renew([late], timeout=1) == [Renewal.REPLACED]
+        assert keys.store.renew([late], timeout=1) == [LossReason.REPLACED]
         assert keys.record(record.key).ttl > longest - age - SLACK - 1
     assert is_skipped(loss.early.delay("cooling0", "sleep", 0).get(timeout=30))
     assert is_skipped(loss.early.delay("returning0", "sleep", 0).get(timeout=30))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.store import Release, Released, Renewal
+from celery_singleton_lock.core.lease import Lease, LossReason
+from celery_singleton_lock.core.store import Capabilities, Relation, Release, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 
@@ -39,23 +40,26 @@ class FlakyStore(MemoryStore):
         if self.before_reply is not None:
             self.before_reply()
         return [
-            Renewal.SILENT if lease.key in self.silent else reply
+            LossReason.UNREACHABLE if lease.key in self.silent else reply
             for lease, reply in zip(leases, replies, strict=True)
         ]
 
-    def release(self, call: Release, *, timeout: float = 0) -> Released:
+    def release(self, call: Release, *, timeout: float = 0) -> Relation:
         if self.away:
             raise StoreUnavailable("connection refused")
         return super().release(call, timeout=timeout)
 
 
-class StreamingFlakyStore(FlakyStore):
-    """The same, which answers about each lease by itself."""
+class BatchingFlakyStore(FlakyStore):
+    """The same, asked for each lease by itself."""
 
-    #: After so many answers it is away.
+    #: After so many calls it is away.
     answers: int | None = None
 
-    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[list[Renewal]]:
-        for number, lease in enumerate(leases):
-            self.away = number == self.answers
-            yield self.renew([lease], timeout=timeout)
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, renewal_batch=1)
+
+    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+        self.away = len(self.batches) == self.answers
+        return super().renew(leases, timeout=timeout)

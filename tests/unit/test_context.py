@@ -30,7 +30,7 @@ from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Release, Released, Renewal
+from celery_singleton_lock.core.store import Relation, Release, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -377,7 +377,7 @@ class DeafStore(MemoryStore):
 
     deaf = False
 
-    def release(self, call: Release, *, timeout: float = 0) -> Released:
+    def release(self, call: Release, *, timeout: float = 0) -> Relation:
         if self.deaf:
             raise StoreUnavailable("connection refused")
         return super().release(call)

@@ -19,7 +19,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from tests.harness.deliveries import wait_until
-from tests.unit.flaky_store import FlakyStore, StreamingFlakyStore
+from tests.unit.flaky_store import BatchingFlakyStore, FlakyStore
 
 KEYSPACE = Keyspace("unit")
 HOLDER = Holder(task="app.sync", task_id="t")
@@ -345,42 +345,42 @@ def test_a_part_of_the_store_that_is_back_in_time_costs_nothing(bench: Bench) ->
 
 
 @pytest.fixture
-def streaming(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def batching(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
-    return Bench(StreamingFlakyStore)
+    return Bench(BatchingFlakyStore)
 
 
-def test_what_was_answered_before_the_store_fell_silent_is_renewed(streaming: Bench) -> None:
-    leases = [streaming.hold(name, ttl=60) for name in "abc"]
-    streaming.clock.advance(20)
-    sent = streaming.clock.now()
-    streaming.store.answers = 1
-    streaming.heartbeat.sweep()
+def test_what_was_answered_before_the_store_fell_silent_is_renewed(batching: Bench) -> None:
+    leases = [batching.hold(name, ttl=60) for name in "abc"]
+    batching.clock.advance(20)
+    sent = batching.clock.now()
+    batching.store.answers = 1
+    batching.heartbeat.sweep()
     first, *others = [lease.valid_until for lease in leases]
     assert first == sent + 60 - drift(60)
     assert others == [sent + 40 - drift(60)] * 2
-    failures = [entry.failures for entry in streaming.heartbeat._entries.values()]
+    failures = [entry.failures for entry in batching.heartbeat._entries.values()]
     assert failures == [0, 1, 1]
 
 
-def test_nobodys_renewal_waits_for_who_hears_of_a_loss(streaming: Bench) -> None:
-    leases = [streaming.hold(name, ttl=60) for name in "abc"]
-    streaming.store.free(leases[0].key, None)
-    streaming.clock.advance(20)
+def test_nobodys_renewal_waits_for_who_hears_of_a_loss(batching: Bench) -> None:
+    leases = [batching.hold(name, ttl=60) for name in "abc"]
+    batching.store.free(leases[0].key, None)
+    batching.clock.advance(20)
     heard = []
-    for entry in streaming.heartbeat._entries.values():
-        entry.on_lost = lambda lease: heard.append(len(streaming.store.batches))
-    streaming.heartbeat.sweep()
+    for entry in batching.heartbeat._entries.values():
+        entry.on_lost = lambda lease: heard.append(len(batching.store.batches))
+    batching.heartbeat.sweep()
     assert heard == [3]
 
 
-def test_a_loss_is_told_though_the_store_fell_silent_behind_it(streaming: Bench) -> None:
-    leases = [streaming.hold(name, ttl=60) for name in "abc"]
-    streaming.store.free(leases[0].key, None)
-    streaming.clock.advance(20)
-    streaming.store.answers = 1
-    streaming.heartbeat.sweep()
-    assert streaming.lost == leases[:1]
+def test_a_loss_is_told_though_the_store_fell_silent_behind_it(batching: Bench) -> None:
+    leases = [batching.hold(name, ttl=60) for name in "abc"]
+    batching.store.free(leases[0].key, None)
+    batching.clock.advance(20)
+    batching.store.answers = 1
+    batching.heartbeat.sweep()
+    assert batching.lost == leases[:1]
 
 
 def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:

@@ -25,16 +25,15 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Token
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Granted,
     Refused,
     Relation,
     Release,
-    Released,
-    Renewal,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -138,13 +137,13 @@ class StoreLife(RuleBasedStateMachine):
         [reply] = self.store.renew([lease_of(KEY, token, ttl)])
         there = self.stands()
         if there is None:
-            assert reply is Renewal.GONE
+            assert reply is LossReason.GONE
         elif there.token != token or there.kind in (Kind.RESERVED, Kind.COOLING):
-            assert reply is Renewal.REPLACED
+            assert reply is LossReason.REPLACED
         elif there.kind is Kind.DYING:
-            assert reply is Renewal.DYING
+            assert reply is LossReason.DYING
         else:
-            assert reply is Renewal.RENEWED
+            assert reply is RENEWED
             there.until = self.clock.now() + ttl
 
     @rule(
@@ -161,11 +160,11 @@ class StoreLife(RuleBasedStateMachine):
         reply = self.store.release(call)
         there = self.stands()
         if there is None or there.token.attempt != token.attempt:
-            assert reply is Released.NOT_OURS
+            assert reply is Relation.NOT_OURS
         elif there.token != token:
-            assert reply is Released.TWIN
+            assert reply is Relation.TWIN
         else:
-            assert reply is Released.RELEASED
+            assert reply is Relation.OURS
             if there.kind in (Kind.LEASE, Kind.DYING):
                 end = self.clock.now() + ttl
                 self.there = Told(become, following or token, end) if become else None

@@ -20,7 +20,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
     Trace,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -43,8 +42,8 @@ class CuedStore(MemoryStore):
         reply: Granted | Refused = self._perform("acquire", call, timeout)
         return reply
 
-    def release(self, call: Release, *, timeout: float = 0) -> Released:
-        reply: Released = self._perform("release", call, timeout)
+    def release(self, call: Release, *, timeout: float = 0) -> Relation:
+        reply: Relation = self._perform("release", call, timeout)
         return reply
 
     def _perform(self, name: str, call: Any, timeout: float) -> Any:
@@ -268,7 +267,7 @@ def test_a_release_frees_the_key_and_tells_how_long_it_was_held(bench: Bench) ->
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.clock.advance(1.5)
-    assert bench.locker.release(lease, give(lease)) is Released.RELEASED
+    assert bench.locker.release(lease, give(lease)) is Relation.OURS
     assert bench.nothing_is_held()
     assert bench.events[-1].name is EventName.RELEASED
     assert bench.events[-1].data == {"held": 1.5}
@@ -368,7 +367,7 @@ def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
     bench.store.free(KEY, None)
     other = bench.locker.acquire(call())
     assert isinstance(other, Lease)
-    assert bench.locker.release(lease, give(lease)) is Released.NOT_OURS
+    assert bench.locker.release(lease, give(lease)) is Relation.NOT_OURS
     record = bench.store.inspect(KEY)
     assert record is not None
     assert record.token == str(other.token)
@@ -435,6 +434,6 @@ def test_a_sink_that_raises_breaks_no_lock_and_no_other_sink(
     bench.heartbeat._events.sinks.insert(0, broken)
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
-    assert bench.locker.release(lease, give(lease)) is Released.RELEASED
+    assert bench.locker.release(lease, give(lease)) is Relation.OURS
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.RELEASED]
     assert "failed on the event 'acquired'" in caplog.text

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 from celery_singleton_lock import LeaseLost, current_lease, singleton_task
-from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released
+from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.publish.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
@@ -36,7 +36,7 @@ class LateStore(MemoryStore):
             raise StoreUnavailable("timed out")
         return super().acquire(call, timeout=timeout)
 
-    def release(self, call: Release, *, timeout: float = 0) -> Released:
+    def release(self, call: Release, *, timeout: float = 0) -> Relation:
         if self.silent:
             self.on_their_way.append(call)
             raise StoreUnavailable("timed out")

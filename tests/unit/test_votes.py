@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from celery_singleton_lock.core.lease import Holder, Kind, Record
+from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Record
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Authorization,
     Granted,
     Refused,
     Relation,
-    Released,
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -87,23 +87,23 @@ def test_votes_for_several_slots_make_no_majority_together() -> None:
 @pytest.mark.parametrize(
     ("replies", "expected"),
     [
-        ("rrr", Renewal.RENEWED),
-        ("rrree", Renewal.RENEWED),
-        ("rr", Renewal.SILENT),
-        ("rre", Renewal.SILENT),
-        ("rree", Renewal.SILENT),
-        ("rreee", Renewal.GONE),
-        ("eee", Renewal.GONE),
-        ("eepr", Renewal.REPLACED),
-        ("rrrd", Renewal.DYING),
+        ("rrr", RENEWED),
+        ("rrree", RENEWED),
+        ("rr", LossReason.UNREACHABLE),
+        ("rre", LossReason.UNREACHABLE),
+        ("rree", LossReason.UNREACHABLE),
+        ("rreee", LossReason.GONE),
+        ("eee", LossReason.GONE),
+        ("eepr", LossReason.REPLACED),
+        ("rrrd", LossReason.DYING),
     ],
 )
 def test_a_renewal(replies: str, expected: Renewal) -> None:
     words = {
-        "r": Renewal.RENEWED,
-        "e": Renewal.GONE,
-        "p": Renewal.REPLACED,
-        "d": Renewal.DYING,
+        "r": RENEWED,
+        "e": LossReason.GONE,
+        "p": LossReason.REPLACED,
+        "d": LossReason.DYING,
     }
     answers = [[words[letter]] for letter in replies]
     assert votes.renewed(Poll(5, 3, answers), 1) == [expected]
@@ -112,21 +112,21 @@ def test_a_renewal(replies: str, expected: Renewal) -> None:
 @pytest.mark.parametrize(
     ("replies", "expected"),
     [
-        ("rrr__", Released.RELEASED),
-        ("rrrt_", Released.RELEASED),
+        ("rrr__", Relation.OURS),
+        ("rrrt_", Relation.OURS),
         ("rr___", None),
         ("rrn__", None),
-        ("nnn__", Released.NOT_OURS),
-        ("nntd_", Released.DONE),
-        ("rrtnn", Released.TWIN),
+        ("nnn__", Relation.NOT_OURS),
+        ("nntd_", Relation.DONE),
+        ("rrtnn", Relation.TWIN),
     ],
 )
-def test_a_release(replies: str, expected: Released | None) -> None:
+def test_a_release(replies: str, expected: Relation | None) -> None:
     words: dict[str, object] = {
-        "r": Released.RELEASED,
-        "n": Released.NOT_OURS,
-        "t": Released.TWIN,
-        "d": Released.DONE,
+        "r": Relation.OURS,
+        "n": Relation.NOT_OURS,
+        "t": Relation.TWIN,
+        "d": Relation.DONE,
         "_": PENDING,
     }
     assert votes.released(poll(*(words[letter] for letter in replies))) is expected

@@ -42,7 +42,7 @@ from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, Record
-from celery_singleton_lock.core.store import Capabilities, Renewal
+from celery_singleton_lock.core.store import RENEWED, Capabilities, Renewal
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway, LeaseGone
 from celery_singleton_lock.stores.etcd.keys import EtcdKeys, Seen
@@ -258,7 +258,7 @@ class EtcdStore(TransitionStore):
         moves: dict[str, Entry | None] = {}
         for lease, reply in zip(leases, replies, strict=True):
             owners = {lease.key: str(lease.token), lease.claim_key: lease.token.task}
-            if reply is not Renewal.RENEWED:
+            if reply is not RENEWED:
                 owners.pop(lease.claim_key)  # The request that ended the lease has changed it.
             for key, owner in owners.items():
                 seen, change = view.get(key, Seen()), draft.changes.get(key)

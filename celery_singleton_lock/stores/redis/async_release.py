@@ -31,10 +31,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Record
-from celery_singleton_lock.core.store import Release, Released
+from celery_singleton_lock.core.store import Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-__all__ = ["PostedRelease", "PostedReleases"]
+__all__ = ["PendingRelease", "PendingReleases"]
 
 # The second try meets a fresh connection: a server restart leaves every idle one broken.
 _TRIES: Final = 2
@@ -42,13 +42,13 @@ _TRIES: Final = 2
 _REMEMBERED: Final = 64
 
 
-class PostedRelease:
+class PendingRelease:
     """One that was sent.
 
     Args:
         call: What was asked for.
         timeout: Seconds to wait for each reply, should it be made again.
-        heard: See `PostingStore.post`.
+        heard: See `Store.post`.
 
     Attributes:
         reply: The reply to the first try, until it is passed to the caller.
@@ -61,23 +61,23 @@ class PostedRelease:
         self,
         call: Release,
         timeout: float,
-        heard: Callable[[Released | StoreError, bool], None],
-        others: PostedReleases,
+        heard: Callable[[Relation | StoreError, bool], None],
+        others: PendingReleases,
     ) -> None:
         self.call = call
         self.timeout = timeout
         self.heard = heard
-        self.reply: Released | None = None
+        self.reply: Relation | None = None
         self.unheard = False
         self._all = others
 
     def hear(self, reply: Any) -> None:
         """Take its reply, or an error reply, which means that it was not carried out."""
         if reply == b"released":
-            self._all.end(self, Released.RELEASED)
+            self._all.end(self, Relation.OURS)
             return
         if not isinstance(reply, Exception):
-            self.reply = Released(reply.decode())
+            self.reply = Relation(reply.decode())
         # A loss is reported after the operation whose connection read this reply: the report sends
         # a request of its own.
         self._all.lost.append(self)
@@ -88,7 +88,7 @@ class PostedRelease:
         self._all.lost.append(self)
 
 
-class PostedReleases:
+class PendingReleases:
     """Those of one store in one process.
 
     Each step is one of the interpreter's: bodies, the heartbeat and an exception thrown into any of
@@ -98,33 +98,33 @@ class PostedReleases:
         release: Makes one in the waiting way, within seconds per reply.
     """
 
-    def __init__(self, release: Callable[[Release, float], Released]) -> None:
+    def __init__(self, release: Callable[[Release, float], Relation]) -> None:
         self._release = release
-        self._open: set[PostedRelease] = set()
-        self._confirmed: deque[PostedRelease] = deque()
+        self._open: set[PendingRelease] = set()
+        self._confirmed: deque[PendingRelease] = deque()
         # The latest one on each key, of those that are open or remembered.
-        self._latest: dict[str, PostedRelease] = {}
+        self._latest: dict[str, PendingRelease] = {}
         #: To be made again; not empty is all that the hot path asks.
-        self.lost: deque[PostedRelease] = deque()
+        self.lost: deque[PendingRelease] = deque()
 
     def begin(
         self,
         call: Release,
         timeout: float,
-        heard: Callable[[Released | StoreError, bool], None],
-    ) -> PostedRelease:
+        heard: Callable[[Relation | StoreError, bool], None],
+    ) -> PendingRelease:
         """Before it is sent: whatever strikes from now on, `collect` finds it."""
-        posted = PostedRelease(call, timeout, heard, self)
+        posted = PendingRelease(call, timeout, heard, self)
         self._open.add(posted)
         self._latest.update(dict.fromkeys(_keys_of(call), posted))
         return posted
 
-    def withdraw(self, posted: PostedRelease) -> None:
+    def withdraw(self, posted: PendingRelease) -> None:
         """It could not be sent, and its caller makes it in another way."""
         self._open.discard(posted)
         self._forget(posted)
 
-    def end(self, posted: PostedRelease, outcome: Released | StoreError) -> None:
+    def end(self, posted: PendingRelease, outcome: Relation | StoreError) -> None:
         """The store has replied, or can't be asked."""
         try:
             self._open.remove(posted)
@@ -137,7 +137,7 @@ class PostedReleases:
         heard, posted.heard = posted.heard, _heard_already
         heard(outcome, posted.unheard)
 
-    def open(self) -> list[PostedRelease]:
+    def open(self) -> list[PendingRelease]:
         """Those of which nothing was heard."""
         return list(self._open)
 
@@ -168,7 +168,7 @@ class PostedReleases:
             else:
                 self.end(posted, error)  # a store that is silent is so to all of them
 
-    def overtaken(self, record: Record | None) -> PostedRelease | None:
+    def overtaken(self, record: Record | None) -> PendingRelease | None:
         """The release after which ``record`` could not have been found.
 
         Commands on one connection keep their order. But who releases and who asks next may use
@@ -184,12 +184,12 @@ class PostedReleases:
         same = (record.kind, record.token) == (Kind.CLAIM, call.token.task)
         return posted if frees and same else None
 
-    def under_way(self, keys: Sequence[str]) -> list[PostedRelease]:
+    def under_way(self, keys: Sequence[str]) -> list[PendingRelease]:
         """The latest on each of ``keys``, if nothing was heard of it."""
         latest = [self._latest.get(key) for key in keys]
         return [posted for posted in latest if posted is not None and posted in self._open]
 
-    def make_again(self, posted: PostedRelease) -> None:
+    def make_again(self, posted: PendingRelease) -> None:
         """Now, in the waiting way, whatever is known of it.
 
         Raises:
@@ -200,15 +200,15 @@ class PostedReleases:
         except StoreUnavailable:
             posted.unheard = True
             raise
-        if reply is Released.RELEASED:
-            self.end(posted, Released.RELEASED)
+        if reply is Relation.OURS:
+            self.end(posted, Relation.OURS)
 
-    def _forget(self, posted: PostedRelease) -> None:
+    def _forget(self, posted: PendingRelease) -> None:
         for key in _keys_of(posted.call):
             if self._latest.get(key) is posted:
                 self._latest.pop(key, None)
 
-    def _again(self, posted: PostedRelease, timeout: float) -> StoreUnavailable | None:
+    def _again(self, posted: PendingRelease, timeout: float) -> StoreUnavailable | None:
         for tries_left in reversed(range(_TRIES)):
             try:
                 reply = self._release(posted.call, timeout)
@@ -226,7 +226,7 @@ class PostedReleases:
         raise AssertionError("unreachable")
 
 
-def _heard_already(outcome: Released | StoreError, unheard: bool) -> None:
+def _heard_already(outcome: Relation | StoreError, unheard: bool) -> None:
     """In the place of who was told."""
 
 

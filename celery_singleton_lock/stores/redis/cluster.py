@@ -14,7 +14,7 @@ Does not promise
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -22,17 +22,18 @@ from typing import Any
 import redis
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease, Record, Token
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Record, Token
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Capabilities,
     ClaimChange,
     Granted,
     MarkerState,
+    OnReply,
     Refused,
     Relation,
     Release,
-    Released,
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError
@@ -79,7 +80,8 @@ class ClusterStore(RedisStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(fence=True, name="redis cluster", renews_for_others=True)
+        # All nodes are asked at once, and so all leases: a silent node delays no other node's.
+        return replace(super().capabilities, name="redis cluster", renewal_batch=None)
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         claim = _stray(call.slots[0], call.claim)
@@ -98,25 +100,25 @@ class ClusterStore(RedisStore):
             self._settle_stray(call.token, replace(claim, phase=None), timeout)
         return reply
 
-    def release(self, call: Release, *, timeout: float) -> Released:
+    def release(self, call: Release, *, timeout: float) -> Relation:
         claim = _stray(call.keys[0], call.claim)
         if claim is None:
             return super().release(call, timeout=timeout)
         reply = super().release(replace(call, claim=None), timeout=timeout)
-        if reply is Released.RELEASED or (reply is Released.NOT_OURS and claim.phase is None):
+        if reply is Relation.OURS or (reply is Relation.NOT_OURS and claim.phase is None):
             self._settle_stray(call.token, claim, timeout)
         return reply
 
-    def post(
+    def release_async(
         self,
         call: Release,
         *,
         timeout: float,
-        heard: Callable[[Released | StoreError, bool], None],
+        on_reply: OnReply,
     ) -> bool:
         if _stray(call.keys[0], call.claim) is not None:
             return False  # what becomes of that claim depends on the reply
-        return super().post(call, timeout=timeout, heard=heard)
+        return super().release_async(call, timeout=timeout, on_reply=on_reply)
 
     def mark(
         self,
@@ -147,17 +149,13 @@ class ClusterStore(RedisStore):
         calls = [
             ((lease.claim_key,), (lease.token.task, milliseconds(lease.ttl)))
             for lease, reply in zip(leases, replies, strict=True)
-            if reply is Renewal.RENEWED
+            if reply is RENEWED
             and lease.claim_key
             and not Keyspace.same_shard(lease.key, lease.claim_key)
         ]
         if calls:
             self._attempt(_PROLONG, calls, timeout)  # what fails is left to its ttl
         return replies
-
-    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[list[Renewal]]:
-        # All nodes at once: they work side by side, and one that is away holds up nobody.
-        yield self.renew(leases, timeout=timeout)
 
     def _renewals(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
         calls = [renewal_call(chunk) for chunk in chunks]
@@ -173,7 +171,7 @@ class ClusterStore(RedisStore):
         if replies and not any(found):
             raise _refusal(replies)
         return [
-            reply or [Renewal.SILENT] * len(chunk)
+            reply or [LossReason.UNREACHABLE] * len(chunk)
             for chunk, reply in zip(chunks, found, strict=True)
         ]
 
@@ -184,7 +182,9 @@ class ClusterStore(RedisStore):
         if all(isinstance(reply, Exception) for reply in replies):
             return None
         return [
-            Renewal.SILENT if isinstance(reply, Exception) else renewals_of([lease], reply)[0]
+            LossReason.UNREACHABLE
+            if isinstance(reply, Exception)
+            else renewals_of([lease], reply)[0]
             for lease, reply in zip(chunk, replies, strict=True)
         ]
 

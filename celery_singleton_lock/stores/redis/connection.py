@@ -34,7 +34,7 @@ from redis.retry import Retry
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.async_release import PostedRelease
+from celery_singleton_lock.stores.redis.async_release import PendingRelease
 from celery_singleton_lock.stores.redis.replies import checked, read
 from celery_singleton_lock.stores.redis.resp import pack
 from celery_singleton_lock.stores.redis.scripts import Command
@@ -192,7 +192,7 @@ class Connections:
             connection.send(commands)
         return connection
 
-    def post(self, command: Command, timeout: float, pending: PostedRelease) -> bool:
+    def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
         """Send a release. Its reply is read before that of the connection's next command.
 
         Returns:
@@ -218,7 +218,7 @@ class Connections:
         idle.append(connection)
         return True
 
-    def collect(self, timeout: float) -> None:
+    def drain(self, timeout: float) -> None:
         """Read the pending replies on this thread's idle connections.
 
         A release whose reply does not arrive in time is lost.
@@ -327,7 +327,7 @@ class Connection:
         self._owner = owner
         self._client = client
         self._unread = 0
-        self.pending: PostedRelease | None = None
+        self.pending: PendingRelease | None = None
         self.pool: deque[Connection] | None = None
         self.idle_since = 0.0
 
@@ -397,7 +397,7 @@ class Connection:
             self.idle_since = self._owner.now()
             pool.append(self)
 
-    def leave_pending(self, pending: PostedRelease) -> None:
+    def leave_pending(self, pending: PendingRelease) -> None:
         """Leave the reply to the release that was sent to the next use."""
         self.pending, self._unread = pending, 0
 

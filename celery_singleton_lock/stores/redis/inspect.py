@@ -10,6 +10,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.nodes import AnyConnections
@@ -28,7 +29,7 @@ _SCAN_COUNT: Final = 100
 _READ_AT_ONCE: Final = 500
 
 
-class RedisOperators:
+class RedisOperators(Store):
     """The reading half of a store."""
 
     _connections: AnyConnections
@@ -38,10 +39,10 @@ class RedisOperators:
         return None if value is None else record_of(key.encode(), value, ttl)
 
     def scan(self, pattern: str) -> Iterator[Record]:
-        return self.survey(pattern, lambda name, what: None)
+        return self.survey(pattern, lambda key, reason: None)
 
-    def survey(self, pattern: str, tell: Callable[[str, str], None]) -> Iterator[Record]:
-        """As :meth:`scan`, and of what :meth:`strays` finds ``tell`` hears meanwhile.
+    def survey(self, pattern: str, report: Callable[[str, str], None]) -> Iterator[Record]:
+        """As :meth:`scan`, and ``report`` is called with each key of :meth:`foreign_keys`.
 
         Each key is named and read once: both one after the other would take twice as long.
         """
@@ -57,13 +58,13 @@ class RedisOperators:
                 if key in kinds or ttl_ms == -1:
                     name = key.decode(errors="replace")
                     if what := _stray(name, kinds.get(key, b"string"), ttl_ms):
-                        tell(name, what)
+                        report(name, what)
                 if key not in kinds and value is not None:
                     record = record_of(key, value, ttl_ms)
                     if record is not None:
                         yield record
 
-    def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
+    def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
         """Keys under ``pattern`` that this library can't have written, and what is wrong with them.
 
         A lock of a recipe that shares the name: SETNX without an expiry, a list, a set.

@@ -28,7 +28,7 @@ import redis
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.async_release import PostedRelease
+from celery_singleton_lock.stores.redis.async_release import PendingRelease
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
 from celery_singleton_lock.stores.redis.replies import checked
 from celery_singleton_lock.stores.redis.scripts import Command
@@ -206,21 +206,21 @@ class NodeConnections:
             request.fail(replies, StoreUnavailable("the store is moving this key: try again"))
         return replies
 
-    def post(self, command: Command, timeout: float, pending: PostedRelease) -> bool:
-        """See `Connections.post`. A node that replies MOVED has done nothing: it is sent again."""
+    def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
+        """See `Connections.send_async`. A node that replies MOVED has done nothing: it is sent again."""
         if self._topology is None or self._stale:
             return False
         address = self._topology.master_of(slot_of(command[3]))
-        return address is not None and self._node(address).post(command, timeout, pending)
+        return address is not None and self._node(address).send_async(command, timeout, pending)
 
-    def collect(self, timeout: float) -> None:
-        """See `Connections.collect`; ``timeout`` is for all nodes.
+    def drain(self, timeout: float) -> None:
+        """See `Connections.drain`; ``timeout`` is for all nodes.
 
         Behind a node that does not answer, only the replies that have arrived are read.
         """
         until = self._clock.now() + timeout
         for node in list(self._nodes.values()):
-            node.collect(max(0.0, until - self._clock.now()))
+            node.drain(max(0.0, until - self._clock.now()))
 
     def masters(self, timeout: float) -> list[Connections]:
         """The connections to each node that has slots.

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease
-from celery_singleton_lock.core.store import Renewal
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason
+from celery_singleton_lock.core.store import RENEWED, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.replies import ScriptForgotten, checked
@@ -47,9 +47,9 @@ _UNDER_WAY: Final = 4 * _AT_ONCE
 _CLAIM_KEY: Final = attrgetter("claim_key")
 
 _RENEWALS: Final = {
-    0: Renewal.GONE,
-    -1: Renewal.REPLACED,
-    2: Renewal.DYING,
+    0: LossReason.GONE,
+    -1: LossReason.REPLACED,
+    2: LossReason.DYING,
 }
 
 
@@ -188,7 +188,7 @@ def renewal_call(chunk: Sequence[Lease], *, claims: bool = True) -> RenewalCall:
 
 def renewals_of(chunk: Sequence[Lease], reply: Sequence[int]) -> list[Renewal]:
     """What the script's reply says of each lease."""
-    found = [Renewal.RENEWED] * len(chunk)
+    found: list[Renewal] = [RENEWED] * len(chunk)
     for place, number in zip(reply[::2], reply[1::2], strict=True):
         found[place - 1] = _RENEWALS[number]
     return found

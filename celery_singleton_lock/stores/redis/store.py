@@ -13,7 +13,7 @@ Does not promise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
@@ -29,17 +29,17 @@ from celery_singleton_lock.core.store import (
     ClaimChange,
     Granted,
     MarkerState,
+    OnReply,
     Refused,
     Relation,
     Release,
-    Released,
     Renewal,
     Trace,
 )
-from celery_singleton_lock.core.wait_queue import Place
+from celery_singleton_lock.core.wait_queue import Ticket
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.admission import Admissions
-from celery_singleton_lock.stores.redis.async_release import PostedReleases
+from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators
 from celery_singleton_lock.stores.redis.inspect import record_of as _record
@@ -50,7 +50,6 @@ from celery_singleton_lock.stores.redis.renewal import (
     chunks_of,
     renewal_call,
     renewals_of,
-    streamed,
 )
 from celery_singleton_lock.stores.redis.replicas import Replicas
 from celery_singleton_lock.stores.redis.replies import ScriptForgotten
@@ -72,7 +71,17 @@ _FREE = _Script("free")
 _AUTHORIZE_TICK = _Script("authorize_tick")
 _SHARDS = _Script("shards")
 _TRACE = _Script("trace")
-_CAPABILITIES: Final = Capabilities(fence=True, name="redis", renews_for_others=True)
+# Leases in one pipeline of renewals: some 70 KB, and 1.2 ms of the server's time.
+_RENEWAL_BATCH: Final = 512
+_CAPABILITIES: Final = Capabilities(
+    fence=True,
+    name="redis",
+    renewal_batch=_RENEWAL_BATCH,
+    renews_for_others=True,
+    releases_async=True,
+    wakes_waiters=True,
+    usable_before_fork=True,
+)
 
 
 class RedisStore(RedisOperators):
@@ -106,7 +115,7 @@ class RedisStore(RedisOperators):
         self._replicas = Replicas(wait_replicas)
         self._shards = Shards(self.shards, self._write_shards_down)
         self._places = Places()
-        self._posted = PostedReleases(self._release)
+        self._posted = PendingReleases(self._release)
         self._admissions = Admissions(self._connections, self._ask)
         # Shards whose server has run the release's script, as far as this process knows.
         self._taught: set[str] = set()
@@ -115,9 +124,9 @@ class RedisStore(RedisOperators):
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
-    def disagreement(self, key: str) -> str:
-        """Why apps would not see each other's locks on ``key``'s prefix; empty if they do."""
-        return self._shards.disagreement(key, OPERATOR_TIMEOUT)
+    def problems(self, key: str) -> list[str]:
+        problem = self._shards.disagreement(key, OPERATOR_TIMEOUT)
+        return [problem] if problem else []
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         # A refusal names who has the first of several slots: a release may be late on any of them.
@@ -151,43 +160,38 @@ class RedisStore(RedisOperators):
             raise StoreUnavailable(too_few)
         return granted
 
-    def place(self, key: str, who: str, *, timeout: float) -> Place | None:
+    def ticket(self, key: str, nonce: str, *, timeout: float) -> Ticket | None:
         line = Keyspace.wait_queue(key)
         home = partial(self._connections.home_of, line, timeout)
-        return self._places.place(line, who, home, timeout)
+        return self._places.place(line, nonce, home, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         return [*chain.from_iterable(self._renewals(chunks_of(leases), timeout))]
 
-    def renewals(self, leases: Sequence[Lease], *, timeout: float) -> Iterator[list[Renewal]]:
-        if leases:
-            server = self._connections.home_of(leases[0].key, timeout)
-            yield from streamed(server, leases, timeout)
-
-    def release(self, call: Release, *, timeout: float) -> Released:
+    def release(self, call: Release, *, timeout: float) -> Relation:
         released = self._release(call, timeout)
         if self._posted.lost:
             self._posted.repeat()
         return released
 
-    def post(
+    def release_async(
         self,
         call: Release,
         *,
         timeout: float,
-        heard: Callable[[Released | StoreError, bool], None],
+        on_reply: OnReply,
     ) -> bool:
         if Keyspace.shard(call.keys[0]) not in self._taught:
             return False  # where nobody waits, nobody hears in time that the script is unknown
-        posted = self._posted.begin(call, timeout, heard)
+        posted = self._posted.begin(call, timeout, on_reply)
         command = _RELEASE.evalsha(release_call(call))
-        if self._connections.post(command, timeout, posted):
+        if self._connections.send_async(command, timeout, posted):
             return True
         self._posted.withdraw(posted)
         return False
 
-    def collect(self, *, timeout: float) -> None:
-        self._connections.collect(timeout)
+    def drain(self, *, timeout: float) -> None:
+        self._connections.drain(timeout)
         self._posted.lose_all()
         self._posted.repeat(timeout)
 
@@ -265,7 +269,7 @@ class RedisStore(RedisOperators):
 
     def _collect_rest(self) -> None:
         if self._posted.open():
-            self.collect(timeout=OPERATOR_TIMEOUT)
+            self.drain(timeout=OPERATOR_TIMEOUT)
 
     def _run(
         self, script: _Script, keys: Sequence[Any], arguments: Sequence[Any], timeout: float
@@ -283,10 +287,10 @@ class RedisStore(RedisOperators):
             self._posted.repeat()
         return replies
 
-    def _release(self, call: Release, timeout: float) -> Released:
+    def _release(self, call: Release, timeout: float) -> Relation:
         (reply,) = self._pipeline(_RELEASE, [release_call(call)], timeout)
         self._taught.add(Keyspace.shard(call.keys[0]))
-        return Released(reply.decode())
+        return Relation(reply.decode())
 
     def _pipeline(
         self,

@@ -28,7 +28,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock import votes
@@ -132,7 +131,7 @@ class Acquirer:
             self._clock.sleep(pause)
         raise StoreUnavailable(f"the votes for {call.key!r} are split; try again")
 
-    def release(self, call: Release, timeout: float, enough: int | None = None) -> Poll[Released]:
+    def release(self, call: Release, timeout: float, enough: int | None = None) -> Poll[Relation]:
         """Release on all nodes.
 
         Args:

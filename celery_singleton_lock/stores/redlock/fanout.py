@@ -16,7 +16,7 @@ import redis
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Acquire, Granted, Refused, Release, Released
+from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.url import NodeUrl
@@ -198,7 +198,7 @@ class Node:
             return GrantWithoutVote(key=reply.key)
         return reply
 
-    def release(self, call: Release) -> Released:
+    def release(self, call: Release) -> Relation:
         """As of the store."""
         try:
             return self.store.release(call, timeout=NODE_TIMEOUT)

@@ -51,7 +51,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.lease import Lease, Record, Token
+from celery_singleton_lock.core.lease import Lease, LossReason, Record, Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
@@ -62,9 +62,10 @@ from celery_singleton_lock.core.store import (
     Granted,
     MarkerState,
     Refused,
+    Relation,
     Release,
-    Released,
     Renewal,
+    Store,
     Trace,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
@@ -81,7 +82,7 @@ T = TypeVar("T")
 _OPERATOR_TIMEOUT: Final = NODE_TIMEOUT
 
 
-class RedlockStore:
+class RedlockStore(Store):
     """A majority of the nodes that a ``redlock://`` URL names.
 
     Raises:
@@ -96,7 +97,9 @@ class RedlockStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(fence=False, name="redlock", renews_for_others=True)
+        return Capabilities(
+            fence=False, name="redlock", renews_for_others=True, usable_before_fork=True
+        )
 
     def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
         """May take several attempts within ``timeout``.
@@ -112,7 +115,9 @@ class RedlockStore:
             return []
 
         def decided(poll: Poll[list[Renewal]]) -> bool:
-            return poll.has_majority and Renewal.SILENT not in votes.renewed(poll, len(leases))
+            return poll.has_majority and LossReason.UNREACHABLE not in votes.renewed(
+                poll, len(leases)
+            )
 
         poll = self._fanout.ask(
             lambda node: node.store.renew(leases, timeout=NODE_TIMEOUT),
@@ -122,7 +127,7 @@ class RedlockStore:
         poll.check()
         return votes.renewed(poll, len(leases))
 
-    def release(self, call: Release, *, timeout: float) -> Released:
+    def release(self, call: Release, *, timeout: float) -> Relation:
         """Released where a majority had it; sent to all nodes in any case."""
         poll = self._acquirer.release(call, timeout)
         reply = votes.released(poll)
@@ -225,12 +230,12 @@ class RedlockStore:
             if record is not None:
                 yield record
 
-    def strays(self, pattern: str) -> Iterator[tuple[str, str]]:
+    def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
         """As of a RedisStore, on any node that answers. One stray is enough to block its vote."""
         seen: set[tuple[str, str]] = set()
         for node in self._fanout.nodes:
             try:
-                found = list(node.store.strays(pattern))
+                found = list(node.store.foreign_keys(pattern))
             except StoreUnavailable:
                 continue  # a minority may be away
             yield from (stray for stray in found if stray not in seen)

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
-from celery_singleton_lock.core.lease import Record
+from celery_singleton_lock.core.lease import LossReason, Record
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Authorization,
     Granted,
     Refused,
     Relation,
-    Released,
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -196,32 +196,32 @@ def _renewed(poll: Poll[list[Renewal]], replies: Sequence[Renewal]) -> Renewal:
     DYING by one node is enough: the worker parent wrote it. A lease is lost as soon as no majority
     can have it, because a lease that single nodes have lost is never written back.
     """
-    if Renewal.DYING in replies:
-        return Renewal.DYING
-    have = replies.count(Renewal.RENEWED)
+    if LossReason.DYING in replies:
+        return LossReason.DYING
+    have = replies.count(RENEWED)
     if have >= poll.majority:
-        return Renewal.RENEWED
+        return RENEWED
     if len(replies) - have <= poll.nodes - poll.majority:
-        return Renewal.SILENT
-    return Renewal.REPLACED if Renewal.REPLACED in replies else Renewal.GONE
+        return LossReason.UNREACHABLE
+    return LossReason.REPLACED if LossReason.REPLACED in replies else LossReason.GONE
 
 
-def released(poll: Poll[Released]) -> Released | None:
+def released(poll: Poll[Relation]) -> Relation | None:
     """RELEASED where a majority had the lease until now; None: the silent nodes decide.
 
     The majority comes first: a twin that contends with the holder may have a vote for a moment, and
     the holder's result is still the one that counts. Without a majority, one node that knows of a
     twin decides.
     """
-    had = poll.answers.count(Released.RELEASED)
+    had = poll.answers.count(Relation.OURS)
     if had >= poll.majority:
-        return Released.RELEASED
+        return Relation.OURS
     if len(poll.answers) - had <= poll.nodes - poll.majority:
         return None
-    for reply in (Released.DONE, Released.TWIN):
+    for reply in (Relation.DONE, Relation.TWIN):
         if reply in poll.answers:
             return reply
-    return Released.NOT_OURS
+    return Relation.NOT_OURS
 
 
 def admitted(poll: Poll[Record | None]) -> bool:

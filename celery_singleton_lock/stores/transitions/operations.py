@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Record, Token
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Admit,
     Authorization,
@@ -23,7 +24,6 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError
@@ -139,21 +139,21 @@ def renew(leases: Sequence[Lease]) -> Transition[list[Renewal]]:
 def _renew(draft: Draft, lease: Lease) -> Renewal:
     entry = draft.get(lease.key)
     if entry is None:
-        return Renewal.GONE
+        return LossReason.GONE
     value = entry.value
     if not isinstance(value, Held) or value.token != lease.token:
-        return Renewal.REPLACED
+        return LossReason.REPLACED
     if value.kind is not Kind.LEASE:
-        return Renewal.DYING if value.kind is Kind.DYING else Renewal.REPLACED
+        return LossReason.DYING if value.kind is Kind.DYING else LossReason.REPLACED
     draft.changes[lease.key] = Entry(value, lease.ttl, renewed=True)
     claimed = draft.get(lease.claim_key) if lease.claim_key else None
     is_own = claimed and isinstance(claimed.value, Claim) and claimed.owner == lease.token.task
     if claimed and is_own and claimed.ttl < lease.ttl:
         draft.changes[lease.claim_key] = Entry(claimed.value, lease.ttl, renewed=True)
-    return Renewal.RENEWED
+    return RENEWED
 
 
-def release(request: Release) -> Transition[Released]:
+def release(request: Release) -> Transition[Relation]:
     """Delete what the token holds, or change its kind. Never touch another token's key."""
     marker = Keyspace.marker(request.keys[0], request.token.attempt)
     claims = (request.claim.key,) if request.claim else ()
@@ -161,28 +161,28 @@ def release(request: Release) -> Transition[Released]:
     return Transition(keys, lambda draft: _release(draft, request, marker))
 
 
-def _release(draft: Draft, request: Release, marker_key: str) -> Released:
-    reply, holder = Released.NOT_OURS, Holder()
+def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
+    reply, holder = Relation.NOT_OURS, Holder()
     for key in request.keys:
         value = draft.value(key, Held)
         if value is not None and value.token == request.token:
-            reply, holder = Released.RELEASED, value.holder
+            reply, holder = Relation.OURS, value.holder
             if value.kind in (Kind.LEASE, Kind.DYING):
                 draft.changes[key] = _remainder(value, request)
         elif value is not None and value.token.attempt == request.token.attempt:
-            reply = Released.TWIN
+            reply = Relation.TWIN
     if request.claim is not None and (
-        reply is Released.RELEASED or (reply is Released.NOT_OURS and request.claim.phase is None)
+        reply is Relation.OURS or (reply is Relation.NOT_OURS and request.claim.phase is None)
     ):
         draft.change_claim(request.claim, request.token.task, holder=holder)
-    if reply is Released.RELEASED and request.marker is None:
+    if reply is Relation.OURS and request.marker is None:
         return reply  # Without reading the marker, on which nothing depends.
     marker = draft.value(marker_key, Marker)
     done = marker is not None and marker.state is MarkerState.DONE
     is_ours = marker is not None and marker.nonce == request.token.nonce
-    if done and not is_ours and reply is not Released.RELEASED:
-        reply = Released.DONE
-    if request.marker is not None and not done and reply is not Released.TWIN:
+    if done and not is_ours and reply is not Relation.OURS:
+        reply = Relation.DONE
+    if request.marker is not None and not done and reply is not Relation.TWIN:
         sequence = marker.sequence if marker else 0
         new = Marker(request.marker, sequence, request.token.nonce)
         draft.changes[marker_key] = Entry(new, request.marker_ttl)

@@ -5,7 +5,7 @@ A subclass adds ``capabilities``, ``transact``, ``scan`` and ``close``, and is a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -20,9 +20,10 @@ from celery_singleton_lock.core.store import (
     Granted,
     MarkerState,
     Refused,
+    Relation,
     Release,
-    Released,
     Renewal,
+    Store,
     Trace,
 )
 from celery_singleton_lock.stores.transitions import operations
@@ -36,7 +37,7 @@ Reply = TypeVar("Reply")
 OPERATOR_TIMEOUT: Final = 2.0
 
 
-class TransitionStore(ABC):
+class TransitionStore(Store):
     """A store that reads entries, applies a transition, and writes if none of them has changed."""
 
     @abstractmethod
@@ -57,7 +58,7 @@ class TransitionStore(ABC):
     def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
         return self.transact(operations.renew(leases), timeout)[0]
 
-    def release(self, call: Release, *, timeout: float = 0) -> Released:
+    def release(self, call: Release, *, timeout: float = 0) -> Relation:
         return self.transact(operations.release(call), timeout)[0]
 
     def mark(

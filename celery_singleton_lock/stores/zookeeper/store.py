@@ -47,7 +47,14 @@ from typing import Any, Final, TypeVar
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, Record
-from celery_singleton_lock.core.store import Acquire, Capabilities, Granted, Refused, Renewal
+from celery_singleton_lock.core.store import (
+    RENEWED,
+    Acquire,
+    Capabilities,
+    Granted,
+    Refused,
+    Renewal,
+)
 from celery_singleton_lock.errors import SettingsError, StoreUnavailable
 from celery_singleton_lock.stores.transitions import operations
 from celery_singleton_lock.stores.transitions.entries import Entry
@@ -153,7 +160,7 @@ class ZooKeeperStore(TransitionStore):
             left = deadline - self._clock.now()
             found = self.transact(operations.renew(chunk), left, renews=True)[0]
             for notes, reply in zip(own, found, strict=True):
-                for one in notes if reply is Renewal.RENEWED else ():
+                for one in notes if reply is RENEWED else ():
                     one.until = self._clock.now() + one.ttl
             replies += found
         return replies

@@ -19,13 +19,13 @@ a failure shows the values.
 from __future__ import annotations
 
 from celery_singleton_lock.testing.contract.acquire import AcquireContract
+from celery_singleton_lock.testing.contract.async_release import AsyncReleaseContract
 from celery_singleton_lock.testing.contract.calls import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.claimed_acquire import ClaimedAcquireContract
 from celery_singleton_lock.testing.contract.claimed_release import ClaimedReleaseContract
 from celery_singleton_lock.testing.contract.claims import ClaimContract
 from celery_singleton_lock.testing.contract.markers import MarkerContract
 from celery_singleton_lock.testing.contract.operators import OperatorContract
-from celery_singleton_lock.testing.contract.posting import PostingContract
 from celery_singleton_lock.testing.contract.release import ReleaseContract
 from celery_singleton_lock.testing.contract.renewal import RenewalContract
 from celery_singleton_lock.testing.contract.slots import SlotContract
@@ -39,7 +39,7 @@ class StoreContract(
     SlotContract,
     RenewalContract,
     ReleaseContract,
-    PostingContract,
+    AsyncReleaseContract,
     MarkerContract,
     ClaimContract,
     ClaimedAcquireContract,

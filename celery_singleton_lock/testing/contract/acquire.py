@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from celery_singleton_lock.core.lease import Holder, Kind, Token
+from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Token
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Granted,
     MarkerState,
     Refused,
     Relation,
-    Released,
-    Renewal,
     Store,
 )
 from celery_singleton_lock.testing.contract.calls import (
@@ -141,7 +140,7 @@ class AcquireContract(Part):
         assert relation_of(ask(store, key, second)) is Relation.OTHER
         assert relation_of(ask(store, key, unnamed)) is Relation.OTHER
         assert relation_of(ask(store, key, Token("t", 0, 0, "m", "a"))) is Relation.TWIN
-        assert renew(store, [lease_of(key, second)]) == [Renewal.REPLACED]
+        assert renew(store, [lease_of(key, second)]) == [LossReason.REPLACED]
         assert Token.parse(record_of(store, key).token) == first
         give(store, key, first, marker=MarkerState.DONE, marker_ttl=LONG)
         assert relation_of(ask(store, key, first)) is Relation.DONE
@@ -155,8 +154,8 @@ class AcquireContract(Part):
             assert relation_of(ask(store, key, new_token(task_id))) is Relation.TWIN
             assert relation_of(ask(store, key, new_token(task_id, retries=1))) is Relation.EARLIER
             assert relation_of(ask(store, key, new_token(task_id + "x"))) is Relation.OTHER
-            assert renew(store, [lease_of(key, token)]) == [Renewal.RENEWED]
-            assert give(store, key, token) is Released.RELEASED
+            assert renew(store, [lease_of(key, token)]) == [RENEWED]
+            assert give(store, key, token) is Relation.OURS
             assert store.inspect(key) is None
 
     def test_holders_and_keys_of_any_characters_come_back(self, store: Store) -> None:
@@ -213,5 +212,5 @@ class AcquireContract(Part):
         assert relation_of(ask(store, key, new_token())) is Relation.OTHER
         assert relation_of(ask(store, key, new_token(token.task_id))) is Relation.TWIN
         assert relation_of(ask(store, key, token)) is Relation.TWIN
-        assert give(store, key, token) is Released.RELEASED
+        assert give(store, key, token) is Relation.OURS
         assert store.inspect(key) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from celery_singleton_lock.core.clock import SystemClock
@@ -19,10 +18,8 @@ from celery_singleton_lock.core.store import (
     Refused,
     Relation,
     Release,
-    Released,
     Renewal,
     Store,
-    StreamingStore,
 )
 
 __all__ = [
@@ -132,7 +129,7 @@ def take(
     return token
 
 
-def give(store: Store, key: str | tuple[str, ...], token: Token, **options: Any) -> Released:
+def give(store: Store, key: str | tuple[str, ...], token: Token, **options: Any) -> Relation:
     keys = (key,) if isinstance(key, str) else key
     return store.release(Release(keys=keys, token=token, **options), timeout=TIMEOUT)
 
@@ -140,12 +137,10 @@ def give(store: Store, key: str | tuple[str, ...], token: Token, **options: Any)
 def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) -> None:
     next_token = token.next_attempt() if kind is Kind.RESERVED else None
     reply = give(store, key, token, become=kind, become_ttl=ttl, next_token=next_token)
-    assert reply is Released.RELEASED
+    assert reply is Relation.OURS
 
 
 def renew(store: Store, leases: Sequence[Lease]) -> list[Renewal]:
-    if isinstance(store, StreamingStore):  # the heartbeat asks it this way
-        return [*chain.from_iterable(store.renewals(leases, timeout=TIMEOUT))]
     return store.renew(leases, timeout=TIMEOUT)
 
 

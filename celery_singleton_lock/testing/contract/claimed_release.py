@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Phase
-from celery_singleton_lock.core.store import MarkerState, Released, Renewal, Store
+from celery_singleton_lock.core.lease import Kind, LossReason, Phase
+from celery_singleton_lock.core.store import RENEWED, MarkerState, Relation, Store
 from celery_singleton_lock.testing.contract.calls import (
     HOLDER,
     LONG,
@@ -40,7 +40,7 @@ class ClaimedReleaseContract(Part):
         key, claim = new_claim()
         token = publish(store, claim)
         take(store, key, token, claim=running(claim))
-        assert renew(store, [lease_of(key, token, 2 * LONG, claim)]) == [Renewal.RENEWED]
+        assert renew(store, [lease_of(key, token, 2 * LONG, claim)]) == [RENEWED]
         for name in (key, claim):
             assert 2 * LONG - 60 < record_of(store, name).ttl <= 2 * LONG
         record = record_of(store, claim)
@@ -54,7 +54,7 @@ class ClaimedReleaseContract(Part):
         key, claim = new_claim()
         token = publish(store, claim)
         take(store, key, token)
-        assert renew(store, [lease_of(key, token, 2 * LONG)]) == [Renewal.RENEWED]
+        assert renew(store, [lease_of(key, token, 2 * LONG)]) == [RENEWED]
         assert is_as_published(store, claim, token)
 
     def test_a_renewal_never_shortens_a_claim(self, store: Store) -> None:
@@ -64,7 +64,7 @@ class ClaimedReleaseContract(Part):
         take(store, key, token, claim=running(claim))
         change = becomes(claim, Phase.RETRYING, LONG)
         give(store, key, token, claim=change)
-        assert renew(store, [lease_of(key, token, self.SHORT, claim)]) == [Renewal.GONE]
+        assert renew(store, [lease_of(key, token, self.SHORT, claim)]) == [LossReason.GONE]
         assert is_as_published(store, claim, token, Phase.RETRYING)
 
     def test_a_renewal_leaves_anothers_claim_and_a_lease_in_its_place_alone(
@@ -73,11 +73,11 @@ class ClaimedReleaseContract(Part):
         key, claim = new_claim()
         other = publish(store, claim)
         token = take(store, key, new_token(f"{other.task_id}d"))
-        assert renew(store, [lease_of(key, token, 2 * LONG, claim)]) == [Renewal.RENEWED]
+        assert renew(store, [lease_of(key, token, 2 * LONG, claim)]) == [RENEWED]
         assert is_as_published(store, claim, other)
         taken = new_key()
         take(store, taken, token)
-        assert renew(store, [lease_of(key, token, 2 * LONG, taken)]) == [Renewal.RENEWED]
+        assert renew(store, [lease_of(key, token, 2 * LONG, taken)]) == [RENEWED]
         assert record_of(store, taken).ttl <= LONG
 
     def test_a_renewal_makes_no_claim_anew(self, store: Store) -> None:
@@ -85,20 +85,20 @@ class ClaimedReleaseContract(Part):
         token = take(store, key, claim=running(claim))
         settle(store, token, claim, Phase.RUNNING, self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
-        assert renew(store, [lease_of(key, token, LONG, claim)]) == [Renewal.RENEWED]
+        assert renew(store, [lease_of(key, token, LONG, claim)]) == [RENEWED]
         assert store.inspect(claim) is None
 
     def test_renewals_with_and_without_claims_are_answered_in_the_order_given(
         self, store: Store
     ) -> None:
-        found = [Renewal.RENEWED, Renewal.RENEWED, Renewal.REPLACED, Renewal.GONE]
+        found = [RENEWED, RENEWED, LossReason.REPLACED, LossReason.GONE]
         claimants = [None, "itself", "another", "nobody"]
         leases, published = [], {}
         for number in range(600):
             key, claim = new_claim()
             token = new_token()
-            if found[number % 4] is not Renewal.GONE:
-                take(store, key, token if found[number % 4] is Renewal.RENEWED else None)
+            if found[number % 4] is not LossReason.GONE:
+                take(store, key, token if found[number % 4] is RENEWED else None)
             claimant = claimants[number // 4 % 4]
             if claimant in ("itself", "another"):
                 published[claim] = publish(store, claim, token if claimant == "itself" else None)
@@ -108,7 +108,7 @@ class ClaimedReleaseContract(Part):
             if lease.claim_key in published:
                 record = record_of(store, lease.claim_key)
                 assert record.token == published[lease.claim_key].task
-                if found[number % 4] is Renewal.RENEWED:
+                if found[number % 4] is RENEWED:
                     is_its_own = record.token == lease.token.task
                     assert (record.ttl > 2 * LONG - 60) == is_its_own, number
             elif lease.claim_key:
@@ -120,7 +120,7 @@ class ClaimedReleaseContract(Part):
         key, claim = new_claim()
         token = publish(store, claim)
         take(store, key, token, claim=running(claim))
-        assert give(store, key, token, claim=freed(claim)) is Released.RELEASED
+        assert give(store, key, token, claim=freed(claim)) is Relation.OURS
         assert store.inspect(claim) is None
         following = publish(store, claim)
         give(store, key, token, claim=freed(claim))  # sent again
@@ -132,7 +132,7 @@ class ClaimedReleaseContract(Part):
                 key, claim = new_claim()
                 token = publish(store, claim)
                 take(store, key, token, claim=running(claim))
-                for reply in (Released.RELEASED, None):  # sent again, whatever is heard then
+                for reply in (Relation.OURS, None):  # sent again, whatever is heard then
                     heard = give(
                         store,
                         key,
@@ -160,7 +160,7 @@ class ClaimedReleaseContract(Part):
             key, claim = new_claim()
             other = publish(store, claim)
             token = take(store, key, new_token(f"{other.task_id}d"))
-            assert give(store, key, token, claim=becomes(claim, phase)) is Released.RELEASED
+            assert give(store, key, token, claim=becomes(claim, phase)) is Relation.OURS
             assert is_as_published(store, claim, other)
 
     def test_a_release_changes_no_claim_where_a_twin_has_the_key(self, store: Store) -> None:
@@ -169,7 +169,7 @@ class ClaimedReleaseContract(Part):
             winner = publish(store, claim, phase=Phase.RUNNING)
             take(store, key, winner)
             loser = new_token(winner.task_id)
-            assert give(store, key, loser, claim=becomes(claim, phase)) is Released.TWIN
+            assert give(store, key, loser, claim=becomes(claim, phase)) is Relation.TWIN
             assert is_as_published(store, claim, winner, Phase.RUNNING)
 
     def test_where_the_key_was_lost_a_claim_is_only_freed(self, store: Store) -> None:
@@ -180,9 +180,9 @@ class ClaimedReleaseContract(Part):
                 take(store, key)
             for phase in Phase:
                 reply = give(store, key, token, claim=becomes(claim, phase))
-                assert reply is Released.NOT_OURS
+                assert reply is Relation.NOT_OURS
                 assert is_as_published(store, claim, token, Phase.RUNNING)
-            assert give(store, key, token, claim=freed(claim)) is Released.NOT_OURS
+            assert give(store, key, token, claim=freed(claim)) is Relation.NOT_OURS
             assert store.inspect(claim) is None
             give(store, key, token, claim=becomes(claim, Phase.QUEUED))
             assert store.inspect(claim) is None
@@ -192,9 +192,9 @@ class ClaimedReleaseContract(Part):
         token = publish(store, claim)
         mark(store, key, new_token(token.task_id), MarkerState.DONE)
         reply = give(store, key, token, claim=becomes(claim, Phase.QUEUED))
-        assert reply is Released.DONE
+        assert reply is Relation.DONE
         assert is_as_published(store, claim, token)
-        assert give(store, key, token, claim=freed(claim)) is Released.DONE
+        assert give(store, key, token, claim=freed(claim)) is Relation.DONE
         assert store.inspect(claim) is None
 
     def test_a_release_that_names_no_claim_leaves_it_alone(self, store: Store) -> None:
@@ -210,7 +210,7 @@ class ClaimedReleaseContract(Part):
         token = publish(store, claim)
         ask(store, slots, new_token())
         ask(store, slots, token, claim=running(claim))
-        assert give(store, slots, token, claim=freed(claim)) is Released.RELEASED
+        assert give(store, slots, token, claim=freed(claim)) is Relation.OURS
         assert store.inspect(claim) is None
         assert store.inspect(slots[0]) is not None
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from math import isnan
 
-from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record, Token
-from celery_singleton_lock.core.store import Refused, Relation, Released, Renewal, Store
+from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase, Record, Token
+from celery_singleton_lock.core.store import Refused, Relation, Store
 from celery_singleton_lock.testing.contract.calls import (
     KEYSPACE,
     LONG,
@@ -227,10 +227,10 @@ class ClaimContract(Part):
             assert reply.relation is Relation.OTHER
             assert reply.record is not None
             assert (reply.record.kind, reply.record.token) == (Kind.CLAIM, token.task)
-            assert renew(store, [lease_of(claim, arriving, self.SHORT)]) == [Renewal.REPLACED]
-            assert give(store, claim, arriving) is Released.NOT_OURS
+            assert renew(store, [lease_of(claim, arriving, self.SHORT)]) == [LossReason.REPLACED]
+            assert give(store, claim, arriving) is Relation.NOT_OURS
             kind = Kind.COOLING
-            assert give(store, claim, arriving, become=kind, become_ttl=1) is Released.NOT_OURS
+            assert give(store, claim, arriving, become=kind, become_ttl=1) is Relation.NOT_OURS
         record = record_of(store, claim)
         assert (record.kind, record.token) == (Kind.CLAIM, token.task)
         assert record.ttl > LONG - 60

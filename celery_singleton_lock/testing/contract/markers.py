@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.core.store import Granted, MarkerState, Relation, Released, Store
+from celery_singleton_lock.core.store import Granted, MarkerState, Relation, Store
 from celery_singleton_lock.testing.contract.calls import (
     LONG,
     Part,
@@ -91,7 +91,7 @@ class MarkerContract(Part):
     def test_a_release_writes_the_marker_where_the_lease_is_gone(self, store: Store) -> None:
         key, token = new_key(), new_token()
         reply = give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert reply is Released.NOT_OURS
+        assert reply is Relation.NOT_OURS
         assert relation_of(ask(store, key, new_token(token.task_id))) is Relation.DONE
 
     def test_a_release_writes_no_marker_where_a_twin_has_the_key(self, store: Store) -> None:
@@ -99,7 +99,7 @@ class MarkerContract(Part):
         winner = take(store, key)
         loser = new_token(winner.task_id)
         reply = give(store, key, loser, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert reply is Released.TWIN
+        assert reply is Relation.TWIN
         assert record_of(store, key).token == str(winner)
         assert isinstance(ask(store, key, winner), Granted)
 
@@ -108,8 +108,8 @@ class MarkerContract(Part):
         winner = take(store, key)
         loser = new_token(winner.task_id)
         give(store, key, winner, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert give(store, key, loser) is Released.DONE
-        assert give(store, key, winner) is Released.NOT_OURS
+        assert give(store, key, loser) is Relation.DONE
+        assert give(store, key, winner) is Relation.NOT_OURS
 
     def test_a_release_never_takes_a_done_marker_back(self, store: Store) -> None:
         key, token = new_key(), new_token()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Phase
-from celery_singleton_lock.core.store import Granted, MarkerState, Relation, Renewal, Store
+from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase
+from celery_singleton_lock.core.store import Granted, MarkerState, Relation, Store
 from celery_singleton_lock.testing.contract.calls import (
     HOLDER,
     KEYSPACE,
@@ -93,7 +93,7 @@ class OperatorContract(Part):
         assert record_of(store, key).token == str(token)
         assert store.free(key, str(token)) is True
         assert store.inspect(key) is None
-        assert renew(store, [lease_of(key, token)]) == [Renewal.GONE]
+        assert renew(store, [lease_of(key, token)]) == [LossReason.GONE]
 
     def test_a_key_of_any_kind_is_freed_whatever_stands(self, store: Store) -> None:
         for kind in LEASE_KINDS:

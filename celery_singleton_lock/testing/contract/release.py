@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import Released, Store
+from celery_singleton_lock.core.store import Relation, Store
 from celery_singleton_lock.testing.contract.calls import (
     LEASE_KINDS,
     LONG,
@@ -25,11 +25,11 @@ class ReleaseContract(Part):
     def test_a_released_key_is_free_and_a_second_release_harmless(self, store: Store) -> None:
         key = new_key()
         token = take(store, key)
-        assert give(store, key, token) is Released.RELEASED
+        assert give(store, key, token) is Relation.OURS
         assert store.inspect(key) is None
-        assert give(store, key, token) is Released.NOT_OURS
+        assert give(store, key, token) is Relation.NOT_OURS
         other = take(store, key)
-        assert give(store, key, token) is Released.NOT_OURS
+        assert give(store, key, token) is Relation.NOT_OURS
         assert record_of(store, key).token == str(other)
 
     def test_a_release_never_touches_anothers_key_of_any_kind(self, store: Store) -> None:
@@ -59,5 +59,5 @@ class ReleaseContract(Part):
     def test_a_twin_that_lets_go_hears_of_the_other(self, store: Store) -> None:
         key = new_key()
         token = take(store, key)
-        assert give(store, key, new_token(token.task_id)) is Released.TWIN
-        assert give(store, key, new_token(token.task_id, retries=1)) is Released.NOT_OURS
+        assert give(store, key, new_token(token.task_id)) is Relation.TWIN
+        assert give(store, key, new_token(token.task_id, retries=1)) is Relation.NOT_OURS

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import Granted, Refused, Relation, Released, Store
+from celery_singleton_lock.core.store import Granted, Refused, Relation, Store
 from celery_singleton_lock.testing.contract.calls import (
     Part,
     ask,
@@ -84,6 +84,6 @@ class SlotContract(Part):
         first, second = new_token(), new_token()
         ask(store, slots, first)
         ask(store, slots, second)
-        assert give(store, slots, second) is Released.RELEASED
+        assert give(store, slots, second) is Relation.OURS
         assert record_of(store, slots[0]).token == str(first)
         assert store.inspect(slots[1]) is None

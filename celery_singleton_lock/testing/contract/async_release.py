@@ -9,11 +9,9 @@ from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
     MarkerState,
-    PostingStore,
     Refused,
     Relation,
     Release,
-    Released,
     Store,
 )
 from celery_singleton_lock.errors import StoreError
@@ -35,15 +33,15 @@ from celery_singleton_lock.testing.contract.calls import (
     take,
 )
 
-__all__ = ["PostingContract"]
+__all__ = ["AsyncReleaseContract"]
 
 
-class PostingContract(Part):
+class AsyncReleaseContract(Part):
     """See StoreContract."""
 
     @pytest.fixture
-    def posting(self, store: Store) -> PostingStore:
-        if not isinstance(store, PostingStore):
+    def posting(self, store: Store) -> Store:
+        if not store.capabilities.releases_async:
             pytest.skip("this store's releases are waited for")
         self._taught(store)
         return store
@@ -55,7 +53,7 @@ class PostingContract(Part):
             key = new_key()
             give(store, key, take(store, key))
 
-    def test_who_asks_next_finds_a_posted_release_carried_out(self, posting: PostingStore) -> None:
+    def test_who_asks_next_finds_a_posted_release_carried_out(self, posting: Store) -> None:
         for _ in range(20):
             key = new_key()
             for _ in range(5):
@@ -65,34 +63,34 @@ class PostingContract(Part):
             reply = ask_within(posting, key, TIMEOUT / 2)
             assert isinstance(reply, Granted), reply
 
-    def test_a_posted_release_is_heard_of_once(self, posting: PostingStore) -> None:
-        heard: list[Released | StoreError] = []
+    def test_a_posted_release_is_heard_of_once(self, posting: Store) -> None:
+        heard: list[Relation | StoreError] = []
         key, other = new_key(), new_key()
         post(posting, Release(keys=(key,), token=take(posting, key)), heard)
         take(posting, other)
-        posting.collect(timeout=TIMEOUT)
-        posting.collect(timeout=TIMEOUT)
-        assert heard == [Released.RELEASED]
+        posting.drain(timeout=TIMEOUT)
+        posting.drain(timeout=TIMEOUT)
+        assert heard == [Relation.OURS]
 
-    def test_collecting_hears_of_all_that_was_posted(self, posting: PostingStore) -> None:
-        heard: list[Released | StoreError] = []
+    def test_collecting_hears_of_all_that_was_posted(self, posting: Store) -> None:
+        heard: list[Relation | StoreError] = []
         keys = [new_key() for _ in range(4)]
         for key, token in [(key, take(posting, key)) for key in keys]:
             post(posting, Release(keys=(key,), token=token), heard)
-        posting.collect(timeout=TIMEOUT)
-        assert heard == [Released.RELEASED] * 4
+        posting.drain(timeout=TIMEOUT)
+        assert heard == [Relation.OURS] * 4
         assert [posting.inspect(key) for key in keys] == [None] * 4
 
-    def test_a_posted_release_never_touches_anothers_key(self, posting: PostingStore) -> None:
+    def test_a_posted_release_never_touches_anothers_key(self, posting: Store) -> None:
         key, holder = new_key(), new_token()
         take(posting, key, holder)
-        heard: list[Released | StoreError] = []
+        heard: list[Relation | StoreError] = []
         post(posting, Release(keys=(key,), token=new_token()), heard)
-        posting.collect(timeout=TIMEOUT)
-        assert heard == [Released.NOT_OURS], "its holder would take a loss for a release"
+        posting.drain(timeout=TIMEOUT)
+        assert heard == [Relation.NOT_OURS], "its holder would take a loss for a release"
         assert record_of(posting, key).token == str(holder)
 
-    def test_reservation_and_marker_are_posted_with_it(self, posting: PostingStore) -> None:
+    def test_reservation_and_marker_are_posted_with_it(self, posting: Store) -> None:
         key = new_key()
         token = take(posting, key)
         next_token = token.next_attempt()
@@ -110,7 +108,7 @@ class PostingContract(Part):
         assert relation_of(ask(posting, key, new_token())) is Relation.OTHER
         assert isinstance(ask(posting, key, next_token), Granted)
 
-    def test_a_claim_is_free_for_who_publishes_next(self, posting: PostingStore) -> None:
+    def test_a_claim_is_free_for_who_publishes_next(self, posting: Store) -> None:
         key, claim = new_claim()
         token = publish(posting, claim)
         take(posting, key, token)
@@ -118,17 +116,15 @@ class PostingContract(Part):
         assert admit(posting, claim, new_token()) is None
 
 
-def post(
-    store: PostingStore, call: Release, heard: list[Released | StoreError] | None = None
-) -> None:
+def post(store: Store, call: Release, heard: list[Relation | StoreError] | None = None) -> None:
     """Post where that can be done; else as its caller does."""
-    replies: list[Released | StoreError] = [] if heard is None else heard
+    replies: list[Relation | StoreError] = [] if heard is None else heard
 
-    def hear(outcome: Released | StoreError, unheard: bool) -> None:
+    def hear(outcome: Relation | StoreError, unheard: bool) -> None:
         assert not unheard, "each try had a reply"
         replies.append(outcome)
 
-    if not store.post(call, timeout=TIMEOUT, heard=hear):
+    if not store.release_async(call, timeout=TIMEOUT, on_reply=hear):
         replies.append(store.release(call, timeout=TIMEOUT))
 
 
