@@ -207,7 +207,7 @@ class NodeConnections:
         return replies
 
     def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
-        """See `Connections.send_async`. A node that replies MOVED has done nothing: it is sent again."""
+        """See `Connections.send_async`. A node that replies MOVED has done nothing: send again."""
         if self._topology is None or self._stale:
             return False
         address = self._topology.master_of(slot_of(command[3]))
