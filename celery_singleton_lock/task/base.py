@@ -335,7 +335,7 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
         return
     request = sender.request
     run = _task_run().of(request) or _task_run()(sender, request)
-    run.end(state, retval)
+    run.settle(state, retval)
 
 
 @cache

@@ -23,19 +23,13 @@ from celery_singleton_lock.publish.header import Delivery
 __all__ = ["AGAIN", "Decision", "Outcome", "Pace", "decide"]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How soon a put-back message returns: seconds, doubled at each try up to ``longest``."""
-
-    first: float
-    longest: float
-
-
+#: How soon a put-back message returns: seconds, doubled at each try up to the second number.
+Pace = tuple[float, float]
 # A predecessor of the same task releases within milliseconds: its retry was published from inside
 # its body.
-_SHORTLY: Final = Pace(0.05, 1.0)
+_SHORTLY: Final[Pace] = (0.05, 1.0)
 #: Started work that meets another holder, twins, an unreachable store: no hurry, and no end.
-AGAIN: Final = Pace(1.0, 30.0)
+AGAIN: Final[Pace] = (1.0, 30.0)
 
 
 class Outcome(StrEnum):
@@ -120,6 +114,6 @@ def _on_conflict(
     left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall
     if left <= 0:
         return Decision(Outcome.RAISE, f"max_wait of {rule.max_wait:g} s is over", delivery)
-    pace = Pace(rule.delay, min(rule.max_delay, left))
+    pace = (rule.delay, min(rule.max_delay, left))
     copy = replace(delivery, since=since)
     return Decision(Outcome.PUT_BACK, "conflict", copy, pace, queues_claim=True)

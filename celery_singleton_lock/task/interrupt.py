@@ -157,11 +157,8 @@ class Body:
         return True
 
 
-@cache
-def _threads_are_greenlets() -> bool:
-    return native.is_patched()  # before the first body, or never
-
-
+# Cached: threads are patched before the first body or never.
+_threads_are_greenlets: Final = cache(native.is_patched)
 # Bodies on the main thread, outermost first: an eager call runs inside another's body.
 _on_main_thread: list[Body] = []
 

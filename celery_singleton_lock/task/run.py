@@ -135,7 +135,7 @@ class TaskRun:
 
     Attributes:
         task: The task.
-        request: Its request (``celery.app.task.Context``).
+        request: Its request (``celery.app.task.Context``), until the run is settled.
         runtime: Of its app; the one without a server for an eager call with ``task_always_eager``.
         delivery: What is known of the message.
         policy: The task's, with the options of this call.
@@ -210,7 +210,7 @@ class TaskRun:
             if self.policy.on_conflict.action is ConflictAction.WAIT:
                 reply = self._wait_for_lease()
             else:
-                reply = self._acquire(self._request(), None)
+                reply = self._acquire(self._operation(), None)
         except (Ignore, LockConflict):
             self._state = _State.SETTLED  # put back, left to a twin, or freed by the refusal
             raise
@@ -226,13 +226,14 @@ class TaskRun:
     def settle(self, state: str | None, retval: Any) -> None:
         """The task has ended: release what is held, or settle the claim of a run without a lease.
 
-        Once; raises what strikes meanwhile.
+        Once: the second call, in ``task_postrun``, changes nothing. Raises what strikes meanwhile.
 
         Args:
             state: Celery's state of the task; None when SystemExit or the like ends it.
             retval: Its result, or the exception that ended it.
         """
         if self._state is _State.SETTLED:
+            self.request = None
             return
         # SystemExit and the like strike after the body too, while Celery sends the callbacks: it
         # has called the state SUCCESS by then, but the message comes back.
@@ -254,16 +255,9 @@ class TaskRun:
                 self.runtime.heartbeat.discard(lease)
             raise
         self._state = _State.SETTLED
-
-    def end(self, state: str | None, retval: Any) -> None:
-        """The last step, in ``task_postrun``: :meth:`settle`, and forget the request.
-
-        The request refers to this run. With a reference cycle, all that was made for this task
-        would stay until the garbage collector runs.
-        """
-        if self._state is not _State.SETTLED:
-            self.settle(state, retval)
-        del self.request
+        # The request refers to this run. With a reference cycle, all that was made for this task
+        # would stay until the garbage collector runs.
+        self.request = None
 
     # --- before the body -------------------------------------------------------------------------
 
@@ -291,7 +285,7 @@ class TaskRun:
         is_slot_of = self.runtime.keyspace.is_slot_of
         return any(is_slot_of(self.key, held.key) and held.held_here for held in held_leases.get())
 
-    def _request(self) -> Acquire:
+    def _operation(self) -> Acquire:
         runtime, request, delivery = self.runtime, self.request, self.delivery
         claim, ttl = self.claim, self.policy.ttl
         return Acquire(
@@ -311,14 +305,14 @@ class TaskRun:
         )
 
     def _wait_for_lease(self) -> Any:
-        request = self._request()
-        waiter = Waiter(self.runtime.locker, request)
+        operation = self._operation()
+        waiter = Waiter(self.runtime.locker, operation)
         try:
-            return self._acquire(request, waiter)
+            return self._acquire(operation, waiter)
         finally:
             waiter.leave()
 
-    def _acquire(self, request: Acquire, waiter: Waiter | None) -> Any:
+    def _acquire(self, operation: Acquire, waiter: Waiter | None) -> Any:
         """Ask until the lease is granted, or a refusal ends this delivery.
 
         Returns:
@@ -333,12 +327,15 @@ class TaskRun:
         if max_hold is None and hard_limit:
             max_hold = float(hard_limit) + self.policy.ttl
         while True:
-            wall, asked, conflict = clock.wall(), request, None
-            if waiter is not None or request.claim is not None:
+            wall, asked, conflict = clock.wall(), operation, None
+            if waiter is not None or operation.claim is not None:
                 # Decided before the store is asked, and not again after its reply: the script that
                 # refuses also frees the claim of a message that ends, and queues a waiting client.
                 conflict = self._decide(Relation.OTHER, wall, waited)
-                asked = self._prepare(request, conflict, waiter)
+                if operation.claim is not None:
+                    asked = replace(operation, frees_claim=conflict.outcome in _ENDS)
+                if waiter is not None:
+                    asked = waiter.prepare(asked, waits=conflict.outcome is Outcome.WAIT)
             try:
                 self._asked, self._state = asked, _State.ASKED
                 reply = locker.acquire(asked, max_hold=max_hold, on_lost=self._on_lost)
@@ -350,7 +347,7 @@ class TaskRun:
                 self._state = _State.ARRIVED
                 if self._is_of_another_message(reply):
                     self._rename()
-                    request = replace(request, token=self.delivery.token)
+                    operation = replace(operation, token=self.delivery.token)
                     continue
                 if conflict is None or reply.relation is not Relation.OTHER:
                     conflict = self._decide(reply.relation, wall, waited)
@@ -368,28 +365,18 @@ class TaskRun:
                     self._put_back(self.delivery, AGAIN, "store", retain=False)
                 # Neither the store nor the broker answers. An early-acknowledged message exists
                 # only in this process: it is retained until one of them does.
-                clock.sleep(backoff(AGAIN.first, AGAIN.longest, failures))
+                clock.sleep(backoff(*AGAIN, failures))
                 failures += 1
                 # The locker has released that token without a reply. A release that arrives late
                 # must not free a grant to the next try, so a released token never acquires again.
-                request = replace(request, token=replace(request.token, nonce=mint_nonce()))
+                token = replace(operation.token, nonce=mint_nonce())
+                operation = replace(operation, token=token)
             waited = clock.now() - arrived_at
 
-    def _prepare(self, request: Acquire, conflict: Decision, waiter: Waiter | None) -> Acquire:
-        if request.claim is not None:
-            request = replace(request, frees_claim=conflict.outcome in _ENDS)
-        if waiter is None:
-            return request
-        return waiter.prepare(request, waits=conflict.outcome is Outcome.WAIT)
-
     def _decide(self, relation: Relation, wall: float, waited: float) -> Decision:
+        rule, no_put_back = self.policy.on_conflict, self._no_put_back
         return decide(
-            relation,
-            self.delivery,
-            self.policy.on_conflict,
-            no_put_back=self._no_put_back,
-            wall=wall,
-            waited=waited,
+            relation, self.delivery, rule, no_put_back=no_put_back, wall=wall, waited=waited
         )
 
     def _is_of_another_message(self, refused: Refused) -> bool:
@@ -441,16 +428,11 @@ class TaskRun:
 
     def _revoke(self, reason: str) -> None:
         task, request = self.task, self.request
+        error, store_result = TaskRevokedError(reason), stores_result(task, request)
+        options = {"store_result": store_result, "call_errbacks": False, "state": states.REVOKED}
         # Not mark_as_revoked(): it leaves the later links of a chain PENDING for ever, so a group
         # of chains, which waits for the last links, would never end.
-        task.backend.mark_as_failure(
-            request.id,
-            TaskRevokedError(reason),
-            request=request,
-            store_result=stores_result(task, request),
-            call_errbacks=False,
-            state=states.REVOKED,
-        )
+        task.backend.mark_as_failure(request.id, error, request=request, **options)
         signals.task_revoked.send(
             sender=task, request=request, terminated=False, signum=None, expired=False
         )
@@ -509,7 +491,7 @@ class TaskRun:
                     replace(delivery, tries=delivery.tries + 1),
                     self.key,
                     runtime=self.runtime,
-                    delay=backoff(pace.first, pace.longest, delivery.tries),
+                    delay=backoff(*pace, delivery.tries),
                     claim=self.claim if queues_claim else None,
                 )
             except (SoftTimeLimitExceeded, EncodeError):
@@ -532,7 +514,7 @@ class TaskRun:
                 raise Ignore
             if not retain:
                 return
-            self.runtime.clock.sleep(backoff(AGAIN.first, AGAIN.longest, tries))
+            self.runtime.clock.sleep(backoff(*AGAIN, tries))
             tries, refusals = tries + 1, 0
 
     # --- the body --------------------------------------------------------------------------------
@@ -676,15 +658,10 @@ class TaskRun:
         return release
 
     def _mark_done(self, lease: Lease) -> None:
+        mark, sequence = self.runtime.store.mark, self.delivery.sequence
+        ttl = self.runtime.settings.marker_ttl
         try:
-            self.runtime.store.mark(
-                lease.key,
-                lease.token,
-                MarkerState.DONE,
-                self.delivery.sequence,
-                self.runtime.settings.marker_ttl,
-                timeout=MAX_TIMEOUT,
-            )
+            mark(lease.key, lease.token, MarkerState.DONE, sequence, ttl, timeout=MAX_TIMEOUT)
         except StoreError as exc:
             self._emit(EventName.RELEASE_FAILED, error=str(exc))
 
@@ -739,15 +716,9 @@ class TaskRun:
             logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
 
     def _emit(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
-        if not self.runtime.events.hears(name):
-            return
-        self.runtime.events.emit(
-            Event(
-                name=name,
-                key=self.key,
-                task=self.task.name,
-                task_id=str(self.request.id),
-                holder=holder or Holder(),
-                data=data,
+        events, task, task_id = self.runtime.events, self.task.name, str(self.request.id)
+        if events.hears(name):
+            who = holder or Holder()
+            events.emit(
+                Event(name=name, key=self.key, task=task, task_id=task_id, holder=who, data=data)
             )
-        )

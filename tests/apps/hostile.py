@@ -32,7 +32,7 @@ SOON = OnConflict.retry(0.05, 0.1, 1)
 
 if os.environ.get("WITHOUT") == "sieve":
     SingletonRequestMixin._sift = lambda self: None  # type: ignore[method-assign]
-    BEGUN = SimpleNamespace(entered=True, settle=lambda *_: None, end=lambda *_: None)
+    BEGUN = SimpleNamespace(entered=True, settle=lambda *_: None)
     of: Any = TaskRun.of
     # A header of this name passes for a run whose body has begun.
     TaskRun.of = lambda request: (  # type: ignore[method-assign,assignment,return-value]
