@@ -35,7 +35,7 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingRelease
-from celery_singleton_lock.stores.redis.replies import checked, read
+from celery_singleton_lock.stores.redis.replies import checked, classified, read
 from celery_singleton_lock.stores.redis.resp import pack
 from celery_singleton_lock.stores.redis.scripts import Command
 from celery_singleton_lock.stores.redis.url_options import connection_options
@@ -46,7 +46,9 @@ __all__ = ["MAX_IDLE", "Connection", "Connections"]
 #: idle connections without notice; the shortest common timeout is 240 s.
 MAX_IDLE: Final = 60.0
 
-# A reply that is no RESP is an InvalidResponse, or a ValueError of int().
+# What redis-py raises while it reads. A reply that is no RESP is a ValueError of int().
+_READ_ERRORS: Final = (redis.exceptions.RedisError, OSError, ValueError)
+# Those of them that say nothing about a command: the connection is broken, or no Redis answers.
 _BROKEN: Final = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
@@ -140,8 +142,9 @@ class Connections:
             StoreUnavailable: The server doesn't answer.
             StoreError: The server refuses a command.
         """
-        connection = self.begin(commands, timeout)
+        connection = self.take(timeout)
         try:
+            connection.send(commands)
             replies = connection.replies()
         finally:
             connection.end()
@@ -162,8 +165,9 @@ class Connections:
 
     def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """As :meth:`run`, with each error reply as a value in its place."""
-        connection = self.begin(commands, timeout)
+        connection = self.take(timeout)
         try:
+            connection.send(commands)
             return connection.replies()
         finally:
             connection.end()
@@ -171,10 +175,22 @@ class Connections:
     def begin(self, commands: Sequence[Command], timeout: float) -> Connection:
         """Send all commands at once. The caller reads the replies, and ends the use in any case.
 
-        Without a command, the connection may have a pending reply to read.
-
         Raises:
             StoreUnavailable, StoreError: They can't be sent.
+        """
+        connection = self.take(timeout)
+        try:
+            connection.send(commands)
+        except BaseException:
+            connection.end()
+            raise
+        return connection
+
+    def take(self, timeout: float) -> Connection:
+        """An idle connection, or a new one. The caller ends its use in any case.
+
+        Raises:
+            StoreUnavailable, StoreError: The server can't be reached, or refuses the login.
         """
         idle = self._idle_for(timeout)
         try:
@@ -188,8 +204,6 @@ class Connections:
                 _close_all(idle)  # the others have been idle for longer
                 connection = self._connect(timeout)
         connection.pool = idle
-        if commands:
-            connection.send(commands)
         return connection
 
     def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
@@ -204,18 +218,18 @@ class Connections:
             connection = idle.pop()
         except IndexError:
             return False
-        now = self.now()
-        age = now - connection.idle_since
+        age = self.now() - connection.idle_since
         if connection.pending is not None or (age > _CHECKED_AFTER and connection.is_stale(age)):
             idle.append(connection)
             return False
+        connection.pool = idle
         try:
             connection.send((command,))
+            connection.leave_pending(pending)
         except StoreError:
             return False
-        connection.leave_pending(pending)
-        connection.idle_since = now
-        idle.append(connection)
+        finally:
+            connection.end()
         return True
 
     def drain(self, timeout: float) -> None:
@@ -285,7 +299,7 @@ class Connections:
             self.greet(client)
         except BaseException as exc:
             client.disconnect()
-            if isinstance(exc, (redis.exceptions.RedisError, OSError)):
+            if isinstance(exc, _READ_ERRORS):
                 raise self.failure(exc, was_idle=False) from exc
             raise
         return Connection(self, client)
@@ -336,19 +350,16 @@ class Connection:
         return int(self._client._sock.fileno())
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Send all commands at once. An exception closes the connection.
+        """Send all commands at once.
 
         Raises:
             StoreUnavailable, StoreError: They can't be sent.
         """
+        self._unread += len(commands)
         try:
             self._client.send_packed_command([pack(commands)], check_health=False)
-        except BaseException as exc:
-            self.close()
-            if isinstance(exc, (redis.exceptions.RedisError, OSError)):
-                raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
-            raise
-        self._unread += len(commands)
+        except (redis.exceptions.RedisError, OSError) as exc:
+            raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
 
     def replies(self, *, within: float | None = None) -> list[Any]:
         """Read the reply to each command. An error reply is a value.
@@ -359,10 +370,30 @@ class Connection:
         Raises:
             StoreUnavailable, StoreError: They don't arrive.
         """
+        client, pending = self._client, self.pending
+        if pending is not None:
+            self._unread += 1
+        replies: list[Any] = []
         try:
-            return self._read(within)
-        except (redis.exceptions.RedisError, OSError, ValueError) as exc:
+            if within is not None:
+                client._sock.settimeout(max(within, _ARRIVED))
+            for _ in range(self._unread):
+                try:
+                    reply = client.read_response(disable_decoding=True, disconnect_on_error=False)
+                except redis.exceptions.ResponseError as exc:
+                    reply = classified(exc)
+                replies.append(reply)
+            self._unread = 0
+            if within is not None:
+                client._sock.settimeout(client.socket_timeout)
+        except _READ_ERRORS as exc:
             raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
+        finally:
+            # Also where the connection broke behind this reply: the release was executed.
+            if pending is not None and replies:
+                self.pending = None
+                pending.hear(replies.pop(0))
+        return replies
 
     def next_reply(self) -> Any:
         """Read one reply of several, as :meth:`replies` does."""
@@ -380,32 +411,32 @@ class Connection:
         if not native.is_readable(self._client._sock):
             return []
         try:
-            return self._read(_ARRIVED)
-        except redis.exceptions.TimeoutError:
-            return []  # a part of it, or bytes of TLS that belong to no reply
-        except (redis.exceptions.RedisError, OSError, ValueError) as exc:
-            raise self._owner.failure(exc, was_idle=False) from exc
+            return self.replies(within=_ARRIVED)
+        except StoreUnavailable as exc:
+            if isinstance(exc.__cause__, redis.exceptions.TimeoutError):
+                return []  # a part of it, or bytes of TLS that belong to no reply
+            raise
+
+    def leave_pending(self, pending: PendingRelease) -> None:
+        """Leave the reply to the only command that was sent, a release, to the next use."""
+        self.pending, self._unread = pending, 0
 
     def end(self) -> None:
         """Return it to its pool if every reply was read, else close it. Harmless twice."""
         pool, self.pool = self.pool, None
         if pool is None:
             return
-        if self._unread or self.pending is not None:
+        if self._unread:
             self.close()
         else:
             self.idle_since = self._owner.now()
             pool.append(self)
 
-    def leave_pending(self, pending: PendingRelease) -> None:
-        """Leave the reply to the release that was sent to the next use."""
-        self.pending, self._unread = pending, 0
-
     def is_stale(self, age: float) -> bool:
         """Whether it was idle for too long, or was closed by the server."""
-        # If no reply is due, a readable connection has reached the end of its stream.
         if age > MAX_IDLE:
             return True
+        # If no reply is due, a readable connection has reached the end of its stream.
         return self.pending is None and native.is_readable(self._client._sock)
 
     def close(self) -> None:
@@ -421,31 +452,17 @@ class Connection:
         Not for a connection whose use was interrupted: the next bytes on it may belong to another
         reply.
         """
-        if self.pending is not None and native.is_readable(self._client._sock):
+        pending = self.pending
+        if pending is not None and native.is_readable(self._client._sock):
             try:
-                self._read(_ARRIVED)
-            except (redis.exceptions.RedisError, OSError, ValueError):
+                self._client._sock.settimeout(_ARRIVED)
+                reply = read(self._client)
+            except _READ_ERRORS:
                 pass
-        self.close()
-
-    def _read(self, within: float | None) -> list[Any]:
-        client, pending = self._client, self.pending
-        count = self._unread if pending is None else self._unread + 1
-        replies: list[Any] = []
-        try:
-            if within is not None:
-                client._sock.settimeout(max(within, _ARRIVED))
-            while len(replies) < count:
-                replies.append(read(client))
-            self._unread = 0
-            if within is not None:
-                client._sock.settimeout(client.socket_timeout)
-        finally:
-            # Also where the connection broke behind this reply: the release was executed.
-            if pending is not None and replies:
+            else:
                 self.pending = None
-                pending.hear(replies.pop(0))
-        return replies
+                pending.hear(reply)
+        self.close()
 
 
 def _keepalive_options() -> dict[int, int]:

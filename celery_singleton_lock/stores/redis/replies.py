@@ -8,7 +8,7 @@ import redis
 
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-__all__ = ["ScriptForgotten", "checked", "read"]
+__all__ = ["ScriptForgotten", "checked", "classified", "read"]
 
 # CLUSTERDOWN and MASTERDOWN end with a failover, TRYAGAIN with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
@@ -33,10 +33,10 @@ def read(client: Any) -> Any:
         # Not closed here: after a timeout the caller may wait for the rest of the reply.
         return client.read_response(disable_decoding=True, disconnect_on_error=False)
     except redis.exceptions.ResponseError as exc:
-        return _classified(exc)
+        return classified(exc)
 
 
-def _classified(error: redis.exceptions.ResponseError) -> redis.exceptions.ResponseError:
+def classified(error: redis.exceptions.ResponseError) -> redis.exceptions.ResponseError:
     """``error``, of the class that its first word has in redis-py.
 
     redis-py 5 and 6 know those of a cluster on the connections of its cluster client only.

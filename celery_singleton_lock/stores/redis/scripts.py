@@ -1,4 +1,4 @@
-"""A Lua script of this package, and the commands that run it."""
+"""Commands of Redis, and the Lua scripts of this package that run by them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Call", "Command", "Script", "milliseconds"]
 #: Name and arguments. A name of two words, such as CLUSTER SLOTS, is one string.
 Command = tuple[Any, ...]
 
-#: KEYS and ARGV of one run; the keys are of one shard.
+#: KEYS and ARGV of one run. All keys are in one shard.
 Call = tuple[Sequence[Any], Sequence[Any]]
 
 
 class Script:
-    """The files ``lua/<name>.lua``, one behind the other."""
+    """The files ``lua/<name>.lua``, concatenated."""
 
     __slots__ = ("sha", "source")
 
@@ -27,16 +27,16 @@ class Script:
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
 
     def evalsha(self, call: Call) -> Command:
-        """By its digest, of which the server knows the script."""
+        """The command that runs it by its digest, if the server has the script."""
         keys, arguments = call
         return ("EVALSHA", self.sha, f"{len(keys)}", *keys, *arguments)
 
     def eval(self, call: Call) -> Command:
-        """By its source, which teaches it to the server."""
+        """The command that runs it by its source, which the server keeps."""
         keys, arguments = call
         return ("EVAL", self.source, len(keys), *keys, *arguments)
 
 
 def milliseconds(seconds: float) -> int:
-    """For ARGV; at least one, for the server refuses a ttl of none."""
+    """``seconds`` for ARGV. At least 1: the server refuses a ttl of 0."""
     return max(1, round(seconds * 1000))

@@ -1,19 +1,19 @@
-"""Connections to the master that Redis Sentinel names at present.
+"""Connections to the master that Redis Sentinel reports.
 
-Promises
-    A new connection leads to a server that calls itself a master at that moment. Whatever breaks a
-    connection makes the next one ask the sentinels again, each in its turn.
+Guarantees
+    A new connection leads to a server that reports the role of a master. After any failure of a
+    connection the sentinels are asked again, each in its turn.
 
-Does not promise
-    That there is no other master: an old one that nobody reaches but this process still answers it,
+Non-guarantees
+    That there is no other master: an old master that only this process reaches still answers it,
     until a sentinel demotes it. ``wait_replicas`` and ``min-replicas-to-write`` narrow that; only
     the fence closes it.
 
-How a master is found::
+State model of the master::
 
-    (unknown) --a sentinel names it, and ROLE says master--> known --any failure--> (unknown)
+    unknown --a sentinel reports it, and ROLE says master--> known --any failure--> unknown
 
-The sentinels are asked when a connection is made, so never while there is an idle one.
+The sentinels are asked only when a connection is made, so not while there is an idle one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _PORT: Final = 26379
 
 
 class SentinelConnections(Connections):
-    """To the master of one name.
+    """The connections to the master of one name.
 
     Args:
         url: ``sentinel://:password@host1:26379/0;sentinel://host2:26379/0`` as kombu has it, or
             ``sentinel://:password@host1:26379,host2:26379/0?master_name=mymaster``. Password and
-            database are the master's. ``sentinels://`` is TLS to all of them.
-        options: For the connections to the master; and kombu's ``master_name`` and
-            ``sentinel_kwargs``, which is for those to the sentinels.
+            database are the master's. ``sentinels://`` is TLS to the master and the sentinels.
+        options: For the connections to the master, and kombu's ``master_name`` and
+            ``sentinel_kwargs``, which is for the connections to the sentinels.
 
     Raises:
         SettingsError: The URL or an option can't be read, or no master is named.
@@ -56,7 +56,7 @@ class SentinelConnections(Connections):
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
         query = hosts.query
         self._name = _named(query.pop("master_name", None), options.pop("master_name", None))
-        # Of the connections to the sentinels; those to the master have what is left.
+        # Options of the connections to the sentinels. Those to the master have the rest.
         kwargs: dict[str, Any] = dict(options.pop("sentinel_kwargs", None) or {})
         for name in ("username", "password"):
             if value := query.pop(f"sentinel_{name}", None):
@@ -77,43 +77,43 @@ class SentinelConnections(Connections):
 
     @property
     def master_name(self) -> str:
-        """As the sentinels know it."""
+        """The name that the sentinels have for the master."""
         return self._name
 
     @property
     def sentinels(self) -> list[Connections]:
-        """To each of those that the URL names."""
+        """The connections to each sentinel that the URL names."""
         return list(self._sentinels)
 
     def at(self, host: str, port: int) -> Connections:
-        """To one server, whether or not it is the master."""
+        """The connections to one server, whether or not it is the master."""
         return self._servers.at(host, port)
 
     def new(self, timeout: float) -> Any:
         host, port = self._master = self._master or self._discovered(timeout)
         return self._client(timeout, host=host, port=port)
 
-    def greet(self, connection: Any) -> None:
-        """Ask for its role: a replica answers, too, but with what is old.
+    def greet(self, client: Any) -> None:
+        """Check the role: a replica answers too, with old data.
 
         Raises:
-            StoreUnavailable: It is no master.
+            StoreUnavailable: The server is no master.
         """
-        connection.send_command("ROLE", check_health=False)
-        role = read(connection)
+        client.send_command("ROLE", check_health=False)
+        role = read(client)
         if isinstance(role, redis.exceptions.ResponseError):
-            return  # no right to ask; a write will tell
+            return  # no right to ask; a replica will refuse the first write
         if role[0] not in (b"master", "master"):
             self.drop()
             raise StoreUnavailable(
-                f"{connection.host}:{connection.port} is no master of {self._name!r} now: a "
+                f"{client.host}:{client.port} is no master of {self._name!r} now: a "
                 "failover is under way"
             )
 
     def drop(self) -> None:
         super().drop()
         if self._master is not None:
-            # Who named it may be cut off from the others; the next one is asked first.
+            # The sentinel that reported it may be cut off from the others: ask the next one first.
             self._master = None
             self._sentinels.rotate(-1)
 
@@ -135,7 +135,7 @@ class SentinelConnections(Connections):
             except StoreError as exc:
                 error = StoreUnavailable(f"no sentinel names a master: {exc}")
             finally:
-                sentinel.close()  # seldom asked, and there are many workers
+                sentinel.close()  # rarely needed, and there are many workers
             self._sentinels.rotate(-1)
         assert error is not None
         raise error

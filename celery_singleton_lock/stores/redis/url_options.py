@@ -1,4 +1,4 @@
-"""The URL of one server, in the forms that users have, and the options of a connection to it."""
+"""The URL of one server, in the forms of redis-py, Celery and kombu, and its connection options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("celery_singleton_lock")
 # Valkey speaks Redis' protocol; redis-py reads only the names that Redis has.
 _AS_REDIS: Final = {"valkey": "redis", "valkeys": "rediss"}
 
-# Options of redis-py's connections for address and login. Those of TLS are used too.
+# Options of redis-py's connections for address and login. The options of TLS are used too.
 _USED: Final = frozenset(
     (
         *("connection_class", "host", "port", "path", "db", "socket_type"),
@@ -30,7 +30,7 @@ _USED: Final = frozenset(
     )
 )
 # Options of redis-py's pools and clients, and of kombu: timeouts, retries, decoding, pool sizes.
-# The store has its own.
+# The store has its own, so these are accepted without effect.
 _NOT_USED: Final = frozenset(
     (
         *("max_connections", "timeout", "socket_timeout", "socket_connect_timeout"),
@@ -61,7 +61,7 @@ def connection_options(url: str, options: Mapping[str, Any] | None = None) -> di
         _note_once(", ".join(not_used))
     found = {name: value for name, value in found.items() if name not in _NOT_USED}
     if provider := found.get("credential_provider"):
-        # As in Celery's backend and kombu, a provider replaces user and password of the URL.
+        # A provider replaces the URL's user and password, as in Celery's backend and kombu.
         found["credential_provider"] = _Credentials(provider)
         found.pop("username", None)
         found.pop("password", None)
@@ -106,10 +106,11 @@ class _Credentials(redis.CredentialProvider):
 
 
 def connection_url(url: str) -> str:
-    """The form redis-py reads, of a URL in Celery's or kombu's form.
+    """Convert a URL in Celery's or kombu's form to the form that redis-py reads.
 
-    ``redis+socket:///path?virtual_host=1`` is kombu's for a unix socket; the ssl module's names of
-    ``ssl_cert_reqs`` are Celery's; ``valkey://`` and ``valkeys://`` are read as Redis' own names.
+    ``redis+socket:///path?virtual_host=1`` is kombu's form for a Unix socket. The ssl module's
+    names of ``ssl_cert_reqs`` are Celery's. ``valkey://`` and ``valkeys://`` become ``redis://``
+    and ``rediss://``.
 
     Raises:
         ValueError: The path of a server's URL is no database number.

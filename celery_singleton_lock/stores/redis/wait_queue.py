@@ -138,7 +138,7 @@ class _Place:
                 pass  # counted for a moment longer: the next release keeps the key for nobody
 
     def _block(self) -> Connection:
-        connection = self._home().begin((), self._timeout)
+        connection = self._home().take(self._timeout)
         try:
             connection.replies()  # to a release that another call left on this connection
             connection.send([("BLPOP", f"{self._line}!", _LONGEST_BLOCK)])
