@@ -16,8 +16,7 @@ from celery_singleton_lock.core.lease import LossReason, Phase, Token
 from celery_singleton_lock.core.store import RENEWED, MarkerState, Refused, Relation
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.resp import Packed, pack
-from celery_singleton_lock.stores.redis.scripts import Command
+from celery_singleton_lock.stores.redis.scripts import Command, Packed, pack
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract.calls import (
     LONG,

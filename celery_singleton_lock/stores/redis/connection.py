@@ -36,8 +36,7 @@ from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingRelease
 from celery_singleton_lock.stores.redis.replies import checked, classified, read
-from celery_singleton_lock.stores.redis.resp import pack
-from celery_singleton_lock.stores.redis.scripts import Command
+from celery_singleton_lock.stores.redis.scripts import Command, pack
 from celery_singleton_lock.stores.redis.url_options import connection_options
 
 __all__ = ["MAX_IDLE", "Connection", "Connections"]

@@ -6,15 +6,14 @@ servers at once reads what each has sent until now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any, Final
+
+from celery_singleton_lock.stores.redis.scripts import Packed, pack, packed_word
 
 __all__ = ["ErrorReply", "Packed", "ProtocolError", "Replies", "pack", "packed_word"]
 
 # A reply of ours has two levels at most; what is deeper is somebody else's.
 _MAX_DEPTH: Final = 8
-# What goes before a word of so many letters: to format a number costs as much as all else about it.
-_LENGTHS: Final = tuple(f"${length}" for length in range(512))
 _TEXT, _ERROR, _NUMBER, _BULK, _ARRAY = b"+-:$*"
 
 
@@ -30,47 +29,6 @@ class ProtocolError(Exception):
 
 class _Incomplete(Exception):
     """The rest has not come yet."""
-
-
-class Packed(tuple[Any, ...]):
-    """A command whose last item is all of it as bytes; what goes before is for those who look where
-    it leads.
-    """
-
-    __slots__ = ()
-
-
-def packed_word(value: Any) -> bytes:
-    """One word of a command: text, bytes or a number."""
-    data = value if isinstance(value, bytes) else str(value).encode()
-    return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
-def pack(commands: Iterable[Sequence[Any]]) -> bytes:
-    """The bytes of ``commands``, each its name (of one word or two) and arguments: text, bytes or
-    numbers.
-    """
-    return b"".join(map(_packed, commands))
-
-
-def _packed(command: Sequence[Any]) -> bytes:
-    if type(command) is Packed:
-        data: bytes = command[-1]
-        return data
-    name = command[0]
-    words = [*name.split(" "), *command[1:]] if " " in name else command
-    try:
-        # What a task sends is short text of one byte a letter, and is packed as such: at half the
-        # cost, for no step of Python's is taken for each word.
-        parts = [""] * (2 * len(words))
-        parts[::2] = map(_LENGTHS.__getitem__, map(len, words))
-        parts[1::2] = words
-        text = "\r\n".join(parts)
-        if text.isascii():
-            return f"*{len(words)}\r\n{text}\r\n".encode()
-    except (TypeError, IndexError):
-        pass  # a number or bytes among them; a long text
-    return b"*%d\r\n" % len(words) + b"".join(map(packed_word, words))
 
 
 class Replies:

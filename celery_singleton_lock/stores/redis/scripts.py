@@ -1,13 +1,13 @@
-"""Commands of Redis, and the Lua scripts of this package that run by them."""
+"""Commands of Redis as bytes, and the Lua scripts of this package as commands."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["Call", "Command", "Script", "milliseconds"]
+__all__ = ["Call", "Command", "Packed", "Script", "milliseconds", "pack", "packed_word"]
 
 #: Name and arguments. A name of two words, such as CLUSTER SLOTS, is one string.
 Command = tuple[Any, ...]
@@ -40,3 +40,53 @@ class Script:
 def milliseconds(seconds: float) -> int:
     """``seconds`` for ARGV. At least 1: the server refuses a ttl of 0."""
     return max(1, round(seconds * 1000))
+
+
+# The line before a word of each length: formatting a number costs as much as the rest of a word.
+_LENGTHS: Final = tuple(f"${length}" for length in range(512))
+
+
+class Packed(tuple[Any, ...]):
+    """A command whose last item is all of it as bytes. The items before it name the command and
+    its key.
+    """
+
+    __slots__ = ()
+
+
+def pack(commands: Iterable[Sequence[Any]]) -> bytes:
+    """The bytes of ``commands`` in RESP.
+
+    Not redis-py's packing: an acquire and a release take 13 to 17 us more with it (interleaved in
+    one process; Python 3.11, redis-py 8.1 without hiredis), of the 150 to 350 us that a task adds.
+
+    Args:
+        commands: Name (of one word or two) and arguments of each: text, bytes or numbers.
+    """
+    return b"".join(map(_packed, commands))
+
+
+def _packed(command: Sequence[Any]) -> bytes:
+    if type(command) is Packed:
+        data: bytes = command[-1]
+        return data
+    name = command[0]
+    words = [*name.split(" "), *command[1:]] if " " in name else command
+    try:
+        # Most words are short ASCII text. They are joined as text, without a step per word: half
+        # the cost.
+        parts = [""] * (2 * len(words))
+        parts[::2] = map(_LENGTHS.__getitem__, map(len, words))
+        parts[1::2] = words
+        text = "\r\n".join(parts)
+        if text.isascii():
+            return f"*{len(words)}\r\n{text}\r\n".encode()
+    except (TypeError, IndexError):
+        pass  # a number or bytes among them; a long text
+    return b"*%d\r\n" % len(words) + b"".join(map(packed_word, words))
+
+
+def packed_word(value: Any) -> bytes:
+    """One word of a command: text, bytes or a number."""
+    data = value if isinstance(value, bytes) else str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
