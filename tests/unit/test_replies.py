@@ -91,6 +91,16 @@ def test_what_has_arrived_is_taken_without_waiting_and_later_reads_wait_again(
     assert connection._client._sock.gettimeout() == TIMEOUT
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_reply_is_whole_however_it_is_cut(connected: Connected, size: int) -> None:
+    connection, theirs = connected
+    data = b"*5\r\n+OK\r\n:-1\r\n$-1\r\n$4\r\na\r\nb\r\n*2\r\n*0\r\n$0\r\n\r\n"
+    for start in range(0, len(data), size):
+        assert connection.arrived() == []
+        theirs.sendall(data[start : start + size])
+    assert connection.arrived() == [[b"OK", -1, None, b"a\r\nb", [[], b""]]]
+
+
 def test_a_connection_that_the_server_closed_is_unavailable(connected: Connected) -> None:
     connection, theirs = connected
     theirs.shutdown(socket.SHUT_WR)

@@ -16,8 +16,7 @@ from celery_singleton_lock.core.store import Admit
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.inspect import record_of
 from celery_singleton_lock.stores.redis.nodes import AnyConnections
-from celery_singleton_lock.stores.redis.resp import Packed
-from celery_singleton_lock.stores.redis.scripts import Call, Command, Script, milliseconds
+from celery_singleton_lock.stores.redis.scripts import Call, Command, Packed, Script, milliseconds
 
 __all__ = ["Admissions", "admitted_by_script"]
 

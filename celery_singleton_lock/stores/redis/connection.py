@@ -150,17 +150,11 @@ class Connections:
         try:
             return checked(replies)
         except StoreUnavailable as exc:
-            self.leave_demoted(exc)
+            if isinstance(exc.__cause__, redis.exceptions.ReadOnlyError):
+                # A failover behind this address. The idle connections lead to the old master, and
+                # a new one may lead to the new master.
+                self.drop()
             raise
-
-    def leave_demoted(self, error: StoreUnavailable) -> None:
-        """Close the idle connections if ``error`` is the refusal of a replica.
-
-        After a failover behind this address they lead to the old master, and a new one may lead to
-        the new master.
-        """
-        if isinstance(error.__cause__, redis.exceptions.ReadOnlyError):
-            self.drop()
 
     def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """As :meth:`run`, with each error reply as a value in its place."""
@@ -393,13 +387,6 @@ class Connection:
                 self.pending = None
                 pending.hear(replies.pop(0))
         return replies
-
-    def next_reply(self) -> Any:
-        """Read one reply of several, as :meth:`replies` does."""
-        unread, self._unread = self._unread, 1
-        (reply,) = self.replies()
-        self._unread = unread - 1
-        return reply
 
     def arrived(self) -> list[Any]:
         """The reply to the only command that was sent, if it has arrived whole; else nothing.

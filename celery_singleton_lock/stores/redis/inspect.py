@@ -15,8 +15,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.nodes import AnyConnections
 from celery_singleton_lock.stores.redis.replies import checked
-from celery_singleton_lock.stores.redis.resp import Packed, packed_word
-from celery_singleton_lock.stores.redis.scripts import Command
+from celery_singleton_lock.stores.redis.scripts import Command, Packed, packed_word
 
 __all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
 

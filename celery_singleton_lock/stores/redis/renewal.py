@@ -6,21 +6,15 @@ write a token down is done once, and stays with the lease. Its key is quickly pa
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, Final
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.store import RENEWED, Renewal
-from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.replies import ScriptForgotten, checked
-from celery_singleton_lock.stores.redis.resp import Packed, packed_word
-from celery_singleton_lock.stores.redis.scripts import Script, milliseconds
+from celery_singleton_lock.stores.redis.scripts import Packed, Script, milliseconds, packed_word
 
 __all__ = [
     "RENEW",
@@ -29,20 +23,12 @@ __all__ = [
     "chunks_of",
     "renewal_call",
     "renewals_of",
-    "streamed",
 ]
 
 # One EVALSHA over N keys stalls the server, for some 2.3 us a key, however they are cut: a step of
 # 64 is about 0.15 ms. Claims that are prolonged too make it up to 0.6 ms (median on a busy
 # machine). One pipeline carries all steps.
 _CHUNK: Final = 64
-
-# Chunks that are sent at once: some 70 KB, for which the server needs longer than it takes to pack
-# them and to note their replies.
-_AT_ONCE: Final = 8
-# Chunks under way at most: while the server has one part the next one is on its way, and a client
-# that the kernel doesn't run for some milliseconds still leaves it work.
-_UNDER_WAY: Final = 4 * _AT_ONCE
 
 _CLAIM_KEY: Final = attrgetter("claim_key")
 
@@ -93,64 +79,6 @@ RENEW: Final = _Renew("renew")
 def chunks_of(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
     """``leases``, in their order, cut into what one script may touch."""
     return [leases[start : start + _CHUNK] for start in range(0, len(leases), _CHUNK)]
-
-
-def streamed(
-    connections: Connections, leases: Sequence[Lease], timeout: float
-) -> Iterator[list[Renewal]]:
-    """Renew ``leases`` on one server, which works on some while others are packed and noted.
-
-    Args:
-        connections: To the server.
-        leases: In whose order the answers come, some at a time.
-        timeout: Seconds to wait for each reply.
-
-    Raises:
-        StoreUnavailable, StoreError: No answer about those that are left; a refusal.
-    """
-    chunks = deque(chunks_of(leases))
-    if not chunks:
-        return
-    try:
-        try:
-            yield from _stream(connections, chunks, RENEW.evalsha, timeout)
-        except ScriptForgotten:
-            # Also of those that ran under EVAL, nobody's flush gets in between.
-            yield from _stream(connections, chunks, RENEW.eval, timeout)
-    except StoreUnavailable as exc:
-        connections.leave_demoted(exc)
-        raise
-
-
-def _stream(
-    connections: Connections,
-    chunks: deque[Sequence[Lease]],
-    command_of: Callable[[RenewalCall], Packed],
-    timeout: float,
-) -> Iterator[list[Renewal]]:
-    """Take from ``chunks`` those of which the answer is given."""
-
-    def next_commands() -> list[Packed]:
-        following = islice(chunks, under_way, under_way + _AT_ONCE)
-        return [command_of(renewal_call(chunk)) for chunk in following]
-
-    under_way = 0
-    commands = next_commands()
-    exchange = connections.begin(commands, timeout)
-    under_way = len(commands)
-    try:
-        while chunks:
-            if under_way < len(chunks) and under_way + _AT_ONCE <= _UNDER_WAY:
-                commands = next_commands()
-                exchange.send(commands)
-                under_way += len(commands)
-                continue
-            replies = checked([exchange.next_reply()])
-            under_way -= len(replies)
-            found = [renewals_of(chunks.popleft(), reply) for reply in replies]
-            yield [*chain.from_iterable(found)]
-    finally:
-        exchange.end()
 
 
 def by_shard(leases: Sequence[Lease]) -> list[list[int]]:
