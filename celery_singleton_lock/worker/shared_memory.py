@@ -1,245 +1,398 @@
-"""What each pool child holds, in memory that its worker parent can read, also after its death.
+"""Memory in which pool children note their leases for the worker's parent process.
 
-The parent can't compute callable keys and knows nothing of ``hold()``, so a child writes key and
-token here before it asks the store. Anonymous memory, mapped before the fork; one row per pool
-index, which is unique among the living and kept through recycling and autoscale.
+The parent reads the notes for two purposes: to release what a dead child held, and to renew what a
+living child cannot renew. It can compute neither callable keys nor the names of ``hold()``, so a
+child writes keys and token before it sends the request to the store.
 
-A row has several cells: a dead child's successor gets its index, and may write before the parent
-has heard of the death. So a child takes a cell in which nothing is held, and the parent empties the
-cell of a child it has settled; one that ended well has emptied its own.
+The memory is anonymous and is mapped before the fork. It has one row per pool index, which is
+unique among living children and is reused by a child's successor. A row has several blocks, because
+the successor may write before the parent knows of the death. A child takes a block whose owner is
+dead and has no note. The parent empties the blocks of a child once it has settled its leases.
 
-A cell has two parts. The text says what is held, or asked for; it ends with a checksum, so that
-what is read while it is written, or was left by a child killed in between, counts as empty. Behind
-it are the deadlines of what was granted, which child and parent both move (see ``deadline_slots``).
+A block has the identity of its owner and ``NOTES`` notes. A note has three parts, each with a
+checksum and one writer:
+
+* the text: keys, token and claim, written by the child;
+* the child's deadline: until when the child's own renewals are valid;
+* the parent's deadline: until when the parent's renewals are valid.
+
+The lease's deadline is the later one of both. There are no locks, because a child that is killed
+would never release one. These rules replace them:
+
+* A part that is read while it is written has a wrong checksum and counts as empty.
+* Both deadlines carry a stamp, a hash of key and token. A renewal by the parent that is written
+  after the note was given to another lease has another stamp, and is ignored.
+* The child erases its deadline when renewal ends, and ignores the parent's from then on.
 """
 
 from __future__ import annotations
 
-import json
+import marshal
 import mmap
 import os
-import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from struct import Struct
+from typing import ClassVar, Final
+from zlib import crc32
 
 from celery_singleton_lock.celery_compat import pool_index
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.worker import deadline_cells as deadline_slots
-from celery_singleton_lock.worker.deadline_cells import (
-    SLOTS,
-    ChildsSlot,
-    Share,
-    sealed,
-    stamp_of,
-    unsealed,
-)
 from celery_singleton_lock.worker.process_identity import lives, start_time_of
 
-__all__ = ["Held", "HeldByLiving", "SharedMemory"]
+__all__ = ["NOTES", "LeaseNote", "RunningLease", "SharedLease", "SharedMemory"]
 
-_ROWS: Final = 512  # pool children with a higher index are covered by the ttl alone
-_CELLS: Final = 4
-_TEXT_BYTES: Final = 2048  # five leases with the longest keys
-_MAX_ENTRY_BYTES: Final = 1024
-_CELL_BYTES: Final = _TEXT_BYTES + deadline_slots.BYTES
-_ROW_BYTES: Final = _CELLS * _CELL_BYTES
-_HEADER: Final = struct.Struct("=IIQ")  # pid, length of the JSON that follows, the pid's birth
-_SEAL_BYTES: Final = len(sealed(b""))
-_NO_SLOTS: Final = bytes(deadline_slots.BYTES)
+#: Leases of one process that are noted; further ones are left to the process and to their ttl.
+NOTES: Final = 16
+
+_ROWS: Final = 512  # leases of children with a higher index are left to their ttl
+_BLOCKS: Final = 4
+_MAX_TEXT: Final = 1024
+
+_SEAL: Final = Struct("=I")
+_OWNER: Final = Struct("=IQ")  # pid, start time
+_CHILDS: Final = Struct("=Qdddd?")  # stamp, valid until, hold until, ttl, trusted, with claim
+_PARENTS: Final = Struct("=Qd")  # stamp, valid until
+_LENGTH: Final = Struct("=H")
+_CHILDS_BYTES: Final = _CHILDS.size + _SEAL.size
+_PARENTS_BYTES: Final = _PARENTS.size + _SEAL.size
+_DEADLINE_BYTES: Final = _CHILDS_BYTES + _PARENTS_BYTES
+# The deadlines come first and the texts behind them: the parent reads all deadlines ten times a
+# second, and memory that is never read or written takes no page.
+_DEADLINES_BYTES: Final = NOTES * _DEADLINE_BYTES
+_BLOCK_BYTES: Final = _OWNER.size + _DEADLINES_BYTES + NOTES * _MAX_TEXT
+_ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
+
+_NO_OWNER: Final = bytes(_OWNER.size)
+_NO_DEADLINE: Final = bytes(_CHILDS_BYTES)
+_NO_TEXT: Final = bytes(_LENGTH.size + _SEAL.size)
+_NEVER: Final = float("-inf")
+_UNBOUNDED: Final = float("inf")
+_STAMPS: Final = 2**64 - 1
+
+
+def sealed(content: bytes) -> bytes:
+    """``content`` followed by its checksum."""
+    return content + _SEAL.pack(crc32(content))
+
+
+def unsealed(data: bytes) -> bytes | None:
+    """The argument of :func:`sealed`; None if ``data`` is torn or was never written."""
+    content, seal = data[: -_SEAL.size], data[-_SEAL.size :]
+    # The checksum of no bytes is 0, which is what unwritten memory contains.
+    return content if content and seal == _SEAL.pack(crc32(content)) else None
+
+
+def _stamp_of(key: str, token: str) -> int:
+    # The parent and its forks have the same hash seed.
+    return hash((key, token)) & _STAMPS
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One lease, or one that was asked for: the token decides."""
+class LeaseNote:
+    """The text of a note: one lease, or one that was requested; the token tells which.
+
+    Attributes:
+        keys: The key, or all slots that were requested.
+        token: The lease's, as text.
+        ttl: Seconds.
+        claim: Key of the message's claim, empty if it has none.
+    """
 
     keys: tuple[str, ...]
     token: str
     ttl: float
-    claim: str = ""  # key of the message's claim, if it has one
-
-    def encode(self) -> bytes:
-        return json.dumps([self.keys, self.token, self.ttl, self.claim]).encode()
+    claim: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldByLiving:
-    """One lease that a child, unless it has died since, renews."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningLease:
+    """The deadlines of a note, as the parent reads them; times on the clock of the host.
+
+    Attributes:
+        pid: Process that wrote the note.
+        start_time: Of that process; with the pid it identifies the process.
+        block: Offset of the block in the memory.
+        number: Of the note in its block.
+        stamp: Identifies the grant.
+        childs: Until when the child's own renewals are valid.
+        hold_until: When renewal must stop; inf if it is not bounded.
+        ttl: Seconds.
+        trusted: Share of the ttl for which a reply of the store counts.
+        with_claim: Whether the message's claim is renewed too.
+        parents: Until when the parent's renewals are valid; -inf if there are none.
+    """
 
     pid: int
-    birth: int
-    share: Share
-    _cell: int
+    start_time: int
+    block: int
+    number: int
+    stamp: int
+    childs: float
+    hold_until: float
+    ttl: float
+    trusted: float
+    with_claim: bool
+    parents: float
+
+    @property
+    def deadline(self) -> float:
+        return max(self.childs, self.parents)
 
 
-@dataclass(slots=True)
-class _Cell:
-    """The one that this process writes; its offset is None where it has no row."""
+class SharedLease:
+    """A child's handle of one note; a ``SharedDeadline`` of core once the lease is granted.
 
-    offset: int | None
-    birth: int
-    #: By token; encoded, for it is written as often as anything here changes.
-    held: dict[str, bytes] = field(default_factory=dict)
-    slots: dict[str, ChildsSlot] = field(default_factory=dict)
-    free: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
-    #: Another object after each change of ``held``.
-    version: object = None
+    Its methods may be called by the body's thread and by the heartbeat's at the same time.
+    """
 
-    def encode(self) -> bytes:
-        # A list first, in one step: hold() in a thread of the body may note at the same time.
-        return b"[" + b",".join(list(self.held.values())) + b"]"
+    __slots__ = ("_deadline", "_memory", "_owner", "_stamp", "_terms", "_text", "closed", "number")
+
+    def __init__(self, memory: mmap.mmap, block: int, number: int) -> None:
+        self._memory = memory
+        self._deadline = _deadline_offset(block, number)
+        self._text = _text_offset(block, number)
+        self._owner = os.getpid()
+        self._stamp = 0
+        self._terms: tuple[float, float, float, bool] = (0.0, 0.0, 0.0, False)
+        self.number = number
+        #: Whether the parent must not renew the lease: it is not granted yet, or it has ended.
+        self.closed = True
+
+    def write_text(self, text: bytes) -> None:
+        data = sealed(_LENGTH.pack(len(text)) + text)
+        self._memory[self._text : self._text + len(data)] = data
+
+    def open(self, lease: Lease) -> None:
+        """Let the parent renew ``lease``."""
+        hold_until = _UNBOUNDED if lease.hold_until is None else lease.hold_until
+        self._terms = (hold_until, lease.ttl, lease.trusted, bool(lease.claim_key))
+        self._stamp = _stamp_of(lease.key, str(lease.token))
+        self.closed = False
+        self.tell(lease.valid_until)
+
+    def tell(self, valid_until: float) -> None:
+        """As of ``SharedDeadline``."""
+        if not self.closed:
+            self._write(sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms)))
+        if self.closed:
+            # The body's thread has closed it between the two lines above. This note is the last in
+            # the queue of free ones, so no other lease has it yet.
+            self._write(_NO_DEADLINE)
+
+    def heard(self) -> float:
+        """As of ``SharedDeadline``."""
+        if self.closed:
+            return _NEVER
+        return _parents(self._memory, self._deadline, self._stamp)
+
+    def close(self) -> None:
+        """As of ``SharedDeadline``."""
+        if self.closed or os.getpid() != self._owner:
+            return  # a fork of the holder may read, but decides nothing
+        self.closed = True
+        self._write(_NO_DEADLINE)
+
+    def erase(self) -> None:
+        """Remove the note: the lease is released."""
+        self.close()
+        self._memory[self._text : self._text + len(_NO_TEXT)] = _NO_TEXT
+
+    def _write(self, deadline: bytes) -> None:
+        self._memory[self._deadline : self._deadline + _CHILDS_BYTES] = deadline
 
 
 @dataclass(slots=True)
 class SharedMemory:
-    """The memory of one worker; only Linux and macOS fork pools have one."""
+    """The memory of one worker; only prefork pools have one."""
 
-    #: First a byte per row, which says whether it was ever used: the parent looks at those alone.
+    #: Begins with one byte per row: whether the row was ever used. The parent skips the others.
     _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _ROWS + _ROWS * _ROW_BYTES))
-    #: By process: what a fork copied is the parent's.
-    _cells: dict[int, _Cell] = field(default_factory=dict)
+    #: By process id, because a fork copies its parent's: the block (None: no room in the memory),
+    #: the notes by token, and the numbers of free notes.
+    _processes: dict[int, tuple[int | None, dict[str, SharedLease], deque[int]]] = field(
+        default_factory=dict
+    )
 
     #: The one of this worker, in the parent and its children; set before the pool forks.
     current: ClassVar[SharedMemory | None] = None
 
+    # The child's side.
+
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str = "") -> None:
-        """Child: write down what is about to be held."""
+        """Write down what is about to be requested from the store."""
         pid = os.getpid()
         # Of two threads that come first at once, the second uses what the first put there.
-        cell = self._cells.get(pid) or self._cells.setdefault(pid, self._new_cell())
-        held = Held(tuple(keys), token, ttl, claim).encode()
-        if len(held) > _MAX_ENTRY_BYTES:
-            return  # all slots of a wide limit: the one that is granted is written down then
-        cell.held[token] = held
-        self._write(pid, cell)
-
-    def share(self, lease: Lease) -> ChildsSlot | None:
-        """Child: let the parent renew what was granted; None where there is no room for it."""
-        cell = self._cells.get(os.getpid())
-        if cell is None or cell.offset is None:
-            return None
-        for known, old in list(cell.slots.items()):
-            if old.closed:  # its release failed, so nobody has struck it
-                cell.slots.pop(known, None)
-        try:
-            number = cell.free.popleft()
-        except IndexError:
-            return None
-        token = str(lease.token)
-        slot = cell.slots[token] = ChildsSlot(
-            self._memory,
-            cell.offset + _TEXT_BYTES,
-            number,
-            cell.free,
-            lease,
-            stamp_of(lease.key, token),
+        block, notes, free = self._processes.get(pid) or self._processes.setdefault(
+            pid, (self._take_block(), {}, deque(range(NOTES)))
         )
-        slot.tell(lease.valid_until)
-        return slot
+        text = marshal.dumps((tuple(keys), token, ttl, claim))
+        if block is None or len(text) > _MAX_TEXT - len(_NO_TEXT):
+            return  # too long: all slots of a high limit; the one that is granted is noted then
+        shared = notes.get(token)
+        if shared is None:
+            number = _free_number(notes, free)
+            if number is None:
+                return
+            shared = notes[token] = SharedLease(self._memory, block, number)
+        shared.write_text(text)
+
+    def share(self, lease: Lease) -> SharedLease | None:
+        """Let the parent renew what was granted; None if it is not noted."""
+        process = self._processes.get(os.getpid())
+        shared = process and process[1].get(str(lease.token))
+        if not shared:
+            return None
+        shared.open(lease)
+        return shared
 
     def strike(self, token: str) -> None:
-        """Child: it is held no more."""
-        cell = self._cells.get(os.getpid())
-        if cell is None:
+        """Erase the note of a lease that is no longer held."""
+        process = self._processes.get(os.getpid())
+        if process is None:
             return
-        slot = cell.slots.pop(token, None)
-        if slot is not None:
-            slot.close()
-        if cell.held.pop(token, None) is not None:
-            self._write(os.getpid(), cell)
+        _, notes, free = process
+        shared = notes.pop(token, None)
+        if shared is not None:
+            shared.erase()
+            free.append(shared.number)
 
-    def of_dead(self, pid: int) -> list[Held]:
-        """Parent: what the child ``pid`` held when it died."""
-        return [held for offset in self._cells_of(pid) for held in self._read(offset)]
+    # The parent's side.
+
+    def of_dead(self, pid: int) -> list[LeaseNote]:
+        """What the child ``pid`` held when it died."""
+        return [note for block in self._blocks_of(pid) for note in self._notes(block)]
 
     def settle(self, pid: int) -> None:
-        """Parent: empty the cell of ``pid``, for its leases are taken care of."""
-        for offset in self._cells_of(pid):
-            self._empty(offset)
+        """Empty the blocks of ``pid``, whose leases are released."""
+        for block in self._blocks_of(pid):
+            self._empty(block)
 
-    def of_living(self) -> list[HeldByLiving]:
-        """Parent: what the children hold; whether each still lives is to be asked before use."""
-        return [
-            HeldByLiving(pid, birth, share, offset)
-            for offset in self._used_cells()
-            for pid, birth in [self._owner(offset)]
-            if pid
-            for share in deadline_slots.shares(self._memory, offset + _TEXT_BYTES)
-        ]
+    def of_living(self) -> list[RunningLease]:
+        """What children hold. The caller checks whether a child is alive before it renews."""
+        return [lease for block in self._used_blocks() for lease in self._running(block)]
 
-    def name(self, one: HeldByLiving) -> Held | None:
-        """Parent: key and token of what it read; None if it is given back, or can't be read now."""
-        for held in self._read(one._cell):
-            if stamp_of(held.keys[0], held.token) == one.share.stamp:
-                return held
-        return None
+    def note_of(self, lease: RunningLease) -> LeaseNote | None:
+        """Keys and token of ``lease``; None if it was released, or is being written."""
+        note = self._note(lease.block, lease.number)
+        return note if note and _stamp_of(note.keys[0], note.token) == lease.stamp else None
 
-    def advance(self, one: HeldByLiving, valid_until: float) -> None:
-        """Parent: tell the child that its lease was renewed for it; seconds on the host's clock."""
-        one.share.advance(self._memory, valid_until)
+    def advance(self, lease: RunningLease, valid_until: float) -> None:
+        """Tell the child that its lease was renewed; seconds on the host's clock."""
+        start = _deadline_offset(lease.block, lease.number) + _CHILDS_BYTES
+        deadline = sealed(_PARENTS.pack(lease.stamp, valid_until))
+        self._memory[start : start + _PARENTS_BYTES] = deadline
 
-    def _new_cell(self) -> _Cell:
-        offset = self._free_offset()
-        if offset is not None:
-            self._empty(offset)
-        return _Cell(offset, start_time_of(os.getpid()))
+    # Blocks.
 
-    def _free_offset(self) -> int | None:
+    def _take_block(self) -> int | None:
         index = pool_index()
         if index is None or index >= _ROWS:
             return None
         self._memory[index] = 1
-        cells = list(self._cells_of_row(index))
-        # A fork of the body has its parent's index, and must not write where its parent does.
-        free = [cell for cell in cells if not self._read(cell) and not lives(*self._owner(cell))]
-        # All taken: four children of this row died unheard. The first one's ttl has to do.
-        return (free or cells)[0]
+        blocks = _blocks_of_row(index)
+        # A fork of the body has its parent's index, and must not write to its parent's block.
+        free = [b for b in blocks if not lives(*self._owner(b)) and not any(self._notes(b))]
+        # If all are taken, several children of this row have died and the parent has not noticed
+        # yet. The leases of the first are left to their ttl.
+        block = free[0] if free else blocks[0]
+        self._empty(block)
+        _OWNER.pack_into(self._memory, block, os.getpid(), start_time_of(os.getpid()))
+        return block
 
-    def _empty(self, offset: int) -> None:
-        _HEADER.pack_into(self._memory, offset, 0, 0, 0)
-        start = offset + _TEXT_BYTES
-        self._memory[start : start + len(_NO_SLOTS)] = _NO_SLOTS
+    def _empty(self, block: int) -> None:
+        self._memory[block : block + len(_NO_OWNER)] = _NO_OWNER
+        start = _deadline_offset(block, 0)
+        self._memory[start : start + _DEADLINES_BYTES] = bytes(_DEADLINES_BYTES)
+        for number in range(NOTES):
+            start = _text_offset(block, number)
+            if self._memory[start : start + len(_NO_TEXT)] != _NO_TEXT:
+                self._memory[start : start + len(_NO_TEXT)] = _NO_TEXT
 
-    def _write(self, pid: int, cell: _Cell) -> None:
-        if cell.offset is None:
-            return
-        cell.version = version = object()
-        while True:
-            text = cell.encode()
-            while len(text) > _TEXT_BYTES - _HEADER.size - _SEAL_BYTES:
-                # The oldest first: releases that failed stay here, and the ttl has freed those.
-                cell.held.pop(next(iter(cell.held)))
-                text = cell.encode()
-            data = sealed(_HEADER.pack(pid, len(text), cell.birth) + text)
-            self._memory[cell.offset : cell.offset + len(data)] = data
-            if cell.version is version:
-                return
-            # Another thread has changed what is held: of two writers, the last one is complete.
-            version = cell.version
-
-    def _used_cells(self) -> Iterator[int]:
+    def _used_blocks(self) -> Iterator[int]:
         for index, used in enumerate(self._memory[:_ROWS].rstrip(b"\0")):
             if used:
-                yield from self._cells_of_row(index)
+                yield from _blocks_of_row(index)
 
-    def _cells_of_row(self, index: int) -> range:
-        start = _ROWS + index * _ROW_BYTES
-        return range(start, start + _ROW_BYTES, _CELL_BYTES)
+    def _blocks_of(self, pid: int) -> Iterator[int]:
+        return (block for block in self._used_blocks() if self._owner(block)[0] == pid)
 
-    def _cells_of(self, pid: int) -> Iterator[int]:
-        return (offset for offset in self._used_cells() if self._owner(offset)[0] == pid)
+    def _owner(self, block: int) -> tuple[int, int]:
+        """Pid and start time of the process that writes there; 0, 0: none, or it is settled."""
+        pid, start_time = _OWNER.unpack_from(self._memory, block)
+        return pid, start_time
 
-    def _owner(self, offset: int) -> tuple[int, int]:
-        """The process that wrote there: id and birth; 0, 0: nobody, or it is settled."""
-        pid, _, birth = _HEADER.unpack_from(self._memory, offset)
-        return pid, birth
+    def _notes(self, block: int) -> Iterator[LeaseNote]:
+        if self._owner(block)[0]:
+            found = (self._note(block, number) for number in range(NOTES))
+            yield from (note for note in found if note)
 
-    def _read(self, offset: int) -> list[Held]:
-        length = _HEADER.unpack_from(self._memory, offset)[1]
-        end = offset + min(_HEADER.size + length + _SEAL_BYTES, _TEXT_BYTES)
-        data = unsealed(self._memory[offset:end])
-        if data is None:
-            return []
-        rows: list[Any] = json.loads(data[_HEADER.size :] or b"[]")
-        return [Held(tuple(keys), token, ttl, claim) for keys, token, ttl, claim in rows]
+    def _note(self, block: int, number: int) -> LeaseNote | None:
+        start = _text_offset(block, number)
+        (length,) = _LENGTH.unpack_from(self._memory, start)
+        if not 0 < length <= _MAX_TEXT - len(_NO_TEXT):
+            return None
+        text = unsealed(self._memory[start : start + length + len(_NO_TEXT)])
+        return LeaseNote(*marshal.loads(text[_LENGTH.size :])) if text else None
+
+    def _running(self, block: int) -> Iterator[RunningLease]:
+        pid, start_time = self._owner(block)
+        if not pid:
+            return
+        for number in range(NOTES):
+            offset = _deadline_offset(block, number)
+            data = self._memory[offset : offset + _CHILDS_BYTES]
+            content = None if data == _NO_DEADLINE else unsealed(data)
+            if content is None:
+                continue
+            stamp, childs, hold_until, ttl, trusted, with_claim = _CHILDS.unpack(content)
+            yield RunningLease(
+                pid=pid,
+                start_time=start_time,
+                block=block,
+                number=number,
+                stamp=stamp,
+                childs=childs,
+                hold_until=hold_until,
+                ttl=ttl,
+                trusted=trusted,
+                with_claim=with_claim,
+                parents=_parents(self._memory, offset, stamp),
+            )
+
+
+def _free_number(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
+    """A note for a new lease; the oldest that the parent does not renew if none is free.
+
+    That is one whose release has failed, and which its ttl has freed or will free.
+    """
+    try:
+        return free.popleft()
+    except IndexError:
+        pass
+    ended = next((token for token, shared in list(notes.items()) if shared.closed), None)
+    replaced = None if ended is None else notes.pop(ended, None)
+    return None if replaced is None else replaced.number
+
+
+def _blocks_of_row(index: int) -> range:
+    start = _ROWS + index * _ROW_BYTES
+    return range(start, start + _ROW_BYTES, _BLOCK_BYTES)
+
+
+def _deadline_offset(block: int, number: int) -> int:
+    return block + _OWNER.size + number * _DEADLINE_BYTES
+
+
+def _text_offset(block: int, number: int) -> int:
+    return block + _OWNER.size + _DEADLINES_BYTES + number * _MAX_TEXT
+
+
+def _parents(memory: mmap.mmap, offset: int, stamp: int) -> float:
+    start = offset + _CHILDS_BYTES
+    content = unsealed(memory[start : start + _PARENTS_BYTES])
+    if content is None:
+        return _NEVER
+    whose, valid_until = _PARENTS.unpack(content)
+    return float(valid_until) if whose == stamp else _NEVER

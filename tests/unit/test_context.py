@@ -37,7 +37,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock
-from celery_singleton_lock.worker.shared_memory import Held, SharedMemory
+from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
 from tests.unit.test_heartbeat import hold as keep
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -383,7 +383,7 @@ class DeafStore(MemoryStore):
         return super().release(call)
 
 
-def read_of_a_child(record: SharedMemory, life: Callable[[], None]) -> list[Held]:
+def read_of_a_child(record: SharedMemory, life: Callable[[], None]) -> list[LeaseNote]:
     """What the parent reads of a pool child that lived so and was killed."""
     reading, writing = os.pipe()
     pid = os.fork()

@@ -26,13 +26,11 @@ from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Releas
 from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
-from celery_singleton_lock.worker import deadline_cells as deadline_slots
-from celery_singleton_lock.worker import shared_memory as shared_memory
-from celery_singleton_lock.worker.deadline_cells import SLOTS
+from celery_singleton_lock.worker import shared_memory
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.process_identity import lives, start_time_of
 from celery_singleton_lock.worker.request import _ask
-from celery_singleton_lock.worker.shared_memory import HeldByLiving, SharedMemory
+from celery_singleton_lock.worker.shared_memory import NOTES, RunningLease, SharedMemory
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.pool_child import Child
@@ -87,7 +85,7 @@ class Bench:
         self.clock.advance(left)
         self.pulse.sweep()
 
-    def seen(self) -> HeldByLiving:
+    def seen(self) -> RunningLease:
         [one] = self.record.of_living()
         return one
 
@@ -164,19 +162,19 @@ def test_a_childs_keeper_that_is_back_takes_over(bench: Bench) -> None:
     assert len(bench.store.batches) == before
 
 
-def test_leases_of_a_child_are_renewed_in_one_round_trip_and_the_ninth_by_nobody(
+def test_leases_of_a_child_are_renewed_in_one_round_trip_and_the_next_one_by_none(
     bench: Bench,
 ) -> None:
-    leases = [bench.hold(str(number)) for number in range(SLOTS + 1)]
+    leases = [bench.hold(str(number)) for number in range(NOTES + 1)]
     bench.clock.advance(LATE)
     bench.pulse.sweep()
     [batch] = bench.store.batches
-    assert sorted(batch) == sorted(lease.key for lease in leases[:SLOTS])
+    assert sorted(batch) == sorted(lease.key for lease in leases[:NOTES])
     bench.release(leases[0])
     tenth = bench.hold("tenth")
     bench.beat(TTL)
     assert not tenth.lost
-    assert leases[SLOTS].lost
+    assert leases[NOTES].lost
 
 
 def test_leases_that_starve_since_different_moments_come_to_share_one_round_trip(
@@ -194,9 +192,9 @@ def test_leases_that_starve_since_different_moments_come_to_share_one_round_trip
 
 
 def test_every_lease_gets_a_slot_however_many_came_before(bench: Bench) -> None:
-    for number in range(5 * SLOTS):
+    for number in range(5 * NOTES):
         bench.release(bench.hold(str(number)))
-    leases = [bench.hold(str(number)) for number in range(SLOTS)]
+    leases = [bench.hold(str(number)) for number in range(NOTES)]
     bench.beat(2 * TTL)
     assert not any(lease.lost for lease in leases)
 
@@ -266,11 +264,11 @@ def test_a_note_that_comes_late_does_not_count_for_the_slots_next_lease(bench: B
     first = bench.hold("first")
     seen = bench.seen()
     bench.release(first)
-    others = [bench.hold(f"other{number}") for number in range(SLOTS)]
+    others = [bench.hold(f"other{number}") for number in range(NOTES)]
     bench.record.advance(seen, float("inf"))
-    assert seen.share.offset in {one.share.offset for one in bench.record.of_living()}
+    assert seen.number in {one.number for one in bench.record.of_living()}
     assert [other.deadline for other in others] == [other.valid_until for other in others]
-    assert all(one.share.parents < 0 for one in bench.record.of_living())
+    assert all(one.parents < 0 for one in bench.record.of_living())
 
 
 def test_a_lease_that_its_child_has_declared_lost_is_renewed_no_more(bench: Bench) -> None:
@@ -422,7 +420,7 @@ def test_a_settled_childs_lease_is_not_renewed(bench: Bench) -> None:
     child.kill()
 
 
-def test_a_successor_that_takes_a_dead_childs_cell_inherits_none_of_its_deadlines(
+def test_a_successor_that_takes_a_dead_childs_block_inherits_none_of_its_deadlines(
     bench: Bench,
 ) -> None:
     lease = bench.hold()
@@ -430,9 +428,8 @@ def test_a_successor_that_takes_a_dead_childs_cell_inherits_none_of_its_deadline
 
     def killed_while_it_gave_back() -> None:
         bench.record.note((lease.key,), str(lease.token), TTL)
-        bench.record.share(replace(lease, shared=None))
-        bench.record._cells[os.getpid()].slots.clear()
-        bench.record.strike(str(lease.token))
+        shared = bench.record.share(replace(lease, shared=None))
+        shared.write_text(b"")  # type: ignore[union-attr]
 
     dead = Child(1, killed_while_it_gave_back).kill()
     assert [one.pid for one in bench.record.of_living()] == [dead]
@@ -451,7 +448,8 @@ def test_a_half_that_is_not_whole_counts_for_nothing(bench: Bench) -> None:
     whole = bench.seen()
     memory = bench.record._memory
     heard, read = [], []
-    for offset in range(seen.share.offset, seen.share.offset + deadline_slots.BYTES // SLOTS):
+    start = shared_memory._deadline_offset(seen.block, seen.number)
+    for offset in range(start, start + shared_memory._DEADLINE_BYTES):
         byte = memory[offset]
         memory[offset] = byte ^ 0x40
         heard.append(lease.deadline)
@@ -464,7 +462,7 @@ def test_a_half_that_is_not_whole_counts_for_nothing(bench: Bench) -> None:
         if deadline == 5000.0:
             assert living == []
         else:
-            assert [one.share for one in living] == [seen.share]
+            assert living == [seen]
 
 
 def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> None:
@@ -490,7 +488,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
                 record.note((lease.key,), str(lease.token), 1.0)
                 lease.shared = record.share(lease)
             slots = [lease.shared for lease in leases]
-            slots[1]._offset = slots[0]._offset  # type: ignore[union-attr]
+            slots[1]._deadline = slots[0]._deadline  # type: ignore[union-attr]
             os.write(pid_pipe[1], os.getpid().to_bytes(8, "little"))
             while True:
                 for lease, slot in zip(leases, slots, strict=True):
@@ -505,7 +503,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
         # On a busy machine this process may have had no turn by then.
         while time.monotonic() < deadline or (read <= 100 and time.monotonic() < deadline + 30):
             for one in record.of_living():
-                assert one.share.childs == one.share.ttl == one.share.trusted, one
+                assert one.childs == one.ttl == one.trusted, one
                 read += 1
     finally:
         os.kill(writer, signal.SIGKILL)
@@ -517,13 +515,13 @@ def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_sl
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = bench.hold()
-    write = deadline_slots.sealed
+    write = shared_memory.sealed
 
     def release_meanwhile(content: bytes) -> bytes:
         lease.end()  # the body's thread, while the heartbeat's is about to write
         return write(content)
 
-    monkeypatch.setattr(deadline_slots, "sealed", release_meanwhile)
+    monkeypatch.setattr(shared_memory, "sealed", release_meanwhile)
     lease.renewed(bench.clock.now() + trust_of(lease.ttl, lease.trusted))
     assert bench.record.of_living() == []
 
@@ -564,7 +562,7 @@ def test_a_fork_of_the_body_can_not_end_what_its_parent_holds(bench: Bench) -> N
         lease.end()
 
     Child(0, life).kill()
-    assert bench.seen().share.childs == lease.valid_until
+    assert bench.seen().childs == lease.valid_until
 
 
 # --- an outage -----------------------------------------------------------------------------------
@@ -720,7 +718,7 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
         os.waitpid(pid, 0)
     pulse.finish(lambda: True)
     for thread in threading.enumerate():
-        if thread.name == "singleton-pulse":
+        if thread.name == "singleton-parent-heartbeat":
             thread.join(30)
     assert "failed" not in caplog.text
 
@@ -816,7 +814,7 @@ def test_a_release_is_retried_on_a_thread_that_ends_with_the_last_of_them(
         pulse.leave(lambda store, name=name: asked.append(name), 60.0)
         wait_until(lambda: not pulse.has_left, "the store has answered")
         wait_until(
-            lambda: all(one.name != "singleton-pulse-retry" for one in threading.enumerate()),
+            lambda: all("-retry" not in one.name for one in threading.enumerate()),
             "the thread has ended",
         )
     assert asked == ["a", "b"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.worker.shared_memory import Held, SharedMemory
+from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
 from tests.unit.pool_child import Child
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
 
 def held_by_a_killed_child(
     record: SharedMemory, index: int, life: Callable[[], None]
-) -> list[Held]:
+) -> list[LeaseNote]:
     return record.of_dead(Child(index, life).kill())
 
 
@@ -33,8 +33,8 @@ def test_what_a_killed_child_held_is_read_by_its_parent() -> None:
         record.note(("key-2#0", "key-2#1"), "t2|0.0|b", 1.5)
 
     assert held_by_a_killed_child(record, 3, life) == [
-        Held(("key-1",), "t1|0.0|a", 60),
-        Held(("key-2#0", "key-2#1"), "t2|0.0|b", 1.5),
+        LeaseNote(("key-1",), "t1|0.0|a", 60),
+        LeaseNote(("key-2#0", "key-2#1"), "t2|0.0|b", 1.5),
     ]
 
 
@@ -47,7 +47,7 @@ def test_what_was_given_back_is_not_read() -> None:
         record.strike("a")
         record.strike("unknown")
 
-    assert held_by_a_killed_child(record, 0, life) == [Held(("key-2",), "b", 60)]
+    assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("key-2",), "b", 60)]
 
 
 def test_a_narrowed_note_replaces_the_wide_one() -> None:
@@ -57,7 +57,7 @@ def test_a_narrowed_note_replaces_the_wide_one() -> None:
         record.note(("k#0", "k#1"), "a", 60)
         record.note(("k#1",), "a", 60)
 
-    assert held_by_a_killed_child(record, 0, life) == [Held(("k#1",), "a", 60)]
+    assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("k#1",), "a", 60)]
 
 
 def test_children_do_not_see_each_other() -> None:
@@ -67,7 +67,7 @@ def test_children_do_not_see_each_other() -> None:
         for index in (0, 1, 511)
     ]
     for index, child in zip((0, 1, 511), children, strict=True):
-        assert record.of_dead(child.kill()) == [Held((f"key-{index}",), f"t{index}", 60)]
+        assert record.of_dead(child.kill()) == [LeaseNote((f"key-{index}",), f"t{index}", 60)]
 
 
 def test_a_settled_child_is_forgotten_and_the_others_are_not() -> None:
@@ -76,15 +76,15 @@ def test_a_settled_child_is_forgotten_and_the_others_are_not() -> None:
     second = Child(0, lambda: record.note(("b",), "b", 60)).kill()
     record.settle(first)
     assert record.of_dead(first) == []
-    assert record.of_dead(second) == [Held(("b",), "b", 60)]
+    assert record.of_dead(second) == [LeaseNote(("b",), "b", 60)]
 
 
 def test_a_successor_with_the_same_index_does_not_overwrite_what_a_dead_child_held() -> None:
     record = SharedMemory()
     dead = Child(5, lambda: record.note(("old",), "old", 60)).kill()
     successor = Child(5, lambda: record.note(("new",), "new", 60)).kill()
-    assert record.of_dead(dead) == [Held(("old",), "old", 60)]
-    assert record.of_dead(successor) == [Held(("new",), "new", 60)]
+    assert record.of_dead(dead) == [LeaseNote(("old",), "old", 60)]
+    assert record.of_dead(successor) == [LeaseNote(("new",), "new", 60)]
 
 
 def test_children_that_ended_with_nothing_held_use_up_no_room() -> None:
@@ -101,8 +101,8 @@ def test_children_that_ended_with_nothing_held_use_up_no_room() -> None:
     for _ in range(10):
         Child(0, worked).kill()
     successor = Child(0, lambda: record.note(("new",), "new", 60)).kill()
-    assert record.of_dead(dead) == [Held(("old",), "old", 60)]
-    assert record.of_dead(successor) == [Held(("new",), "new", 60)]
+    assert record.of_dead(dead) == [LeaseNote(("old",), "old", 60)]
+    assert record.of_dead(successor) == [LeaseNote(("new",), "new", 60)]
 
 
 def test_a_child_does_not_write_what_its_parent_held() -> None:
@@ -112,7 +112,7 @@ def test_a_child_does_not_write_what_its_parent_held() -> None:
     def life() -> None:
         record.note(("child",), "child", 60)
 
-    assert held_by_a_killed_child(record, 0, life) == [Held(("child",), "child", 60)]
+    assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("child",), "child", 60)]
     assert record.of_dead(os.getpid()) == []
 
 
@@ -148,7 +148,7 @@ def test_what_fitted_is_kept_when_one_more_does_not_fit() -> None:
         record.note(("a",), "a", 60)
         record.note(tuple(f"slot#{number}" for number in range(1000)), "wide", 60)
 
-    assert Held(("a",), "a", 60) in held_by_a_killed_child(record, 0, life)
+    assert LeaseNote(("a",), "a", 60) in held_by_a_killed_child(record, 0, life)
 
 
 def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None:
@@ -163,7 +163,7 @@ def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None
                 record.note(("key" * 30,), "t|0.0|n", 60)
                 record.strike("t|0.0|n")
 
-    whole = [Held(("key" * 30,), "t|0.0|n", 60)]
+    whole = [LeaseNote(("key" * 30,), "t|0.0|n", 60)]
     pid_pipe = os.pipe()
     for _ in range(20):
         child = Child(0, life)
@@ -199,4 +199,4 @@ def test_threads_that_note_at_once_do_not_fail() -> None:
         assert not failures, failures
         record.note(("last",), "last", 60)
 
-    assert held_by_a_killed_child(record, 0, life) == [Held(("last",), "last", 60)]
+    assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("last",), "last", 60)]
