@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         lease_released,
     )
     from celery_singleton_lock.policy import CallOptions, OnConflict
-    from celery_singleton_lock.publish.by_name import claim_and_send
+    from celery_singleton_lock.publish.apply_async import claim_and_send
     from celery_singleton_lock.publish.skipped import is_skipped
     from celery_singleton_lock.task.base import SingletonTask
     from celery_singleton_lock.task.context import current_lease
@@ -82,7 +82,7 @@ _LATER = {
     "SingletonTask": "task.base",
     "StoreError": "errors",
     "StoreUnavailable": "errors",
-    "claim_and_send": "publish.by_name",
+    "claim_and_send": "publish.apply_async",
     "current_lease": "task.context",
     "hold": "task.hold",
     "is_skipped": "publish.skipped",

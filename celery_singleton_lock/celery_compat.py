@@ -194,24 +194,21 @@ def delays_natively(app: Any) -> bool:
     return bool(detect_quorum_queues(app, driver_of(app))[0])
 
 
-def serializer_of(content_type: str | None) -> str | None:
-    """kombu's name of the serializer of a content type.
-
-    ``registry.type_to_name``: all. Without it a requeued message is serialized by the task's own.
-    """
-    return getattr(registry, "type_to_name", {}).get(content_type)
+#: kombu's name of the serializer of a content type; None if it is unknown. ``type_to_name``: all.
+#: Without it a requeued message is serialized as the task's options say.
+serializer_of: Callable[[str | None], str | None] = getattr(registry, "type_to_name", {}).get
 
 
 # The worker's request and its pool.
 
-#: Headers that Celery reads; all others belong to the message's author.
-CONTEXT_FIELDS: Final = frozenset(vars(Context)) | {
-    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
-}
 #: Attributes of the body's request that a header of the same name would replace.
 CONTEXT_METHODS: Final = frozenset(
     ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
 )
+#: Headers that Celery reads; all others belong to the message's author.
+CONTEXT_FIELDS: Final = frozenset(vars(Context)) - CONTEXT_METHODS | {
+    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
+}
 
 
 def is_revoked(request: Any) -> bool:

@@ -26,7 +26,7 @@ from celery_singleton_lock.beat.defer_signals import SignalDeferral
 from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.celery_compat import rebuild_heap
 from celery_singleton_lock.errors import SettingsError, StoreError
-from celery_singleton_lock.publish.by_name import claim_and_send
+from celery_singleton_lock.publish.apply_async import claim_and_send
 from celery_singleton_lock.publish.header import TICK_HEADER
 from celery_singleton_lock.runtime import Runtime
 

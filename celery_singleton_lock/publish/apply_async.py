@@ -1,29 +1,34 @@
-"""One call of a singleton task on its way out: its header, its key, and whether it needs a claim.
+"""One call of a singleton task on its way out: its header, its key, and its claim if it needs one.
 
-Every call of every singleton task comes through here, so what most calls don't need is asked last.
+Every call of every singleton task runs through ``publish_call``, so what few calls need comes last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import signals
+from celery import Celery, signals
 from celery.utils import uuid
+from kombu.utils.json import dumps as kombu_dumps
 
 from celery_singleton_lock.celery_compat import dump_models
+from celery_singleton_lock.core.key import PER_TASK, digest
+from celery_singleton_lock.errors import LockKeyError
+from celery_singleton_lock.policy import CallOptions, Policy, check_call, merge, suggestion
 from celery_singleton_lock.publish.arguments import stable_rest
 from celery_singleton_lock.publish.header import HEADER, call_header, count_published
-from celery_singleton_lock.publish.unique import Publication, carry_claim, continues, publish
+from celery_singleton_lock.publish.unique import Publication, carry_claim, continues
 from celery_singleton_lock.runtime import Runtime
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-__all__ = ["publish_call"]
+__all__ = ["claim_and_send", "publish_call"]
 
-#: Celery's ``apply_async`` of a task id and options.
+#: Publishes a task id and options, as Celery's ``apply_async`` does.
 Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
 # Our header of the message that a base class is publishing.
@@ -40,21 +45,21 @@ def publish_call(
     task_id: str | None,
     given: Mapping[str, Any] | None,
 ) -> AsyncResult[Any]:
-    """Send the call with our header, and a claim if it needs one; or answer it with another.
+    """Send the call with our header, and with a claim if it needs one; or answer it with another.
 
     Args:
-        task: Whose call it is.
+        task: The task that is called.
         args, kwargs: Of the call, as Celery takes them.
         send: Publishes it.
-        options: Celery's, which get the header.
+        options: Celery's, to which the header is added.
         task_id: The message's; None: a new one.
         given: The policy's options that the call sets (validated before).
 
     Raises:
-        DuplicateTask, LockKeyError: As of ``SingletonTask.apply_async``.
+        DuplicateTask, LockKeyError: As ``SingletonTask.apply_async`` does.
     """
     task_id = str(task_id) if task_id else uuid()
-    app = task.app  # asked for once: Celery looks it up each time
+    app = task.app  # read once: Celery looks it up each time
     running: Any = app.current_worker_task
     options["headers"] = headers = dict(options.get("headers") or {})
     header = call_header(options, task_id=task_id, options=given, running=running)
@@ -64,18 +69,18 @@ def publish_call(
     if running is not None:
         send = _counting(running, send)
     policy = task.singleton_policy(header.get("options"))
-    # Asked after that: to look up Celery's configuration costs as much as all else in here.
+    # The configuration is read last: that costs as much as everything above.
     if policy.unique is None or app.conf.task_always_eager:
-        return send(task_id, options)  # it needs no claim; or there is no message
+        return send(task_id, options)  # no claim; or no message
     runtime = Runtime.of(app)
     key = _key_of(task, runtime, args or (), kwargs or {}, options)
     if key is None:
         return send(task_id, options)
     if continues(running, task_id):
-        carry_claim(app, running.request, header, task.name, key, policy)
+        carry_claim(runtime, running.request, header, task.name, key, policy)
         return send(task_id, options)
     publication = Publication(
-        app=app,
+        runtime=runtime,
         task=task.name,
         task_id=task_id,
         key=key,
@@ -83,13 +88,87 @@ def publish_call(
         header=header,
         options=options,
         expires=options.get("expires", task.expires),
-        swallows_in_canvas=given is not None and "on_duplicate" in given,
+        drops_in_canvas=given is not None and "on_duplicate" in given,
     )
-    return publish(publication, runtime, lambda: send(task_id, options))
+    return publication.publish(lambda: send(task_id, options))
+
+
+def claim_and_send(
+    app: Celery,
+    name: str,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    singleton: CallOptions,
+    key: str | None = None,
+    scope: str | None = None,
+    **options: Any,
+) -> AsyncResult[Any]:
+    """``app.send_task`` with a claim, for publishers that don't have the task's code.
+
+    Where the app knows the task, this is the task's ``apply_async``.
+
+    Args:
+        app: The publisher's.
+        name: Of the task, which has to be a singleton task at its worker.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        singleton: As of ``apply_async``; it has to set ``unique``.
+        key: The part behind the scope, as for :func:`hold`: for a task with
+            ``key="account:{account_id}"``, ``"account:42"``; then publishers with the code find the
+            claim too. By default all arguments as they are given, so that only calls with the same
+            spelling are equal.
+        scope: The task's ``scope``, if it has one.
+        **options: Celery's.
+
+    Raises:
+        DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
+        LockKeyError: There is no ``key`` and the arguments make none; or it is no text.
+        TypeError, ValueError: One of these is wrong, or the task holds no locks. A keyword that is
+            close to one of ours is refused.
+    """
+    where = f"claim_and_send({name!r})"
+    _check(where, name, args, kwargs, key)
+    _refuse_typos(where, options)
+    task: Any = app.tasks.get(name)
+    if task is not None and key is None and scope is None:
+        if not hasattr(task, "singleton_policy"):
+            raise TypeError(f"{where}: it is no singleton task, so nothing would free its claim")
+        return task.apply_async(args, kwargs, singleton=singleton, **options)  # type: ignore[no-any-return]
+    if scope is not None:
+        merge(Policy(key=key or PER_TASK), {"scope": scope}, where=where)
+    runtime = Runtime.of(app)
+    given = check_call(lambda: runtime.settings.policy, singleton, where=where) or {}
+    policy = merge(runtime.settings.policy, given, where=where)
+    if policy.unique is None:
+        raise TypeError(f'{where}: give singleton={{"unique": "until_done"}}, or "until_start"')
+    task_id = str(options.pop("task_id", None) or uuid())
+    options["headers"] = headers = dict(options.get("headers") or {})
+    running = app.current_worker_task
+    header = call_header(options, task_id=task_id, options=given, running=running)
+    headers[HEADER] = header
+
+    def send(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
+        sent_args, sent_kwargs = list(args or ()), dict(kwargs or {})
+        return app.send_task(name, sent_args, sent_kwargs, task_id=task_id, **options)
+
+    counting = send if running is None else _counting(running, send)
+    publication = Publication(
+        runtime=runtime,
+        task=name,
+        task_id=task_id,
+        key=runtime.keyspace.lock(scope or name, key or _digest(args or (), kwargs or {})),
+        policy=policy,
+        header=header,
+        options=options,
+        expires=options.get("expires"),
+        drops_in_canvas="on_duplicate" in given,
+    )
+    return publication.publish(lambda: counting(task_id, options))
 
 
 def _counting(running: Any, send: Send) -> Send:
-    """``send``, which notes what the ``running`` task has sent."""
+    """``send``, followed by a note of what the ``running`` task has sent."""
 
     def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         result = send(task_id, options)
@@ -101,7 +180,7 @@ def _counting(running: Any, send: Send) -> Send:
 
 def _keeping(header: Mapping[str, Any], send: Send) -> Send:
     """``send`` through base classes that may replace ``options["headers"]``."""
-    # Connected only when needed: every message that this process publishes pays for a receiver.
+    # Connected when it is needed: each message that this process publishes pays for a receiver.
     signals.before_task_publish.connect(_restore_header)
 
     def send_with_header(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
@@ -124,8 +203,35 @@ def _restore_header(headers: Any = None, **_: Any) -> None:
 def _key_of(
     task: Any, runtime: Runtime, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> str | None:
-    """The lock key that the call will need; None where a callable key says "no lock"."""
+    """The lock key that the call will need; None if a callable key returns None (no lock)."""
     serializer = options.get("serializer") or task.serializer
     args, kwargs = dump_models(task, args, kwargs, serializer)
     rest = stable_rest(task.singleton_key_maker, args, kwargs, serializer)
     return None if rest is None else runtime.keyspace.lock(task.singleton_scope, rest)
+
+
+def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
+    """Refuse arguments that would be misread: each letter of a text would be an argument."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{where}: give the name of a task as str")
+    if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+        raise TypeError(f"{where}: args is a {type(args).__name__}; give a list or tuple")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"{where}: kwargs is a {type(kwargs).__name__}; give a dict")
+    if key is not None and not (isinstance(key, str) and key):
+        raise LockKeyError(f"{where}: key={key!r}: give a non-empty str")
+
+
+def _refuse_typos(where: str, options: Mapping[str, Any]) -> None:
+    """Celery makes any unknown keyword a message property, so a mistyped option would be lost."""
+    for name in options:
+        if "did you mean" in (hint := suggestion(name, ("key", "scope", "singleton"))):
+            raise TypeError(f"{where}: unknown option {name!r}{hint}")
+
+
+def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(json.loads(kombu_dumps([list(args), dict(kwargs)])), sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise LockKeyError(f"the arguments make no key: {exc}. Give key=...") from exc
+    return f"~{digest(text)}"

@@ -66,7 +66,7 @@ logger = logging.getLogger("celery_singleton_lock")
 _PARENT_TIMEOUT: Final = 1.0
 # Celery kills with TERM, 0.1 s, KILL.
 _DYING_SECONDS: Final = 1.0
-# Celery makes attributes of the body's request of all headers of a message, whoever sent it.
+# Celery makes every header of a message an attribute of the body's request.
 _OURS: Final = "singleton_"
 
 
@@ -87,61 +87,66 @@ class SingletonRequestMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # a Request's: see mixed_request
         self._sift()
-        self.request_dict[NONCE_KEY] = mint_nonce()
-        # Celery tells the body everything about its message but this.
-        self.request_dict[SERIALIZER_KEY] = serializer_of(self.content_type)
-        self._note_origin()
-        if "singleton" in (self.request_dict.get("properties") or {}):
+        message = self.request_dict
+        message[NONCE_KEY] = mint_nonce()
+        # The only property of a message that Celery does not pass to the body.
+        message[SERIALIZER_KEY] = serializer_of(self.content_type)
+        info = message.get("delivery_info")
+        if info and (exchange := info.get("exchange")):
+            self._note_origin(exchange, info.get("routing_key") or "")
+        if "singleton" in (message.get("properties") or ()):
             _warn_of_unread_options(self.task.name)
 
     def _sift(self) -> None:
-        """Take out the headers that would pass for what this process, or Celery, says of the body.
+        """Remove headers that only this process or Celery may set; collect the author's own.
 
-        That it has begun already, so that it ran without a lease; that no message carries it. And
-        those that hide a method: a message that can't be copied can't be put back.
+        A foreign ``singleton_*`` header could claim that the body has begun, and so runs without a
+        lease. A header with the name of a method of the request would hide it, and the message
+        could not be copied for a put-back.
 
-        The body's ``request.headers`` has none of our headers: users copy it to other messages. If
-        the message has a header ``headers`` (agents write one), Celery takes that for all headers;
-        the others are added here. It may be a copy of all headers: Celery's own are left out,
-        because a copy of the message would be sent with their old values (``eta`` is one).
+        The body's ``request.headers`` gets none of our headers, because users copy it to other
+        messages. If the message has a header ``headers`` (monitoring agents write one), Celery
+        takes that for all headers, so the others are added here. It may be a copy of all headers:
+        Celery's own are left out, because a copy of the message would be sent with their old
+        values, such as ``eta``.
         """
         message = self.request_dict
-        header, nested = header_of(message, str(self.id)), message.get("headers")
-        own = {name: message[name] for name in message.keys() - CONTEXT_FIELDS}
-        if isinstance(nested, Mapping):
-            own.update((name, nested[name]) for name in nested.keys() - CONTEXT_FIELDS)
-        for name in [name for name in own if name.startswith(_OURS) and name != TICK_HEADER]:
-            del own[name]
-            message.pop(name, None)
-        for name in CONTEXT_METHODS.intersection(message):
-            del message[name]
+        header = header_of(message, str(self.id))
+        own: dict[str, Any] = {}
+        for name in message.keys() - CONTEXT_FIELDS:
+            if name in CONTEXT_METHODS or _is_ours(name):
+                del message[name]
+            else:
+                own[name] = message[name]
+        nested = message.get("headers")
+        if nested and isinstance(nested, Mapping):
+            names = nested.keys() - CONTEXT_FIELDS - CONTEXT_METHODS
+            own.update((name, nested[name]) for name in names if not _is_ours(name))
         message["headers"] = own
         if header:
             message[HEADER] = header
 
-    def _note_origin(self) -> None:
-        """Note which queue a message came from, unless it was sent to a queue by name.
+    def _note_origin(self, exchange: str, routing_key: str) -> None:
+        """Note which queue a message came from, if it was sent to an exchange.
 
-        A message that was routed to several queues is a separate call in each, and each has to run:
-        they are not deliveries of one message. Their common claim ends with the first arrival.
+        A message that was routed to several queues is a separate call in each of them, and each
+        has to run: the copies are not deliveries of one message. Their common claim ends when the
+        first copy arrives.
         """
-        info = self.request_dict.get("delivery_info") or {}
-        exchange, routing_key = info.get("exchange"), info.get("routing_key")
-        if not exchange:
-            return
-        origin = find_origin(self.app, exchange, routing_key or "")
+        origin = find_origin(self.app, exchange, routing_key)
         if origin is None:
             return
-        self.request_dict[QUEUE_KEY] = origin.queue
+        message = self.request_dict
+        message[QUEUE_KEY] = origin.queue
         if not origin.is_shared:
             return
         self._settle_claim(comes_back=False)
         header = dict(self._header())
         if not header:
-            self.request_dict[UNNAMED_KEY] = True
+            message[UNNAMED_KEY] = True
         header.pop("claim", None)
         header |= {"id": str(self.id), "call": call_in_queue(call_of(header), origin.queue)}
-        self.request_dict[HEADER] = header
+        message[HEADER] = header
 
     def revoked(self) -> bool:
         """Celery's; a message that is discarded here frees its claim."""
@@ -313,6 +318,11 @@ def _warn_of_unread_options(task: str) -> None:
         "--scheduler singleton, or use claim_and_send() in place of send_task()",
         task,
     )
+
+
+def _is_ours(header: str) -> bool:
+    """Whether Celery would make an attribute of the request of it that only we may set."""
+    return header.startswith(_OURS) and header != TICK_HEADER
 
 
 class SingletonRequest(SingletonRequestMixin, Request):  # type: ignore[misc]

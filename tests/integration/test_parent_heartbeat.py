@@ -125,8 +125,8 @@ def test_a_hold_in_a_plain_task_is_renewed_too(
     worker: StartWorker, gil: ModuleType, journal: Journal
 ) -> None:
     worker(GIL, concurrency=1)
-    # Eight at once are; the ninth outlives its ttl by itself.
-    assert gil.holding.delay("k", 9, CALL).get(timeout=60) == [False] * 8 + [True]
+    # Sixteen at once are; the seventeenth has no note in shared memory.
+    assert gil.holding.delay("k", 17, CALL).get(timeout=60) == [False] * 16 + [True]
 
 
 def test_a_claim_lives_as_long_as_its_lease(
