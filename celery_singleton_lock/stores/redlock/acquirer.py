@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lease import Record, Token, drift
+from celery_singleton_lock.core.lease import Record, drift
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
@@ -82,7 +82,7 @@ class Acquirer:
             if isinstance(verdict, Refused) and votes.contended(poll):
                 # The majority may consist of votes of two attempts, the first of which was given
                 # back meanwhile. The same name twice is believed.
-                named, before = votes.holder_of(verdict), named
+                named, before = votes.holder(verdict), named
                 verdict = verdict if named == before else None
             if verdict is None and poll.has_majority and (over or attempt >= _ATTEMPTS):
                 verdict = votes.suspect(poll)
@@ -208,7 +208,7 @@ class Acquirer:
         given = sum(not isinstance(answer, Refused) for answer in poll.answers)
         if claim is None and not given and not poll.silent:
             return  # all nodes have refused
-        if any(isinstance(a, Refused) and _is_own(a, call.token) for a in poll.answers):
+        if str(call.token) in votes.holders(poll):
             return  # the worker parent has turned the lease into a dying key, which must stay
         release = Release(keys=call.slots, token=call.token, claim=claim)
         self.release(release, _GIVE_BACK_TIMEOUT, max(given, poll.majority if claim else 0))
@@ -238,7 +238,3 @@ def _rotated(slots: tuple[str, ...], attempt: int) -> tuple[str, ...]:
     """``slots``, from another one on at each attempt: votes may be split on one of them only."""
     start = attempt % len(slots)
     return slots[start:] + slots[:start]
-
-
-def _is_own(refused: Refused, token: Token) -> bool:
-    return refused.record is not None and refused.record.token == str(token)

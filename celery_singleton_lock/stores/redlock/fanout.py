@@ -177,11 +177,14 @@ class Node:
         if self._requests.qsize() >= _MAX_QUEUED:
             deliver(StoreUnavailable(f"{self.url} does not answer, and its queue is full"))
             return
-        request = _Request(operation, deliver, self._clock.now() + NODE_TIMEOUT)
-        self._requests.put(request)
         if not self._is_running:
-            native.start_new_thread(self._run, f"singleton-{self.url}")
+            try:
+                native.start_new_thread(self._run, f"singleton-{self.url}")
+            except RuntimeError as exc:  # too many threads, or the end of the interpreter
+                deliver(StoreUnavailable(f"{self.url}: {exc}"))
+                return
             self._is_running = True
+        self._requests.put(_Request(operation, deliver, self._clock.now() + NODE_TIMEOUT))
 
     def acquire(self, call: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
         """As of the store. A grant does not count within ``min_age`` seconds of the server's start,

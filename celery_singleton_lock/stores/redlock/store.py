@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, LossReason, Record, Token
@@ -78,8 +78,6 @@ from celery_singleton_lock.stores.redlock.votes import Poll
 __all__ = ["RedlockStore"]
 
 T = TypeVar("T")
-
-_OPERATOR_TIMEOUT: Final = NODE_TIMEOUT
 
 
 class RedlockStore(Store):
@@ -114,17 +112,13 @@ class RedlockStore(Store):
         if not leases:
             return []
 
-        def decided(poll: Poll[list[Renewal]]) -> bool:
-            return poll.has_majority and LossReason.UNREACHABLE not in votes.renewed(
-                poll, len(leases)
-            )
-
-        poll = self._fanout.ask(
+        poll = self._ask_majority(
             lambda node: node.store.renew(leases, timeout=NODE_TIMEOUT),
-            timeout=timeout,
-            enough=decided,
+            timeout,
+            lambda poll: (
+                poll.has_majority and LossReason.UNREACHABLE not in votes.renewed(poll, len(leases))
+            ),
         )
-        poll.check()
         return votes.renewed(poll, len(leases))
 
     def release(self, call: Release, *, timeout: float) -> Relation:
@@ -151,7 +145,7 @@ class RedlockStore(Store):
         def mark(node: Node) -> None:
             node.store.mark(key, token, state, sequence, ttl, timeout=NODE_TIMEOUT, claim=claim)
 
-        self._fanout.ask(mark, timeout=timeout, enough=_has_majority).check()
+        self._ask_majority(mark, timeout, _has_majority)
 
     def admit(self, call: Admit, *, timeout: float) -> Record | None:
         """Claimed where a majority did; a split vote is repeated, as for a lease."""
@@ -159,11 +153,11 @@ class RedlockStore(Store):
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         """Settled by a majority."""
-        self._fanout.ask(
+        self._ask_majority(
             lambda node: node.store.settle_claim(token, change, timeout=NODE_TIMEOUT),
-            timeout=timeout,
-            enough=_has_majority,
-        ).check()
+            timeout,
+            _has_majority,
+        )
 
     def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
         """Authorized where a majority swapped the last run under the leader's token.
@@ -261,7 +255,7 @@ class RedlockStore(Store):
     def _ask_majority(
         self,
         operation: Callable[[Node], T],
-        timeout: float = _OPERATOR_TIMEOUT,
+        timeout: float = NODE_TIMEOUT,
         enough: Callable[[Poll[T]], object] = lambda poll: False,
     ) -> Poll[T]:
         """The answers of all nodes that answer in time, or as many as are ``enough``.

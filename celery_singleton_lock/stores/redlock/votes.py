@@ -40,7 +40,8 @@ __all__ = [
     "contended",
     "contested",
     "granted",
-    "holder_of",
+    "holder",
+    "holders",
     "last_run",
     "released",
     "renewed",
@@ -170,7 +171,7 @@ def contended(votes: Votes) -> bool:
     refusals = _refusals(votes)
     if any(refused.relation is not Relation.OTHER for refused in refusals):
         return False
-    return len(refusals) < len(votes.answers) or len(set(map(holder_of, refusals))) > 1
+    return len(refusals) < len(votes.answers) or len(holders(votes)) > 1
 
 
 def suspect(votes: Votes) -> Refused | None:
@@ -180,9 +181,14 @@ def suspect(votes: Votes) -> Refused | None:
     return refused if count and count + in_doubt >= votes.majority else None
 
 
-def holder_of(refused: Refused) -> str:
+def holder(refused: Refused) -> str:
     """The token of the holder; empty if its record cannot be read."""
     return refused.record.token if refused.record else ""
+
+
+def holders(votes: Votes) -> set[str]:
+    """The tokens of all holders that refusals name."""
+    return set(map(holder, _refusals(votes)))
 
 
 def renewed(poll: Poll[list[Renewal]], count: int) -> list[Renewal]:
@@ -309,8 +315,8 @@ def _most_named(refusals: Sequence[Refused]) -> tuple[Refused | None, int]:
     """A refusal by the holder that most nodes name, and how many name it."""
     if not refusals:
         return None, 0
-    [(most, count)] = Counter(map(holder_of, refusals)).most_common(1)
-    chosen = next(refused for refused in refusals if holder_of(refused) == most)
+    [(most, count)] = Counter(map(holder, refusals)).most_common(1)
+    chosen = next(refused for refused in refusals if holder(refused) == most)
     return _without_fence(chosen), count
 
 
