@@ -67,7 +67,11 @@ _ARRIVED: Final = 0.001
 
 # Seconds until the first probe of an idle connection, seconds between two, and how many may be lost
 # before the kernel closes the connection. The probes also keep its entry in a NAT.
-_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+_KEEPALIVE: Final = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)  # not every system has them all
+}
 
 
 class Connections:
@@ -93,9 +97,10 @@ class Connections:
             self._make = self._options.pop("connection_class", redis.connection.Connection)
             if issubclass(self._make, redis.connection.Connection):  # not a Unix socket's
                 self._options.setdefault("socket_keepalive", True)
-                self._options.setdefault("socket_keepalive_options", _keepalive_options())
-            # Sends nothing, but refuses unknown options here instead of in a task.
-            self._client(timeout=1.0)
+                self._options.setdefault("socket_keepalive_options", _KEEPALIVE)
+            # Sends nothing, but refuses unknown options here instead of in a task. Sentinel's new()
+            # would ask a sentinel.
+            Connections.new(self, timeout=1.0)
         except ValueError as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
         except TypeError as exc:
@@ -164,20 +169,6 @@ class Connections:
             return connection.replies()
         finally:
             connection.end()
-
-    def begin(self, commands: Sequence[Command], timeout: float) -> Connection:
-        """Send all commands at once. The caller reads the replies, and ends the use in any case.
-
-        Raises:
-            StoreUnavailable, StoreError: They can't be sent.
-        """
-        connection = self.take(timeout)
-        try:
-            connection.send(commands)
-        except BaseException:
-            connection.end()
-            raise
-        return connection
 
     def take(self, timeout: float) -> Connection:
         """An idle connection, or a new one. The caller ends its use in any case.
@@ -278,9 +269,14 @@ class Connections:
             return unavailable
         return StoreError(f"the store refuses: {error}")
 
-    def new(self, timeout: float) -> Any:
-        """A connection of redis-py, not connected yet, to the server that is right now."""
-        return self._client(timeout)
+    def new(self, timeout: float, **options: Any) -> Any:
+        """A connection of redis-py that never tries twice; it is not connected yet."""
+        return self._make(
+            **{**self._options, **options},
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+        )
 
     def greet(self, client: Any) -> None:
         """Check a new connection before its first use: nothing is checked here."""
@@ -296,14 +292,6 @@ class Connections:
                 raise self.failure(exc, was_idle=False) from exc
             raise
         return Connection(self, client)
-
-    def _client(self, timeout: float, **options: Any) -> Any:
-        return self._make(
-            **{**self._options, **options},
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-            retry=Retry(NoBackoff(), 0),
-        )
 
     def _idle_for(self, timeout: float) -> deque[Connection]:
         key = (native.socket_owner(), timeout)
@@ -449,13 +437,6 @@ class Connection:
                 self.pending = None
                 pending.hear(reply)
         self.close()
-
-
-def _keepalive_options() -> dict[int, int]:
-    """The options of keepalive that this system has."""
-    return {
-        getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)
-    }
 
 
 def _close_all(idle: deque[Connection]) -> None:

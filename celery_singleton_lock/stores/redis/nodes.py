@@ -17,14 +17,13 @@ Failure handling
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
 import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
@@ -39,7 +38,6 @@ __all__ = ["Address", "AnyConnections", "NodeConnections", "Topology", "slot_of"
 #: Host and port.
 Address = tuple[str, int]
 
-_SLOTS: Final = 16384
 _PORT: Final = 6379
 # A redirect leads to the right node, or meets a migration that ends: two are usual, more are not.
 _ROUNDS: Final = 5
@@ -51,15 +49,7 @@ _STALE: Final = (redis.exceptions.ClusterDownError, redis.exceptions.ReadOnlyErr
 
 def slot_of(key: str | bytes) -> int:
     """The hash slot of ``key``: of the part in its first braces if there is one."""
-    data = key.encode() if isinstance(key, str) else bytes(key)
-    tag, closed, _ = data.partition(b"{")[2].partition(b"}")
-    return _slot_of_tag(tag if closed and tag else data)
-
-
-@lru_cache(maxsize=1024)
-def _slot_of_tag(tag: bytes) -> int:
-    # CRC16-CCITT (XMODEM), https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec
-    return binascii.crc_hqx(tag, 0) % _SLOTS
+    return int(key_slot(key.encode() if isinstance(key, str) else key))
 
 
 class Topology:
@@ -71,7 +61,7 @@ class Topology:
     """
 
     def __init__(self, reply: Sequence[Any], asked: Address) -> None:
-        self._masters: list[Address | None] = [None] * _SLOTS
+        self._masters: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         masters: list[Address] = []
         replicas: list[Address] = []
         for begin, end, *nodes in reply:
@@ -99,37 +89,34 @@ def _address(node: Sequence[Any], asked: Address) -> Address:
     return (host if host not in ("", "?") else asked[0], int(node[1]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
     """A command, and WAIT behind it if it has one: both go to one node, on one connection.
 
     Attributes:
-        index: The position of its first reply.
         commands: Both.
         slot: The hash slot of the command's key.
         asking: The node that an ASK led to; None: the slot's.
+        replies: To each command, or the error that it met; empty: it must be sent (again).
     """
 
-    index: int
-    commands: tuple[Command, ...]
+    commands: list[Command]
     slot: int
     asking: Address | None = None
+    replies: list[Any] = field(default_factory=list)
 
-    def fill(self, replies: list[Any], found: Sequence[Any]) -> None:
-        replies[self.index : self.index + len(self.commands)] = found
-
-    def fail(self, replies: list[Any], error: StoreError) -> None:
-        self.fill(replies, [error] * len(self.commands))
+    def fail(self, error: StoreError) -> None:
+        self.replies = [error] * len(self.commands)
 
 
 def _requests_of(commands: Sequence[Command]) -> list[_Request]:
     requests: list[_Request] = []
-    for index, command in enumerate(commands):
+    for command in commands:
         if command[0] == "WAIT":
-            requests[-1] = replace(requests[-1], commands=(*requests[-1].commands, command))
+            requests[-1].commands.append(command)
         else:
             key = command[3] if command[0] in ("EVALSHA", "EVAL") else command[1]
-            requests.append(_Request(index, (command,), slot_of(key)))
+            requests.append(_Request([command], slot_of(key)))
     return requests
 
 
@@ -159,7 +146,7 @@ class NodeConnections:
         self._seeds = hosts.addresses
         self._clock = clock or SystemClock()
         self._nodes: dict[Address, Connections] = {}
-        self._topology: Topology | None = None
+        self._topology = Topology([], self._seeds[0])
         self._stale = True
         # Nodes that failed last are asked last.
         self._suspects: set[Address] = set()
@@ -195,20 +182,20 @@ class NodeConnections:
             StoreUnavailable, StoreError: No node reports the topology.
         """
         until = self._clock.now() + timeout
-        replies: list[Any] = [None] * len(commands)
-        requests = _requests_of(commands)
-        topology = self._known_topology(timeout)
+        requests = to_send = _requests_of(commands)
+        self._look(timeout)
         for _ in range(_ROUNDS):
-            requests = self._round(topology, requests, replies, timeout, until, waits)
-            if not requests or self._clock.now() >= until:
+            self._round(to_send, timeout, until, waits)
+            to_send = [request for request in requests if not request.replies]
+            if not to_send or self._clock.now() >= until:
                 break
-        for request in requests:
-            request.fail(replies, StoreUnavailable("the store is moving this key: try again"))
-        return replies
+        for request in to_send:
+            request.fail(StoreUnavailable("the store is moving this key: try again"))
+        return [reply for request in requests for reply in request.replies]
 
     def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
         """See `Connections.send_async`. A node that replies MOVED has done nothing: send again."""
-        if self._topology is None or self._stale:
+        if self._stale:
             return False
         address = self._topology.master_of(slot_of(command[3]))
         return address is not None and self._node(address).send_async(command, timeout, pending)
@@ -229,7 +216,7 @@ class NodeConnections:
             StoreUnavailable, StoreError: No node reports the topology.
         """
         self._stale = True
-        return [self._node(address) for address in self._known_topology(timeout).masters]
+        return [self._node(address) for address in self._look(timeout).masters]
 
     def home_of(self, key: str, timeout: float) -> Connections:
         """The connections to the node that has ``key``.
@@ -237,7 +224,7 @@ class NodeConnections:
         Raises:
             StoreUnavailable, StoreError: No node has it, or none reports the topology.
         """
-        address = self._known_topology(timeout).master_of(slot_of(key))
+        address = self._look(timeout).master_of(slot_of(key))
         if address is None:
             raise _unserved(slot_of(key))
         return self._node(address)
@@ -249,55 +236,45 @@ class NodeConnections:
 
     # --- one round -------------------------------------------------------------------------------
 
-    def _round(
-        self,
-        topology: Topology,
-        requests: list[_Request],
-        replies: list[Any],
-        timeout: float,
-        until: float,
-        waits: bool,
-    ) -> list[_Request]:
-        """Send the requests to their nodes; return those that must be sent again."""
-        again: list[_Request] = []
+    def _round(self, requests: list[_Request], timeout: float, until: float, waits: bool) -> None:
+        """Send the requests to their nodes, and read the replies."""
+        taken: list[Connection] = []
         in_flight: list[tuple[Address, list[_Request], Connection]] = []
         try:
-            for address, load in self._by_node(topology, requests, replies, timeout):
+            for address, load in self._by_node(requests, timeout):
                 try:
-                    in_flight.append((address, load, self._send(address, load, timeout, until)))
+                    connection = self._connection_to(address, timeout, until)
+                    taken.append(connection)
+                    connection.send(_commands_of(load))
+                    in_flight.append((address, load, connection))
                 except StoreError as exc:
-                    self._fail(address, load, replies, exc)
+                    self._fail(address, load, exc)
             for address, load, connection in in_flight:
                 try:
-                    answers = connection.replies(within=until - self._clock.now())
+                    # Behind a node that did not answer, only replies that have arrived are read.
+                    is_late = self._clock.now() >= until
+                    replies = connection.replies(within=0.0 if is_late else None)
                 except StoreError as exc:
-                    self._fail(address, load, replies, exc)
+                    self._fail(address, load, exc)
                 else:
                     self._suspects.discard(address)
-                    again += self._sort(topology, address, load, answers, replies, waits)
+                    self._distribute(address, load, replies, waits)
         finally:
             # Also after an exception of a signal handler: a connection with unread replies closes.
-            for *_, connection in in_flight:
+            for connection in taken:
                 connection.end()
-        return again
 
     def _by_node(
-        self,
-        topology: Topology,
-        requests: list[_Request],
-        replies: list[Any],
-        timeout: float,
+        self, requests: list[_Request], timeout: float
     ) -> list[tuple[Address, list[_Request]]]:
         loads: dict[Address, list[_Request]] = {}
         for request in requests:
-            address = request.asking or topology.master_of(request.slot)
+            address = request.asking or self._topology.master_of(request.slot)
             if address is None:
                 self._stale = True
-                request.fail(replies, _unserved(request.slot))
+                request.fail(_unserved(request.slot))
             else:
                 loads.setdefault(address, []).append(request)
-        if len(loads) < 2:
-            return list(loads.items())
         # A dead node must not use up the time of the others: nodes that need no connecting come
         # first, nodes that failed last come last.
         return sorted(
@@ -305,106 +282,88 @@ class NodeConnections:
             key=lambda item: (not self._node(item[0]).has_idle(timeout), item[0] in self._suspects),
         )
 
-    def _send(
-        self, address: Address, load: list[_Request], timeout: float, until: float
-    ) -> Connection:
+    def _connection_to(self, address: Address, timeout: float, until: float) -> Connection:
         node = self._node(address)
         if self._clock.now() >= until and not node.has_idle(timeout):
             raise StoreUnavailable("no time was left to ask this node")
-        commands: list[Command] = []
-        for request in load:
-            if request.asking:
-                commands.append(("ASKING",))
-            commands += request.commands
-        return node.begin(commands, timeout)
+        return node.take(timeout)
 
-    def _fail(
-        self, address: Address, load: list[_Request], replies: list[Any], error: StoreError
-    ) -> None:
+    def _fail(self, address: Address, load: list[_Request], error: StoreError) -> None:
         self._stale = True
         self._suspects.add(address)
         for request in load:
-            request.fail(replies, error)
+            request.fail(error)
 
-    def _sort(
-        self,
-        topology: Topology,
-        asked: Address,
-        load: list[_Request],
-        answers: list[Any],
-        replies: list[Any],
-        waits: bool,
-    ) -> list[_Request]:
-        """Put each answer in its place; return the requests that must be sent again."""
-        again, pause = [], False
-        rest = iter(answers)
+    def _distribute(
+        self, asked: Address, load: list[_Request], replies: list[Any], waits: bool
+    ) -> None:
+        """Give each request its replies, unless it must be sent again."""
+        rest = iter(replies)
+        pause = False
         for request in load:
             if request.asking:
                 next(rest)  # the reply to ASKING
             found = list(islice(rest, len(request.commands)))
             error = found[0]
             if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
-                again.append(self._redirected(topology, request, error, asked))
+                self._redirect(request, error, asked)
             elif isinstance(error, redis.exceptions.TryAgainError) and waits:
-                again.append(request)
                 pause = True
             else:
-                if isinstance(error, _STALE):
-                    self._stale = True
-                request.fill(replies, found)
+                self._stale = self._stale or isinstance(error, _STALE)
+                request.replies = found
         if pause:
             self._clock.sleep(_TRY_AGAIN_PAUSE)
-        return again
 
-    def _redirected(
-        self,
-        topology: Topology,
-        request: _Request,
-        error: redis.exceptions.AskError,
-        asked: Address,
-    ) -> _Request:
+    def _redirect(
+        self, request: _Request, error: redis.exceptions.AskError, asked: Address
+    ) -> None:
         target = (error.host.strip("[]") or asked[0], error.port)
-        if not isinstance(error, redis.exceptions.MovedError):
-            return replace(request, asking=target)
-        # Followed now. Other slots may have moved too, so the topology is read before the next
-        # commands.
-        self._stale = True
-        topology.move(request.slot, target)
-        return replace(request, asking=None)
+        if isinstance(error, redis.exceptions.MovedError):
+            # Followed now. Other slots may have moved too, so the topology is read before the next
+            # commands.
+            self._stale = True
+            self._topology.move(request.slot, target)
+            request.asking = None
+        else:
+            request.asking = target
 
     # --- the topology ----------------------------------------------------------------------------
 
-    def _known_topology(self, timeout: float) -> Topology:
-        """The topology, read again if it is stale and a node answers."""
-        if self._topology is not None and not self._stale:
+    def _look(self, timeout: float) -> Topology:
+        """The topology, read again if it is stale and a node answers.
+
+        Raises:
+            StoreUnavailable, StoreError: It was never read, and no node answers.
+        """
+        if not self._stale:
             return self._topology
         error: StoreError = StoreUnavailable("the store has no node that could be asked")
         until = self._clock.now() + timeout
         for address in self._whom_to_ask():
             try:
-                reply = self._node(address).run([("CLUSTER SLOTS",)], timeout)[0]
+                (reply,) = self._node(address).run([("CLUSTER SLOTS",)], timeout)
             except StoreError as exc:
                 self._suspects.add(address)
                 error = _about(address, exc)
                 if self._clock.now() >= until:
                     break
-                continue
-            return self._take(Topology(reply, address), address)
-        if self._topology is None:
+            else:
+                self._take(Topology(reply, address), address)
+                return self._topology
+        if not self._topology.nodes:
             raise error
         return self._topology
 
-    def _take(self, topology: Topology, answered: Address) -> Topology:
+    def _take(self, topology: Topology, answered: Address) -> None:
         self._topology, self._stale = topology, False
         self._answered_last = answered
         self._suspects.discard(answered)
         for address in set(self._nodes) - {*topology.nodes, *self._seeds}:
             self._nodes.pop(address).close()
-        return topology
 
     def _whom_to_ask(self) -> list[Address]:
-        known = self._topology.nodes if self._topology else []
-        addresses = list(dict.fromkeys([*known, *self._seeds]))
+        addresses = list(dict.fromkeys([*self._topology.nodes, *self._seeds]))
         if self._answered_last in addresses:
             after = addresses.index(self._answered_last) + 1
             addresses = addresses[after:] + addresses[:after]
@@ -419,6 +378,15 @@ class NodeConnections:
 
 #: Those to one server, or to the nodes of a cluster.
 AnyConnections = Connections | NodeConnections
+
+
+def _commands_of(load: list[_Request]) -> list[Command]:
+    commands: list[Command] = []
+    for request in load:
+        if request.asking:
+            commands.append(("ASKING",))
+        commands += request.commands
+    return commands
 
 
 def _unserved(slot: int) -> StoreUnavailable:

@@ -89,9 +89,9 @@ class SentinelConnections(Connections):
         """The connections to one server, whether or not it is the master."""
         return self._servers.at(host, port)
 
-    def new(self, timeout: float) -> Any:
+    def new(self, timeout: float, **options: Any) -> Any:
         host, port = self._master = self._master or self._discovered(timeout)
-        return self._client(timeout, host=host, port=port)
+        return super().new(timeout, host=host, port=port)
 
     def greet(self, client: Any) -> None:
         """Check the role: a replica answers too, with old data.
