@@ -196,7 +196,7 @@ class Runtime:
 
 
 def _anybody_hears(name: EventName) -> bool:
-    return is_logged(name) or has_receivers(name) or Monitor.hears(name)
+    return is_logged(name) or has_receivers(name) or Monitor.is_sent(name)
 
 
 def _runtimes_of(app: Any) -> dict[tuple[int, bool], Runtime]:

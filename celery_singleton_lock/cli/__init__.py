@@ -1,7 +1,7 @@
-"""``celery -A app singleton``, of which nothing is imported before somebody calls it.
+"""The group ``celery -A app singleton``, whose commands are imported when one is called.
 
-Every ``celery`` command in an environment that has this package, every worker's too, imports this
-module to know that the command exists.
+Every ``celery`` command in an environment with this package, a worker's too, imports this module to
+know that the group exists.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import click
 __all__ = ["singleton"]
 
 
-class _Later(click.Group):
+class _LazyGroup(click.Group):
     """A group whose commands are those of another module."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -27,6 +27,6 @@ def _commands() -> dict[str, click.Command]:
     return COMMANDS
 
 
-@click.group(name="singleton", cls=_Later)
+@click.group(name="singleton", cls=_LazyGroup)
 def singleton() -> None:
     """See and free the leases of singleton tasks, and the claims of unique ones."""

@@ -1,67 +1,81 @@
-"""Who holds or claims what, and freeing it by hand."""
+"""``celery -A app singleton ls | show | release``: see and free leases and claims."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
 import click
-from celery.bin.base import CeleryCommand, CLIContext
+from celery.bin.base import CeleryCommand
 
 from celery_singleton_lock.cli.doctor import doctor
 from celery_singleton_lock.cli.table import describe, json_array, row_of, table
 from celery_singleton_lock.core.key import PerTask, stored_names
 from celery_singleton_lock.core.lease import Kind, Record
-from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 
 __all__ = ["COMMANDS"]
 
+# The keys of the leases by which Beat processes elect a leader.
+_KEYS_OF_BEAT: Final = "celery.beat:{name}"
+# What a release leads to.
+_RISKS: Final = {
+    True: "Its message stays where it is, and an equal call can be published beside it.",
+    False: "If its body still runs, another may start beside it until the holder's next heartbeat "
+    "(a third of its ttl).",
+}
 
-@click.command(cls=CeleryCommand)
+
+class _Command(CeleryCommand):
+    """Shows the library's errors as one line, with exit status 1 and without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SingletonLockError as exc:
+            raise click.ClickException(str(exc)) from exc
+
+
+@click.command(cls=_Command)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 @click.argument("pattern", default="")
 @click.pass_context
 def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
     """List what is held or claimed; PATTERN is part of a key, or a glob with * and ?.
 
-    Of a claim, WORKER, PID and SINCE tell who published its message, and when.
+    For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
-    runtime = _runtime(ctx)
-    with _errors_for_people():
-        glob = runtime.keyspace.match_all()
-        records = _listed(runtime.store, glob)
-        matches = _matcher(pattern)
-        matching = (record for record in records if matches(record.key))
-        if as_json:
-            for piece in json_array(matching):
-                click.echo(piece, nl=False)
-            click.echo()
-        elif (first := next(matching, None)) is not None:
-            click.echo(table(chain([first], matching)))
-        else:
-            click.echo("nothing is held")
+    runtime, matches = _runtime(ctx), _matcher(pattern)
+    records = runtime.store.survey(runtime.keyspace.match_all(), _report_foreign)
+    matching = (record for record in records if matches(record.key))
+    if as_json:
+        for piece in json_array(matching):
+            click.echo(piece, nl=False)
+        click.echo()
+    elif (first := next(matching, None)) is not None:
+        click.echo(table(chain([first], matching)))
+    else:
+        click.echo("nothing is held")
 
 
-@click.command(cls=CeleryCommand)
+@click.command(cls=_Command)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, or null.")
 @click.argument("key")
 @click.pass_context
 def show(ctx: click.Context, key: str, as_json: bool) -> None:
-    """Show who holds KEY: as `ls` prints it, or only what stands behind its scope.
+    """Show the holder of KEY: as `ls` prints it, or only the part after its scope.
 
     KEY may be percent-encoded, as `ls` prints it, or plain text.
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
     runtime = _runtime(ctx)
-    with _errors_for_people():
-        record = _find(runtime, key)
+    record = _find(runtime, key)
     if as_json:
         click.echo(json.dumps(row_of(record) if record else None, indent=2))
     elif record:
@@ -71,33 +85,34 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
     ctx.exit(0 if record else 1)
 
 
-@click.command(cls=CeleryCommand)
+@click.command(cls=_Command)
 @click.option("--token", help="Free it only if this token (see `show`) still has it.")
-@click.option("--force", is_flag=True, help="Whoever has it, without asking. The fence rises.")
+@click.option("--yes", is_flag=True, help="Do not ask. The token is compared nevertheless.")
+@click.option("--force", is_flag=True, help="Free it for any token, without asking.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.argument("key")
 @click.pass_context
-def release(ctx: click.Context, key: str, token: str | None, force: bool, as_json: bool) -> None:
-    """Free KEY. Its holder hears of it at its next heartbeat, and is interrupted.
+def release(
+    ctx: click.Context, key: str, token: str | None, yes: bool, force: bool, as_json: bool
+) -> None:
+    """Free KEY. Its holder notices at its next heartbeat, and is interrupted. The fence rises.
 
-    Without --force the token is compared: if somebody else has got the key meanwhile, nothing is
-    freed. A claim's message stays where it is, and runs.
+    Without --force the token is compared: if another one has the key meanwhile, nothing is freed.
+    The message of a claim stays where it is, and runs.
     """
     runtime = _runtime(ctx)
-    with _errors_for_people():
-        record = _find(runtime, key)
-        if record is None:
-            freed = False
-        else:
-            if not force and token is None:
-                _confirm(record, as_json)
-            freed = runtime.store.free(record.key, None if force else token or record.token)
+    record = _find(runtime, key)
+    name, freed = record.key if record else key, False
+    if record:
+        if not (force or yes or token):
+            _confirm(record, as_json)
+        freed = runtime.store.free(name, None if force else token or record.token)
     if as_json:
-        click.echo(json.dumps({"key": record.key if record else key, "released": freed}))
+        click.echo(json.dumps({"key": name, "released": freed}))
     elif freed:
-        click.echo(f"released {record.key if record else key}")
-    elif record is not None:
-        click.echo(f"not released: {record.key} is held by another token now", err=True)
+        click.echo(f"released {name}")
+    elif record:
+        click.echo(f"not released: {name} is held by another token now", err=True)
     if record is None:
         click.echo(_free_or_misspelled(runtime, key), err=True)
     ctx.exit(0 if freed else 1)
@@ -113,32 +128,24 @@ COMMANDS: Final[dict[str, click.Command]] = {
 
 def _confirm(record: Record, as_json: bool) -> None:
     if as_json:
-        raise click.UsageError("with --json give --token TOKEN or --force")
+        raise click.UsageError("with --json give --yes, --token TOKEN or --force")
     click.echo(describe(record))
-    warning = _OF_A_CLAIM if record.kind is Kind.CLAIM else _OF_A_LEASE
-    click.confirm(f"{warning} Release?", abort=True)
+    try:
+        confirmed = click.confirm(f"{_RISKS[record.kind is Kind.CLAIM]} Release?")
+    except click.Abort:
+        # Standard input has ended: there is no terminal.
+        message = "no answer, so nothing is released; --yes releases without asking"
+        raise click.ClickException(message) from None
+    if not confirmed:
+        raise click.Abort
 
 
-# What a release leads to.
-_OF_A_LEASE: Final = (
-    "If its body still runs, another may start beside it until the holder's next heartbeat "
-    "(a third of its ttl)."
-)
-_OF_A_CLAIM: Final = "Its message stays where it is, and an equal call can be published beside it."
-
-
-def _listed(store: Store, glob: str) -> Iterator[Record]:
-    """All records in order; what isn't ours under the same names is told to stderr."""
-
-    def tell(key: str, what: str) -> None:
-        click.echo(f"not ours: {key!r} {what}; see `doctor`", err=True)
-
-    return store.survey(glob, tell)
+def _report_foreign(key: str, reason: str) -> None:
+    click.echo(f"not ours: {key!r} {reason}; see `doctor`", err=True)
 
 
 def _runtime(ctx: click.Context) -> Runtime:
-    context: CLIContext = ctx.obj
-    app: Any = context.app
+    app: Any = ctx.obj.app
     app.finalize()
     return Runtime.of(app)
 
@@ -150,10 +157,8 @@ def _find(runtime: Runtime, key: str) -> Record | None:
     may be omitted, as ``task.lock_key()`` omits it for a task with ``limit`` above 1. A claim has
     to be named with everything after ``csl:{...}:``, because its name ends as that of its lease.
     """
-    if key.startswith("csl:{"):
-        record = runtime.store.inspect(key)
-        if record is not None:
-            return record
+    if key.startswith("csl:{") and (record := runtime.store.inspect(key)) is not None:
+        return record
     records = list(runtime.store.scan(runtime.keyspace.match_all()))
     names = stored_names(key)
     for shorten in _SPELLINGS:
@@ -181,7 +186,7 @@ def _without_slot(key: str) -> str:
     return base if slot.isdecimal() else key
 
 
-# The more a spelling leaves out, the later its turn: what is named whole is meant.
+# A name that is complete in an earlier spelling is not looked up in a later one.
 _SPELLINGS: Final[tuple[Callable[[str], str], ...]] = (
     _without_prefix,
     _without_scope,
@@ -199,11 +204,10 @@ def _free_or_misspelled(runtime: Runtime, key: str) -> str:
     app: Any = runtime.app
     app.loader.import_default_modules()
     forms = {_form_of(task) for task in singleton_tasks(app)}
-    spellings = {*forms, _OF_BEATS}
+    spellings, name = {*forms, _KEYS_OF_BEAT}, key
     if key.startswith(runtime.keyspace.match_all().partition("*")[0]):
         name = _without_prefix(key)
     else:
-        name = key
         # A key without its scope shows nothing if the rest is a placeholder alone.
         rests = {form.partition(":")[2] for form in forms}
         spellings |= {rest for rest in rests if not rest.startswith("{")}
@@ -213,10 +217,6 @@ def _free_or_misspelled(runtime: Runtime, key: str) -> str:
         return f"{key} is free"
     known = "".join(f"\n  {form}" for form in sorted(forms)) or " none: it has no singleton task"
     return f"nothing is held under {key}: it is free, or misspelled. The keys of this app:{known}"
-
-
-# The keys of the leases by which beats elect a leader.
-_OF_BEATS: Final = "celery.beat:{name}"
 
 
 def _form_of(task: Any) -> str:
@@ -247,14 +247,3 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
         for name in names
         for spelling in (key, _without_prefix(key))
     )
-
-
-class _errors_for_people:
-    """The library's errors as one line and exit status 1, without a traceback."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, SingletonLockError):
-            raise click.ClickException(str(error)) from error

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, CLIContext
+from celery.bin.base import CeleryCommand
 
 from celery_singleton_lock.doctor import Finding, Severity, diagnose
 
 __all__ = ["doctor"]
-
-_MARKS: Final = {
-    Severity.OK: "ok",
-    Severity.NOTE: "note",
-    Severity.WARNING: "WARNING",
-    Severity.ERROR: "ERROR",
-}
 
 
 @click.command(cls=CeleryCommand)
@@ -26,19 +19,26 @@ _MARKS: Final = {
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Look for what keeps locks from working, or will. Exit status 1 if something does."""
-    context: CLIContext = ctx.obj
-    app: Any = context.app
+    app: Any = ctx.obj.app
     app.finalize()
     app.loader.import_default_modules()
     findings = list(diagnose(app))
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        click.echo(json.dumps([_row(finding) for finding in findings], indent=2))
     else:
-        for finding in findings:
-            click.echo(_line(finding))
+        click.echo("\n".join(map(_line, findings)))
     ctx.exit(1 if any(f.severity is Severity.ERROR for f in findings) else 0)
 
 
+def _row(finding: Finding) -> dict[str, str]:
+    row = asdict(finding)
+    # Programs read this field by its first name.
+    row["cure"] = row.pop("remedy")
+    return row
+
+
 def _line(finding: Finding) -> str:
-    line = f"{_MARKS[finding.severity]:8} {finding.subject}: {finding.text}"
-    return f"{line}\n{'':8} -> {finding.cure}" if finding.cure else line
+    is_loud = finding.severity in (Severity.WARNING, Severity.ERROR)
+    mark = finding.severity.upper() if is_loud else finding.severity
+    line = f"{mark:8} {finding.subject}: {finding.text}"
+    return f"{line}\n{'':8} -> {finding.remedy}" if finding.remedy else line

@@ -1,4 +1,4 @@
-"""Records as text for people and as plain data for programs."""
+"""Records as tables, as text with one field per line, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from celery_singleton_lock.core.lease import Kind, Phase, Record
+from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.core.wait_queue import HANDOFF_TASK
 
 __all__ = ["describe", "json_array", "row_of", "table"]
 
-# The encoder that indents by itself is of Python: this one writes flat objects, indented as a part
-# of an array but for the lines between two of them. Inside of a text no line ever breaks.
+# json.dumps(indent=2) runs in Python. This encoder runs in C, and its separators indent a flat
+# object as a part of an array.
 _encode: Final = json.JSONEncoder(separators=(",\n    ", ": ")).encode
-_BETWEEN_AS_ENCODED: Final = "},\n    {"
-_BETWEEN: Final = "\n  },\n  {\n    "
-# Records in one piece of the text.
+# Records per piece of text.
 _PIECE: Final = 200
 
 _KINDS: Final = {
@@ -27,17 +25,12 @@ _KINDS: Final = {
     Kind.COOLING: "cooling down",
     Kind.DYING: "being killed",
 }
-_PHASES: Final = {
-    Phase.QUEUED: "claim, queued",
-    Phase.RUNNING: "claim, running",
-    Phase.RETRYING: "claim, retrying",
-}
 
 
 def row_of(record: Record) -> dict[str, Any]:
     """The record as JSON data; ``ttl`` in seconds, ``since`` in ISO 8601.
 
-    Of a claim, ``worker``, ``pid`` and ``since`` tell who published its message, and when.
+    For a claim, ``worker``, ``pid`` and ``since`` are those of its message's publication.
     """
     return {
         "key": record.key,
@@ -55,68 +48,54 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def json_array(records: Iterable[Record]) -> Iterator[str]:
-    """The records as one JSON array, in pieces of text: a million need not be held at once."""
-    rows = map(row_of, records)
+    """The records as one JSON array, in pieces of text: memory may not hold all of them."""
+    rows = (f"  {{\n    {_encode(row_of(record))[1:-1]}\n  }}" for record in records)
     before, after = "[\n", "[]"
-    for some in iter(lambda: [*islice(rows, _PIECE)], []):
-        piece = _encode(some)[2:-2].replace(_BETWEEN_AS_ENCODED, _BETWEEN)
-        yield f"{before}  {{\n    {piece}\n  }}"
+    while some := [*islice(rows, _PIECE)]:
+        yield before + ",\n".join(some)
         before, after = ",\n", "\n]"
     yield after
 
 
 def table(records: Iterable[Record]) -> str:
     """One line a record, columns aligned."""
-    head = ("KEY", "STATE", "TTL", "HOLDER", "WORKER", "PID", "SINCE")
-    rows = [head]
-    for record in records:
-        row = row_of(record)
-        rows.append(
-            (
-                _shown(row["key"]),
-                row["state"],
-                f"{row['ttl']:.1f}s",
-                _shown(f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"]),
-                _shown(row["worker"]),
-                str(row["pid"]),
-                row["since"],
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    rows = [["KEY", "STATE", "TTL", "HOLDER", "WORKER", "PID", "SINCE"]]
+    for row in map(row_of, records):
+        holder = f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"]
+        cells = [row["key"], row["state"], f"{row['ttl']:.1f}s", holder, row["worker"]]
+        rows.append([*map(_shown, cells), str(row["pid"]), row["since"]])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def describe(record: Record) -> str:
-    """One field a line."""
+    """One field per line."""
     row = row_of(record)
     del row["phase"]  # the state says it
     if record.kind is Kind.CLAIM:
         del row["fence"]
-        # Nobody works on it yet, or the lease tells who.
+        # The process that published the message, not the one that runs it.
         row = {"published by" if name == "worker" else name: value for name, value in row.items()}
     width = max(len(name) for name in row)
     return "\n".join(f"{name:>{width}}: {_shown(str(value))}" for name, value in row.items())
 
 
 def _shown(text: str) -> str:
-    """``text`` as a terminal may have it: a task's id is its publisher's, and may be anything."""
+    """``text`` without control characters: a publisher may choose any text as a task's id."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def _state(record: Record) -> str:
     if record.token.startswith(f"{HANDOFF_TASK}|"):
-        return "kept for who waits"
-    return _PHASES[record.phase] if record.phase else _KINDS[record.kind]
+        return "reserved for a waiting client"
+    return f"claim, {record.phase}" if record.phase else _KINDS[record.kind]
 
 
 def _since(record: Record) -> str:
     if not record.holder.since:
-        return ""  # nobody has it
+        return ""  # no holder
     try:
         return datetime.fromtimestamp(record.holder.since, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
-        return ""  # no moment: whoever may write to the store wrote something else
+        return ""  # not a time: another program wrote this record

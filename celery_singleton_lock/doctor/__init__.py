@@ -1,106 +1,160 @@
-"""``celery singleton doctor``: what is wrong with an app's locks, and what would be.
+"""``celery singleton doctor``: checks of an app's settings, store and tasks.
 
-Promises
-    Nothing is changed but one key of its own, and the line of those who wait for it. A right that
-    is missing (INFO, CONFIG, SCAN denied by an ACL) makes a finding less, never an error. A member
-    that is away, while the store works without it, is a warning.
+Guarantees
+    The doctor writes to keys of its own only, and removes them. A right that is missing (INFO,
+    CONFIG, SCAN denied by an ACL) costs findings, and is never an error. A server that does not
+    answer is a warning while the store works without it.
 
-Every sort of store has an examination in a module of its own; its client is imported with it.
+To add a check, write a function that takes a Context and yields findings, and add a row to
+``CHECKS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
 
 from celery import Celery
 
-from celery_singleton_lock.doctor.cluster import examine_cluster
-from celery_singleton_lock.doctor.finding import Finding, Severity
-from celery_singleton_lock.doctor.keys import examine_keys
-from celery_singleton_lock.doctor.patient import Patient
-from celery_singleton_lock.doctor.probe import probe
-from celery_singleton_lock.doctor.redis import examine_redis
-from celery_singleton_lock.doctor.redlock import examine_redlock
-from celery_singleton_lock.doctor.sentinel import examine_sentinel
-from celery_singleton_lock.doctor.tasks import examine_tasks
-from celery_singleton_lock.doctor.waiting import examine_waiting
-from celery_singleton_lock.errors import SingletonLockError, StoreError
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores import is_sentinel_url
-from celery_singleton_lock.stores.redis.cluster import ClusterStore
-from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redlock.store import RedlockStore
+from celery_singleton_lock.doctor import (
+    cluster,
+    consensus,
+    operations,
+    redlock,
+    sentinel,
+    servers,
+    tasks,
+)
+from celery_singleton_lock.doctor.context import (
+    Context,
+    Finding,
+    Findings,
+    Severity,
+    error,
+    note,
+    ok,
+    warning,
+)
+from celery_singleton_lock.errors import SingletonLockError, StoreError, StoreUnavailable
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
+__all__ = ["CHECKS", "Check", "Finding", "Severity", "diagnose"]
 
-__all__ = ["Finding", "Severity", "diagnose"]
+_SENTINEL: Final = ("sentinel",)
+_CLUSTER: Final = ("redis cluster",)
+_REDLOCK: Final = ("redlock",)
+_MASTERS: Final = ("redis", "sentinel", "redis cluster")
+_REDIS: Final = (*_MASTERS, "redlock")
+_ETCD: Final = ("etcd",)
+_ZOOKEEPER: Final = ("zookeeper",)
+_SEVERAL: Final = ("sentinel", "redis cluster", "redlock", "etcd", "zookeeper")
 
 
-def diagnose(app: Celery) -> Iterator[Finding]:
-    """Look at the settings, the store and the tasks of ``app``, in this order.
+class Check(NamedTuple):
+    """A row of the table.
 
-    What can't be looked at because something before it is broken is left out.
+    Attributes:
+        findings: The function that checks.
+        stores: The kinds of store that it applies to; None: every store.
+        needs_locks: Whether it is left out once a check has found an error.
+        denied: The finding where the login lacks a right that the check needs.
     """
-    runtime = Runtime.of(app)
+
+    findings: Callable[[Context], Findings]
+    stores: Collection[str] | None
+    needs_locks: bool = False
+    denied: Finding | None = None
+
+
+_NO_SCAN: Final = note("keys", "SCAN is denied, so foreign keys are unknown")
+_NO_QUORUM: Final = note(
+    "quorum",
+    "SENTINEL CKQUORUM is denied, so whether a failover could be decided is unknown",
+    "grant +sentinel|ckquorum",
+)
+_NO_STATE: Final = note(
+    "cluster",
+    "CLUSTER INFO is denied, so the state of the cluster is unknown",
+    "grant +cluster|info +cluster|nodes",
+)
+_NO_SIZE: Final = note("cluster", "its members are unknown: the login may not list them")
+_NO_ALARMS: Final = note("alarms", "they are unknown: the login may not list them")
+
+#: Applied in this order. The checks of servers run also if the store doesn't work: they may show
+#: why.
+CHECKS: Final = (
+    Check(operations.check_processes, ("memory",)),
+    Check(operations.check_shards, None),
+    Check(operations.check_leases, None, needs_locks=True),
+    Check(operations.check_waiting, None, needs_locks=True),
+    Check(operations.check_keys, None, needs_locks=True, denied=_NO_SCAN),
+    Check(sentinel.check_sentinels, _SENTINEL),
+    Check(sentinel.check_quorum, _SENTINEL, denied=_NO_QUORUM),
+    Check(sentinel.check_master, _SENTINEL),
+    Check(cluster.check_state, _CLUSTER, denied=_NO_STATE),
+    Check(cluster.check_slots, _CLUSTER),
+    Check(cluster.check_masters, _CLUSTER),
+    Check(servers.check_reachability, _SEVERAL),
+    Check(redlock.check_majority, _REDLOCK),
+    Check(consensus.check_etcd_members, _ETCD),
+    Check(consensus.check_zookeeper_members, _ZOOKEEPER),
+    Check(servers.check_version, ("redis", *_SEVERAL)),
+    Check(servers.check_eviction, _REDIS),
+    Check(servers.check_persistence, _MASTERS),
+    Check(servers.check_replication, ("redis", "redlock")),
+    Check(sentinel.check_min_replicas, _SENTINEL),
+    Check(servers.check_wait_replicas, _MASTERS),
+    Check(sentinel.check_replicas, _SENTINEL),
+    Check(redlock.check_latency, _REDLOCK),
+    Check(redlock.check_identities, _REDLOCK),
+    Check(redlock.check_votes, _REDLOCK),
+    Check(servers.check_clock, ("redis",)),
+    Check(servers.check_clocks, ("sentinel", "redis cluster", "redlock")),
+    Check(consensus.check_etcd_size, _ETCD, denied=_NO_SIZE),
+    Check(consensus.check_alarms, _ETCD, denied=_NO_ALARMS),
+    Check(consensus.check_shortest_ttl, _ETCD),
+    Check(consensus.check_sessions, _ZOOKEEPER),
+    Check(consensus.check_login, (*_ETCD, *_ZOOKEEPER)),
+    Check(consensus.check_rights, _ZOOKEEPER),
+    Check(tasks.check_beat, None),
+    Check(tasks.check_policies, None),
+    Check(tasks.check_timeouts, None),
+)
+
+_VISITS: Final = {
+    "redis": servers.visit_one,
+    "sentinel": sentinel.visit_sentinel,
+    "redis cluster": cluster.visit_cluster,
+    "redlock": redlock.visit_nodes,
+    "etcd": consensus.visit_etcd,
+    "zookeeper": consensus.visit_zookeeper,
+}
+
+
+def diagnose(app: Celery) -> Findings:
+    """Check the settings, the store and the tasks of ``app``, in this order."""
     try:
-        patient = Patient.of(runtime)
+        context = Context(app, _VISITS)
     except SingletonLockError as exc:
-        yield Finding(Severity.ERROR, "settings", str(exc), "correct this setting")
+        yield error("settings", str(exc), "correct this setting")
         return
-    settings = patient.settings
-    yield Finding(Severity.OK, "store", f"{settings.safe_url}, from {settings.url_source}")
-    works = True
-    for finding in chain(_shards(patient), probe(runtime)):
-        yield finding
-        if finding.severity is Severity.ERROR:
-            works = False
-            break
-    # Also of a store that doesn't work: its members may tell why.
-    yield from _examine_store(patient)
-    if works:
-        yield from examine_waiting(patient)
-        yield from examine_keys(patient.store, patient.keyspace)
-    yield from examine_tasks(app, runtime)
+    settings = context.settings
+    yield ok("store", f"{settings.safe_url}, from {settings.url_source}")
+    has_failed = False
+    with context.stack:
+        for check in CHECKS:
+            applies = check.stores is None or context.kind in check.stores
+            if not applies or (check.needs_locks and has_failed):
+                continue
+            for finding in _run(check, context):
+                has_failed = has_failed or finding.severity is Severity.ERROR
+                yield finding
 
 
-def _examine_store(patient: Patient) -> Iterator[Finding]:
+def _run(check: Check, context: Context) -> Findings:
     try:
-        yield from _examination(patient)
+        yield from check.findings(context)
     except StoreError as exc:
-        # It went away between two questions.
-        yield Finding(Severity.WARNING, "store", str(exc), "run doctor again")
-
-
-def _examination(patient: Patient) -> Iterator[Finding]:
-    store = patient.store
-    if isinstance(store, ClusterStore):
-        return examine_cluster(store, patient)
-    if isinstance(store, RedlockStore):
-        return examine_redlock(patient)
-    if isinstance(store, RedisStore):
-        behind_sentinels = is_sentinel_url(patient.settings.url)
-        return examine_sentinel(patient) if behind_sentinels else examine_redis(store, patient)
-    # The clients of these are installed only where they are wanted.
-    if store.capabilities.name == "etcd":
-        from celery_singleton_lock.doctor.etcd import examine_etcd
-
-        return examine_etcd(patient)
-    if store.capabilities.name == "zookeeper":
-        from celery_singleton_lock.doctor.zookeeper import examine_zookeeper
-
-        return examine_zookeeper(cast("ZooKeeperStore", store), patient)
-    return iter(())
-
-
-def _shards(patient: Patient) -> Iterator[Finding]:
-    """Whether apps that look for the same locks in other places have been here."""
-    try:
-        problems = patient.store.problems(patient.keyspace.lock("", ""))
-    except StoreError:
-        return  # the probe says so
-    for problem in problems:
-        cure = "one singleton_lock_url for all apps of this prefix"
-        yield Finding(Severity.ERROR, "shards", problem, cure)
+        if check.denied and not isinstance(exc, StoreUnavailable):
+            yield check.denied
+        else:
+            yield warning("store", str(exc), "run doctor again")

@@ -1,163 +1,112 @@
-"""A store of several independent masters: whether they are independent, and masters."""
+"""Checks of Redlock's nodes: a majority answers, they are independent, a restart keeps votes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from celery_singleton_lock.core.heartbeat import timeout_for
-from celery_singleton_lock.core.lease import drift
-from celery_singleton_lock.doctor.finding import Finding, Severity, by_name
-from celery_singleton_lock.doctor.patient import Patient
-from celery_singleton_lock.doctor.server import (
-    Report,
-    clocks,
-    examine_server,
-    setting,
-    unreachable,
+from celery_singleton_lock.doctor.context import (
+    Context,
+    Findings,
+    Server,
+    error,
+    is_slow,
+    note,
+    ok,
+    warning,
 )
+from celery_singleton_lock.doctor.servers import command, per_server, visit_redis
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redlock.url import read_nodes
 
-__all__ = ["examine_redlock"]
-
-# The share of the time that a node has for its vote.
-_COMFORTABLE: Final = 0.1
-_SECOND: Final = 1.0
-_KEPT_ON_DISK: Final = "append-only file, synced with every write"
+# A server counts its uptime in whole seconds.
+_UPTIME_PRECISION: Final = 1.0
 
 
-def examine_redlock(patient: Patient) -> Iterator[Finding]:
-    """Every node by itself, and each against the others."""
-    nodes = read_nodes(patient.settings.url)
-    reports, synced = [], {}
-    for node in nodes.members:
-        with closing(Connections(node.url)) as link:
-            report = Report.of(str(node), link, patient.clock.wall)
-            reports.append(report)
-            if report.info.get("aof_enabled") == "1":
-                synced[report.name] = setting(link, "appendfsync")
-    yield from _quorum(reports)
-    named = [(report.name, report) for report in reports if not report.error]
-    yield from by_name(named, examine_server)
-    yield from by_name(named, _replication)
-    yield from by_name(named, lambda report: _latency(report, patient.ttls[0]))
-    yield from _identities(reports)
-    yield from by_name(
-        named,
-        lambda report: _memory_of_votes(
-            report, synced.get(report.name), nodes.quarantine, patient.ttls[-1]
-        ),
-    )
-    allowed = drift(patient.ttls[0])
-    yield from clocks(
-        reports,
-        allowed=allowed,
-        harm=f"a lease of {patient.ttls[0]:g} s has an allowance of {allowed:.3f} s for clocks. It "
-        "stands a difference, but not the step that ends it",
-    )
+def visit_nodes(context: Context) -> list[Server]:
+    """All nodes; of those with an append-only file, `info` says when it is synced."""
+    nodes = []
+    for member in read_nodes(context.settings.url).members:
+        link = context.stack.enter_context(closing(Connections(member.url)))
+        node = visit_redis(context, str(member), link)
+        if node.info.get("aof_enabled") == "1":
+            node = replace(node, info={**node.info, "appendfsync": _appendfsync(link)})
+        nodes.append(node)
+    return nodes
 
 
-def _quorum(reports: list[Report]) -> Iterator[Finding]:
-    yield from unreachable(
-        reports, "nodes", "start it: while it is away, the loss of fewer others ends all locks"
-    )
-    answered, majority = sum(not report.error for report in reports), len(reports) // 2 + 1
+def _appendfsync(link: Any) -> str:
+    """Empty where CONFIG is denied."""
+    try:
+        reply = command(link, "CONFIG", "GET", "appendfsync")
+    except StoreError:
+        return ""
+    values = list(reply.values()) if isinstance(reply, dict) else reply[1:]
+    return values[0].decode() if values else ""
+
+
+def check_majority(context: Context) -> Findings:
+    nodes, answered = len(context.servers), len(context.granting)
+    majority = nodes // 2 + 1
     if answered >= majority:
-        yield Finding(Severity.OK, "nodes", f"{answered} of {len(reports)} answer")
-        return
-    yield Finding(
-        Severity.ERROR,
-        "nodes",
-        f"{answered} of {len(reports)} answer, and a lease takes {majority}",
-        "start the others, or correct singleton_lock_url",
-    )
+        yield ok("nodes", f"{answered} of {nodes} answer")
+    else:
+        text = f"{answered} of {nodes} answer, and a lease takes {majority}"
+        yield error("nodes", text, "start the others, or correct singleton_lock_url")
 
 
-def _replication(report: Report) -> Iterator[Finding]:
-    if report.is_replica:
-        yield Finding(
-            Severity.ERROR,
-            "replication",
-            "is a replica: it has no vote, and promoted it would bring another's votes along",
-            "REPLICAOF NO ONE: the nodes of Redlock are masters that know nothing of each other",
-        )
-    elif report.count_of_replicas:
-        yield Finding(
-            Severity.WARNING,
-            "replication",
-            f"has {report.count_of_replicas} replicas: a failover to one of them forgets votes, "
-            "and two bodies can run at once",
-            "no replicas here, or none that is ever promoted; another node instead",
-        )
+@per_server
+def check_latency(context: Context, node: Server) -> Findings:
+    ttl = context.ttls[0]
+    if is_slow(node.reply_time, ttl):
+        patience = f"the {timeout_for(ttl) * 1000:.0f} ms that a lease of {ttl:g} s waits for it"
+        text = f"a reply takes more than a tenth of {patience}"
+        yield warning("latency", text, "a longer ttl, or a node that is nearer")
 
 
-def _latency(report: Report, ttl: float) -> Iterator[Finding]:
-    time_to_vote = timeout_for(ttl)
-    if report.took > time_to_vote * _COMFORTABLE:
-        yield Finding(
-            Severity.WARNING,
-            "latency",
-            f"a reply takes more than a tenth of the {time_to_vote * 1000:.0f} ms that a lease "
-            f"of {ttl:g} s waits for it",
-            "a longer ttl, or a node that is nearer",
-        )
-
-
-def _identities(reports: list[Report]) -> Iterator[Finding]:
+def check_identities(context: Context) -> Findings:
     first: dict[str, str] = {}
-    for report in reports:
-        run_id = report.info.get("run_id", "")
+    for node in context.servers:
+        run_id = node.info.get("run_id", "")
         if run_id and run_id in first:
-            yield Finding(
-                Severity.ERROR,
+            yield error(
                 "identity",
-                f"{first[run_id]} and {report.name} are one server: its vote counts twice, and two "
+                f"{first[run_id]} and {node.name} are one server: its vote counts twice, and two "
                 "bodies can run at once",
                 "name servers that fail independently",
             )
-        first.setdefault(run_id, report.name)
+        first.setdefault(run_id, node.name)
 
 
-def _memory_of_votes(
-    report: Report, synced: str | None, quarantine: float | None, longest: float
-) -> Iterator[Finding]:
+@per_server
+def check_votes(context: Context, node: Server) -> Findings:
     """Whether a node that restarts could grant what it has granted before."""
-    info = report.info
-    if info.get("aof_enabled") == "1" and synced == "always":
-        yield Finding(Severity.OK, "persistence", _KEPT_ON_DISK)
-        return
-    if quarantine is not None and quarantine < longest:
-        yield Finding(
-            Severity.WARNING,
+    info, longest = node.info, context.ttls[-1]
+    quarantine = read_nodes(context.settings.url).quarantine
+    needed = longest if quarantine is None else quarantine
+    if info.get("aof_enabled") == "1" and info.get("appendfsync") == "always":
+        yield ok("persistence", "append-only file, synced with every write")
+    elif needed < longest:
+        yield warning(
             "persistence",
-            f"a node that restarts forgets votes, and quarantine={quarantine:g} lets it vote while "
+            f"a node that restarts forgets votes, and quarantine={needed:g} lets it vote while "
             f"leases of {longest:g} s may stand: two bodies can run at once",
-            "leave quarantine out of the URL (then it is each lease's ttl), or appendonly yes with "
+            "no quarantine in the URL (then it is each lease's ttl), or appendonly yes with "
             "appendfsync always",
         )
-        return
-    if "uptime_in_seconds" not in info:
-        yield Finding(
-            Severity.WARNING,
+    elif "uptime_in_seconds" not in info:
+        yield warning(
             "persistence",
-            "INFO is denied, so nobody knows when it was started: after a restart it votes at "
-            "once, and two bodies can run at once",
+            "INFO is denied, so the time of the last restart is unknown: after a restart the node "
+            "votes at once, and two bodies can run at once",
             "grant +info, or appendonly yes with appendfsync always",
         )
-        return
-    yield Finding(
-        Severity.OK,
-        "persistence",
-        "a restart forgets votes; so it has none until it is up for as long as a lease lasts",
-    )
-    needed = longest if quarantine is None else quarantine
-    left = needed - (int(info["uptime_in_seconds"]) - _SECOND)
-    if left > 0:
-        yield Finding(
-            Severity.NOTE,
-            "nodes",
-            f"was started less than {needed:g} s ago: it has no vote on the longest lease yet",
-            "wait",
-        )
+    else:
+        text = "a restart forgets votes; so it has none until it is up for as long as a lease lasts"
+        yield ok("persistence", text)
+        if int(info["uptime_in_seconds"]) - _UPTIME_PRECISION < needed:
+            text = f"was started less than {needed:g} s ago: no vote on the longest lease yet"
+            yield note("nodes", text, "wait")

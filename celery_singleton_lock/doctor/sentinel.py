@@ -1,260 +1,196 @@
-"""A store behind Redis Sentinel: the sentinels, the master that they name, and its replicas."""
+"""Checks behind Redis Sentinel: the sentinels, the master that they name, and its replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Final
 
-from celery_singleton_lock.doctor.finding import Finding, Severity, by_name
-from celery_singleton_lock.doctor.patient import Patient
-from celery_singleton_lock.doctor.server import (
-    Report,
-    clocks,
-    command,
-    examine_server,
-    replicas,
-    unreachable,
-)
+from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
+from celery_singleton_lock.doctor.servers import command, visit_redis
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
-
-__all__ = ["examine_sentinel"]
 
 # A failover takes the votes of a majority, and two of two are no majority that survives a loss.
 _FEWEST: Final = 3
-# Seconds. The first fence of a new master is not below its clock. The old master's end came before
-# the promotion by the time that the sentinels waited for it, a second at least.
-_CLOCKS_MAY_DIFFER: Final = 1.0
-_FENCES_FALL: Final = "after a failover to the slower one, fences may be lower than before"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sentinel:
-    """What one sentinel says of our master.
-
-    Attributes:
-        error: Why it says nothing; empty: it does.
-        denied: Whether it answers, but to others.
-        master: The fields that it has.
-    """
-
-    name: str
-    link: Connections
-    error: str = ""
-    denied: bool = False
-    master: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self.master["ip"], int(self.master["port"])
-
-    @property
-    def count(self) -> int:
-        """How many sentinels it knows, itself included."""
-        return int(self.master.get("num-other-sentinels", "0")) + 1
+# --- visits ---------------------------------------------------------------------------------------
 
 
-def examine_sentinel(patient: Patient) -> Iterator[Finding]:
-    """Who can be reached, whether a failover could be decided, and what it would cost."""
-    settings = patient.settings
-    with closing(SentinelConnections(settings.url, settings.connection_options)) as links:
-        asked = [_ask(link, links.master_name) for link in links.sentinels]
-        yield from _sentinels(asked)
-        told = [sentinel for sentinel in asked if sentinel.master]
-        if not told:
-            return
-        yield _quorum(told[0], links.master_name)
-        yield from _agreement(told)
-        yield from _servers(links, told[0], patient)
+def _connections(context: Context) -> SentinelConnections:
+    settings = context.settings
+    connections = SentinelConnections(settings.url, settings.connection_options)
+    return context.stack.enter_context(closing(connections))
 
 
-def _ask(link: Connections, name: str) -> _Sentinel:
+def _sentinels(context: Context) -> list[Server]:
+    """What each sentinel reports of our master."""
+    connections = context.once(_connections)
+    return [_ask(link, connections.master_name) for link in connections.sentinels]
+
+
+def _ask(link: Any, master_name: str) -> Server:
+    sentinel = Server(name=link.address, link=link)
     try:
-        reply = command(link, "SENTINEL", "MASTER", name)
+        return replace(sentinel, info=_fields(command(link, "SENTINEL", "MASTER", master_name)))
     except StoreUnavailable as exc:
-        return _Sentinel(name=link.address, link=link, error=str(exc))
+        return replace(sentinel, error=str(exc))
     except StoreError as exc:
-        return _Sentinel(name=link.address, link=link, error=str(exc), denied=True)
-    return _Sentinel(name=link.address, link=link, master=_fields(reply))
+        return replace(sentinel, error=str(exc), is_denied=True)
 
 
-def _sentinels(asked: list[_Sentinel]) -> Iterator[Finding]:
-    answered = [sentinel for sentinel in asked if not sentinel.error]
-    if not any(sentinel.denied or not sentinel.error for sentinel in asked):
-        yield Finding(
-            Severity.ERROR,
-            "sentinels",
-            f"none of {len(asked)} answers: {asked[0].error}",
-            "start them, or correct singleton_lock_url",
-        )
-        return
-    for sentinel in asked:
-        if sentinel.error:
-            yield Finding(
-                Severity.WARNING,
-                "sentinels",
-                f"{sentinel.name}: {sentinel.error}",
-                "give the login in the URL the right to SENTINEL, and the right master_name"
-                if sentinel.denied
-                else "start it, or take it out of singleton_lock_url",
-            )
-    if not answered:
-        return
-    yield Finding(Severity.OK, "sentinels", f"{len(answered)} of {len(asked)} named ones answer")
-    there = max(sentinel.count for sentinel in answered)
-    if there < _FEWEST:
-        yield Finding(
-            Severity.WARNING,
-            "sentinels",
-            f"there are {there} for this master: without one of them no failover is decided",
-            f"{_FEWEST} or more, on hosts that fail independently",
-        )
-    if there > len(asked):
-        yield Finding(
-            Severity.NOTE,
-            "sentinels",
-            f"{there} watch this master, and the URL names {len(asked)}: with those away, a new "
-            "process finds no master",
-            "name all of them in singleton_lock_url",
-        )
+def _informed(context: Context) -> list[Server]:
+    """The sentinels that know our master."""
+    return [sentinel for sentinel in context.once(_sentinels) if sentinel.info]
 
 
-def _quorum(sentinel: _Sentinel, name: str) -> Finding:
+def _master(context: Context) -> Server | None:
+    """The master that the first informed sentinel names; None if there is no such sentinel."""
+    for sentinel in _informed(context):
+        return _visit(context, sentinel.info)
+    return None
+
+
+def _replicas(context: Context) -> list[dict[str, str]] | None:
+    """What the first informed sentinel reports of each replica; None where that is denied."""
+    name = context.once(_connections).master_name
     try:
-        reply = command(sentinel.link, "SENTINEL", "CKQUORUM", name)
-    except StoreUnavailable as exc:
-        return Finding(Severity.WARNING, "quorum", f"{sentinel.name}: {exc}", "run doctor again")
-    except StoreError as exc:
-        if "NOQUORUM" in str(exc):
-            return Finding(
-                Severity.ERROR,
-                "quorum",
-                f"no failover can be decided, says {sentinel.name}: {exc}",
-                "start the other sentinels; the quorum is in `sentinel monitor` of their "
-                "configuration",
-            )
-        text = "SENTINEL CKQUORUM is denied, so whether a failover could be decided is unknown"
-        return Finding(Severity.NOTE, "quorum", text, "grant +sentinel|ckquorum")
-    return Finding(Severity.OK, "quorum", reply.decode())
-
-
-def _agreement(told: list[_Sentinel]) -> Iterator[Finding]:
-    named: dict[tuple[str, int], list[str]] = {}
-    for sentinel in told:
-        named.setdefault(sentinel.address, []).append(sentinel.name)
-    if len(named) > 1:
-        views = "; ".join(f"{', '.join(who)}: {host}:{port}" for (host, port), who in named.items())
-        yield Finding(
-            Severity.WARNING,
-            "master",
-            f"the sentinels name different masters ({views}): a failover is under way, or some of "
-            "them are cut off from the others",
-            "run doctor again in a minute; then look at the network between them",
-        )
-    for sentinel in told:
-        if "o_down" in sentinel.master.get("flags", ""):
-            yield Finding(
-                Severity.ERROR,
-                "master",
-                f"{sentinel.name} and a quorum of others think that it is down",
-                "wait for the failover; if none comes, see `quorum`",
-            )
-            return
-
-
-def _servers(
-    links: SentinelConnections, sentinel: _Sentinel, patient: Patient
-) -> Iterator[Finding]:
-    host, port = sentinel.address
-    master = Report.of(f"{host}:{port}", links.at(host, port), patient.clock.wall)
-    if master.error:
-        yield Finding(
-            Severity.ERROR,
-            "master",
-            f"{master.name}: {master.error}",
-            "wait for the failover; if the sentinels reach it, look at the network from here",
-        )
-        return
-    yield Finding(Severity.OK, "master", f"{links.master_name} is {master.name}")
-    yield from by_name([(master.name, master)], examine_server)
-    yield from _persistence(master)
-    yield from _min_replicas(master)
-    yield from replicas(master, patient.settings.wait_replicas)
-    try:
-        reply = command(sentinel.link, "SENTINEL", "REPLICAS", links.master_name)
+        reply = command(_informed(context)[0].link, "SENTINEL", "REPLICAS", name)
     except StoreError:
-        yield Finding(Severity.NOTE, "replicas", "SENTINEL REPLICAS is denied, so they are unknown")
-        return
-    known = [_fields(fields) for fields in reply]
-    others = [
-        Report.of(f"{f['ip']}:{f['port']}", links.at(f["ip"], int(f["port"])), patient.clock.wall)
-        for f in known
-    ]
-    yield from _replicas(known, others)
-    yield from clocks([master, *others], allowed=_CLOCKS_MAY_DIFFER, harm=_FENCES_FALL)
+        return None
+    return [_fields(fields) for fields in reply]
 
 
-def _persistence(master: Report) -> Iterator[Finding]:
-    if not master.info:
-        return
-    if master.info.get("aof_enabled") == "1":
-        yield Finding(Severity.OK, "persistence", "append-only file on the master")
-        return
-    yield Finding(
-        Severity.WARNING,
-        "persistence",
-        "no append-only file on the master: if it restarts before the sentinels notice, it is "
-        "master still, and empty, and its replicas empty themselves after it",
-        "appendonly yes on all of them, or have nobody restart Redis by itself",
-    )
+def visit_sentinel(context: Context) -> list[Server]:
+    """The master, if it answers, and its replicas."""
+    master = context.once(_master)
+    if master is None or master.error:
+        return []
+    replicas = context.once(_replicas) or []
+    return [master, *(_visit(context, fields, grants=False) for fields in replicas)]
 
 
-def _min_replicas(master: Report) -> Iterator[Finding]:
-    """INFO has that field only where the setting is."""
-    if master.info and "min_slaves_good_slaves" not in master.info:
-        yield Finding(
-            Severity.NOTE,
-            "min-replicas",
-            "min-replicas-to-write is not set: a master that is cut off from all others goes on "
-            "granting to those who reach it, until it is demoted",
-            "min-replicas-to-write 1 with min-replicas-max-lag 3, and the fence for what matters",
-        )
-
-
-def _replicas(known: list[dict[str, str]], reports: list[Report]) -> Iterator[Finding]:
-    yield from unreachable(
-        reports, "replicas", "start it; or SENTINEL RESET, if it is gone for good"
-    )
-    usable = 0
-    for fields, report in zip(known, reports, strict=True):
-        if report.error:
-            continue
-        link = fields.get("master-link-status", "ok")
-        if "down" in fields.get("flags", "") or link != "ok":
-            yield Finding(
-                Severity.WARNING,
-                "replicas",
-                f"{report.name} is out of step (flags {fields.get('flags')}, link {link}): "
-                "promoted now, it would not have the newest leases",
-                "look at its log; it needs the master's login and address",
-            )
-        else:
-            usable += 1
-    if usable:
-        yield Finding(Severity.OK, "replicas", f"{usable} in step, as the sentinels see them")
-    else:
-        yield Finding(
-            Severity.WARNING,
-            "replicas",
-            "there is none that could be promoted: if the master ends, there are no locks",
-            "a replica or two, on other hosts",
-        )
+def _visit(context: Context, fields: Mapping[str, str], *, grants: bool = True) -> Server:
+    host, port = fields["ip"], int(fields["port"])
+    link = context.once(_connections).at(host, port)
+    return visit_redis(context, f"{host}:{port}", link, grants=grants)
 
 
 def _fields(reply: Any) -> dict[str, str]:
     """Names and values, from either protocol."""
     flat = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
     return {name.decode(): value.decode() for name, value in flat.items()}
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def check_sentinels(context: Context) -> Findings:
+    asked, informed = context.once(_sentinels), _informed(context)
+    if all(sentinel.error and not sentinel.is_denied for sentinel in asked):
+        text = f"none of {len(asked)} answers: {asked[0].error}"
+        yield error("sentinels", text, "start them, or correct singleton_lock_url")
+        return
+    for sentinel in asked:
+        remedy = "start it, or take it out of singleton_lock_url"
+        if sentinel.is_denied:
+            remedy = "give the login in the URL the right to SENTINEL, and the right master_name"
+        if sentinel.error:
+            yield warning("sentinels", f"{sentinel.name}: {sentinel.error}", remedy)
+    if not informed:
+        return
+    yield ok("sentinels", f"{len(informed)} of {len(asked)} named ones answer")
+    # Each counts the others that it knows.
+    count = 1 + max(int(sentinel.info.get("num-other-sentinels", "0")) for sentinel in informed)
+    if count < _FEWEST:
+        text = f"there are {count} for this master: without one of them no failover is decided"
+        yield warning("sentinels", text, f"{_FEWEST} or more, on hosts that fail independently")
+    if count > len(asked):
+        yield note(
+            "sentinels",
+            f"{count} watch this master, and the URL names {len(asked)}: with those away, a new "
+            "process finds no master",
+            "name all of them in singleton_lock_url",
+        )
+
+
+def check_quorum(context: Context) -> Findings:
+    """Whether a failover could be decided, in the view of one sentinel."""
+    for sentinel in _informed(context)[:1]:
+        name = context.once(_connections).master_name
+        try:
+            yield ok("quorum", command(sentinel.link, "SENTINEL", "CKQUORUM", name).decode())
+        except StoreError as exc:
+            if "NOQUORUM" not in str(exc):
+                raise
+            text = f"no failover can be decided, says {sentinel.name}: {exc}"
+            remedy = "start the other sentinels; `sentinel monitor` of their configuration sets it"
+            yield error("quorum", text, remedy)
+
+
+def check_master(context: Context) -> Findings:
+    """Whether the sentinels agree on the master, and it answers."""
+    named: dict[str, list[str]] = {}
+    for sentinel in _informed(context):
+        address = f"{sentinel.info['ip']}:{sentinel.info['port']}"
+        named.setdefault(address, []).append(sentinel.name)
+    if len(named) > 1:
+        views = "; ".join(f"{', '.join(names)}: {address}" for address, names in named.items())
+        yield warning(
+            "master",
+            f"the sentinels name different masters ({views}): a failover is under way, or some of "
+            "them are cut off from the others",
+            "run doctor again in a minute; then look at the network between them",
+        )
+    down = [each.name for each in _informed(context) if "o_down" in each.info.get("flags", "")]
+    if down:
+        text = f"{down[0]} and a quorum of others think that it is down"
+        yield error("master", text, "wait for the failover; if none comes, see `quorum`")
+    master = context.once(_master)
+    if master and master.error:
+        remedy = "wait for the failover; if the sentinels reach it, look at the network from here"
+        yield error("master", f"{master.name}: {master.error}", remedy)
+    elif master:
+        yield ok("master", f"{context.once(_connections).master_name} is {master.name}")
+
+
+def check_min_replicas(context: Context) -> Findings:
+    for master in context.granting:
+        # INFO has that field only where the setting is.
+        if master.info and "min_slaves_good_slaves" not in master.info:
+            yield note(
+                "min-replicas",
+                "min-replicas-to-write is not set: a master that is cut off from all others goes "
+                "on granting to clients that reach it, until it is demoted",
+                "min-replicas-to-write 1, min-replicas-max-lag 3, and the fence for what matters",
+            )
+
+
+def check_replicas(context: Context) -> Findings:
+    if not context.servers:
+        return
+    known, (_, *replicas) = context.once(_replicas), context.servers
+    if known is None:
+        yield note("replicas", "SENTINEL REPLICAS is denied, so they are unknown")
+        return
+    usable = 0
+    for fields, replica in zip(known, replicas, strict=True):
+        flags, link = fields.get("flags", ""), fields.get("master-link-status", "ok")
+        if replica.error:
+            continue  # check_reachability reports it
+        if "down" not in flags and link == "ok":
+            usable += 1
+            continue
+        yield warning(
+            "replicas",
+            f"{replica.name} is out of step (flags {flags}, link {link}): promoted now, it would "
+            "not have the newest leases",
+            "look at its log; it needs the master's login and address",
+        )
+    if usable:
+        yield ok("replicas", f"{usable} in step, as the sentinels see them")
+    else:
+        text = "there is none that could be promoted: if the master ends, there are no locks"
+        yield warning("replicas", text, "a replica or two, on other hosts")

@@ -1,75 +1,71 @@
-"""The policies of an app's tasks against each other, their store, and Celery's settings."""
+"""Checks of the tasks' policies against each other, their store, and Celery's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from celery import Celery
-
 from celery_singleton_lock.beat.election import check_leader_ttl
-from celery_singleton_lock.doctor.finding import Finding, Severity
+from celery_singleton_lock.doctor.context import Context, Findings, error, note, ok, warning
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.publish.unique import RPC_CURE
-from celery_singleton_lock.runtime import Runtime, singleton_tasks
+from celery_singleton_lock.runtime import singleton_tasks
 from celery_singleton_lock.worker.bootstep import check_results, check_tasks
 
-__all__ = ["examine_tasks"]
 
-
-def examine_tasks(app: Celery, runtime: Runtime) -> Iterator[Finding]:
-    """What a worker or beat would refuse to start with, and what they would live with badly."""
+def check_beat(context: Context) -> Findings:
     try:
-        check_leader_ttl(runtime.store, runtime.settings)
+        check_leader_ttl(context.store, context.settings)
     except SettingsError as exc:
-        yield Finding(Severity.ERROR, "beat", str(exc), "no beat that elects a leader starts")
-    tasks = singleton_tasks(app)
+        yield error("beat", str(exc), "no beat that elects a leader starts")
+
+
+def check_policies(context: Context) -> Findings:
+    """What a worker would refuse to start with."""
+    tasks = singleton_tasks(context.app)
     if not tasks:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "tasks",
             "no singleton task is registered in this app",
             "name the app of your workers with -A, and have it import its tasks (include=...)",
         )
         return
     try:
-        check_tasks(app, runtime.store)
+        check_tasks(context.app, context.store)
     except SettingsError as exc:
-        yield Finding(Severity.ERROR, "tasks", str(exc), "no worker starts before this is mended")
+        yield error("tasks", str(exc), "no worker starts before this is corrected")
         return
-    yield Finding(Severity.OK, "tasks", f"{len(tasks)} with a lock")
-    if problem := check_results(app):
-        yield Finding(Severity.WARNING, "tasks", problem, RPC_CURE)
-    timeout = runtime.settings.visibility_timeout
-    if timeout is not None:
-        yield from _ttls(tasks, timeout)
-        yield from _time_limits(tasks, timeout)
+    yield ok("tasks", f"{len(tasks)} with a lock")
+    if problem := check_results(context.app):
+        yield warning("tasks", problem, RPC_CURE)
 
 
-def _ttls(tasks: list[Any], timeout: float) -> Iterator[Finding]:
-    if long := _named(task for task in tasks if task.singleton_policy().ttl > timeout):
-        yield Finding(
-            Severity.WARNING,
+def check_timeouts(context: Context) -> Findings:
+    """ttl and time limits against the time after which the broker delivers a message again."""
+    timeout, ttls = context.settings.visibility_timeout, context.ttls_by_task
+    if timeout is None:
+        return
+    # The others are refused by check_policies.
+    tasks = [task for task in singleton_tasks(context.app) if task.name in ttls]
+    if names := _named(task for task in tasks if ttls[task.name] > timeout):
+        yield warning(
             "timeouts",
-            f"ttl is longer than visibility_timeout ({timeout:g} s) of {long}: a dead worker's "
+            f"ttl is longer than visibility_timeout ({timeout:g} s) of {names}: a dead worker's "
             "message comes back while its lease still stands, and waits",
             "a ttl below visibility_timeout",
         )
-
-
-def _time_limits(tasks: list[Any], timeout: float) -> Iterator[Finding]:
-    def limit(task: Any) -> float:
-        return float(task.time_limit or task.app.conf.task_time_limit or "inf")
-
-    if long := _named(task for task in tasks if task.acks_late and limit(task) > timeout):
-        yield Finding(
-            Severity.NOTE,
+    if names := _named(t for t in tasks if t.acks_late and _time_limit(t) > timeout):
+        yield note(
             "timeouts",
             f"acks_late, with a time limit above visibility_timeout ({timeout:g} s) or none: "
-            f"{long}. The message of a longer body is delivered again; the copies wait, and are "
+            f"{names}. The message of a longer body is delivered again; the copies wait, and are "
             "dropped when it is done",
             "visibility_timeout above the longest body, in broker_transport_options",
         )
+
+
+def _time_limit(task: Any) -> float:
+    return float(task.time_limit or task.app.conf.task_time_limit or "inf")
 
 
 def _named(tasks: Iterable[Any]) -> str:

@@ -1,1 +1,1 @@
-"""Where events go: one small file per sink."""
+"""Sinks of events: log lines, Celery signals and worker events; one small module each."""

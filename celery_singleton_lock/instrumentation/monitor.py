@@ -13,30 +13,30 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """The sink that sends a worker event for a call ended by a conflict, while events are on.
+    """Sends a worker event for a call that a conflict ends, if this worker sends events.
 
     ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has the fields of
     the event that Celery's worker sends for its own revocations.
 
     A pool child can't see whether its worker was started with ``-E``, so the worker's bootstep sets
-    ``worker`` before the fork; for the whole process, since a runtime may be older than that.
+    ``worker`` before the fork. It is a class variable, because runtimes may already exist then.
     """
 
-    #: Name of this process's worker if it sends events, else empty. Monitors file by it: without
-    #: it, each event would come from a worker of its own, ``gen<pid>@<host>``.
+    #: Name of this process's worker if it sends events, else empty. Monitors group events by it;
+    #: without it, every process would appear as a worker, ``gen<pid>@<host>``.
     worker: ClassVar[str] = ""
 
     def __init__(self, app: Celery) -> None:
-        # The heartbeat's thread has this sink, and would keep the app for ever.
+        # The heartbeat's thread refers to this object, and must not keep the app alive.
         self._app = ref(app)
 
     @staticmethod
-    def hears(name: EventName) -> bool:
-        """Whether such an event may have to be sent."""
+    def is_sent(name: EventName) -> bool:
+        """Whether an event of this name may lead to a worker event."""
         return name is EventName.CONFLICT and bool(Monitor.worker)
 
     def __call__(self, event: Event) -> None:
-        if not Monitor.hears(event.name):
+        if not Monitor.is_sent(event.name):
             return
         outcome = event.data.get("outcome")
         fields: dict[str, Any]

@@ -1,8 +1,8 @@
-"""Celery signals for what happens to leases.
+"""Celery signals for events of leases.
 
-Each is sent in the process where it happens, ``lease_lost`` on the heartbeat's thread unless the
-body or its release is the first to meet the loss. Receivers get ``sender`` (the task's name) and
-``event``, an :class:`~celery_singleton_lock.core.events.Event`.
+Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the heartbeat's
+thread, unless the body or the release detects the loss first. Receivers get ``sender`` (the task's
+name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SIGNALS: Final = {
 
 
 def has_receivers(name: EventName) -> bool:
-    """Whether somebody has connected to the signal of such an event."""
+    """Whether an event of this name has a signal with receivers."""
     signal = _SIGNALS.get(name)
     return signal is not None and bool(signal.receivers)
 
 
 def send_signal(event: Event) -> None:
-    """The sink. Celery logs and swallows what a receiver raises."""
+    """Send the signal of an event. Celery logs exceptions of receivers, and goes on."""
     if has_receivers(event.name):
         _SIGNALS[event.name].send(sender=event.task, event=event)

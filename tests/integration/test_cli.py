@@ -285,6 +285,7 @@ def test_release_asks_and_no_is_the_default(cli: Cli, load_app: LoadApp) -> None
             assert "Release? [y/N]" in answer.out
             assert str(lease.token) in answer.out  # it shows whom it asks about
         assert cli("show", key).status == 0
+        assert "--yes releases without asking" in answer.err, "there was no terminal to answer"
         answer = cli("release", key, answers="y\n")
         assert (answer.status, answer.err) == (0, "")
         assert answer.out.endswith(f"released {key}\n")
@@ -368,6 +369,16 @@ def test_release_compares_the_token_that_was_given(cli: Cli, load_app: LoadApp) 
         right = cli("release", "--json", "--token", str(lease.token), key)
         assert (right.status, right.json()) == (0, {"key": key, "released": True})
         assert cli("show", key).status == 1
+
+
+def test_release_with_yes_does_not_ask(cli: Cli, load_app: LoadApp) -> None:
+    pools = load_app(POOLS)
+    key = pools.brief.lock_key("a")
+    with hold("a", scope=BRIEF, ttl=60, app=pools.app) as lease:
+        wrong = cli("release", "--yes", "--token", f"{lease.token}x", key)
+        assert (wrong.status, wrong.out) == (1, "")
+        answer = cli("release", "--yes", key)
+    assert (answer.status, answer.all) == (0, f"released {key}\n")
 
 
 def test_json_never_asks(cli: Cli, load_app: LoadApp) -> None:

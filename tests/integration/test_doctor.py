@@ -16,7 +16,7 @@ from celery import Celery
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.doctor import Severity
-from celery_singleton_lock.doctor.probe import probe
+from celery_singleton_lock.doctor.context import is_slow
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
@@ -56,7 +56,7 @@ def test_a_server_that_may_evict_leases_is_an_error(server: PrivateServer, raw: 
     raw.config_set("maxmemory", "100mb")
     (with_limit,) = found(app, "eviction")
     assert (without_limit.severity, with_limit.severity) == (Severity.WARNING, Severity.ERROR)
-    assert "noeviction" in with_limit.cure
+    assert "noeviction" in with_limit.remedy
 
 
 def test_it_works_where_info_and_scan_are_denied(server: PrivateServer, raw: Any) -> None:
@@ -79,7 +79,7 @@ def test_rights_that_only_waiting_needs_are_a_note(server: PrivateServer, raw: A
     (finding,) = found(app, "waiting")
     assert finding.severity is Severity.NOTE
     assert "BLPOP, ZCOUNT, ZREM" in finding.text
-    assert "+blpop +zcount +zrem" in finding.cure
+    assert "+blpop +zcount +zrem" in finding.remedy
     assert raw.keys("csl:*singleton-doctor*") == []
 
 
@@ -104,7 +104,7 @@ def test_missing_rights_are_an_error_that_says_where_they_are_listed(
     app.conf.singleton_lock_url = server.url().replace("redis://", "redis://few:pw@")
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.ERROR
-    assert "docs/options.md" in finding.cure
+    assert "docs/options.md" in finding.remedy
 
 
 def test_a_store_that_is_away_is_an_error() -> None:
@@ -140,7 +140,7 @@ def test_a_server_without_a_file_forgets_at_a_restart() -> None:
     with PrivateServer() as server:
         (finding,) = found(app_on(server.url()), "persistence")
     assert finding.severity is Severity.NOTE
-    assert "appendonly yes" in finding.cure
+    assert "appendonly yes" in finding.remedy
 
 
 @pytest.mark.slow
@@ -171,6 +171,25 @@ def test_an_app_without_a_store_is_told_to_name_one(url: str | None) -> None:
     (finding,) = findings(app)
     assert finding.severity is Severity.ERROR
     assert "singleton_lock_url" in finding.text
+
+
+def test_a_store_in_memory_is_noted_because_prefork_workers_refuse_it() -> None:
+    app = Celery("alone", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory:///"
+    _, finding = found(app, "store")
+    assert finding.severity is Severity.NOTE
+    assert "prefork" in finding.remedy
+    assert severities(app)["reachability"] is Severity.OK
+
+
+def test_a_database_that_the_server_does_not_have_is_an_error_about_its_number(
+    server: PrivateServer,
+) -> None:
+    app = app_on(server.url())
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{server.port}/99999"
+    (finding,) = found(app, "rights")
+    assert finding.severity is Severity.ERROR
+    assert "database number" in finding.remedy
 
 
 def test_a_replica_is_an_error(server: PrivateServer, raw: Any) -> None:
@@ -251,7 +270,7 @@ def test_an_app_without_singleton_tasks_is_probably_the_wrong_one(server: Privat
 def test_a_slow_store_is_a_warning_for_the_task_with_the_shortest_ttl(
     server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[probe.__module__], "_COMFORTABLE", 1e-9)
+    monkeypatch.setattr(sys.modules[is_slow.__module__], "_COMFORTABLE_SHARE", 1e-9)
     (finding,) = found(app_on(server.url(), ttl=0.5), "latency")
     assert finding.severity is Severity.WARNING
     assert "ttl=0.5" in finding.text

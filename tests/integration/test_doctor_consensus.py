@@ -144,7 +144,7 @@ def test_a_login_with_no_more_rights_than_locking_needs_is_enough() -> None:
         assert worst(app) is Severity.NOTE
     assert here["reachability"] is here["login"] is Severity.OK
     assert refused.severity is Severity.ERROR
-    assert "grant-permission" in refused.cure
+    assert "grant-permission" in refused.remedy
 
 
 # --- ZooKeeper -----------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from celery_singleton_lock.doctor import Severity
-from celery_singleton_lock.doctor.redlock import examine_redlock
+from celery_singleton_lock.doctor.context import is_slow
 from example_project.private_server import PrivateServer, ServerNotFound, find_binary
 from tests.conftest import missing
 from tests.harness.deliveries import wait_until
@@ -110,7 +110,7 @@ def test_a_node_of_unknown_age_that_may_forget_is_a_warning(nodes: RedlockNodes)
     assert here["server"] is Severity.NOTE
     (finding,) = found(app, "persistence")
     assert finding.severity is Severity.WARNING
-    assert "+info" in finding.cure
+    assert "+info" in finding.remedy
 
 
 def test_nodes_that_replicate_each_other_are_told(nodes: RedlockNodes) -> None:
@@ -180,8 +180,7 @@ def test_the_keys_of_old_recipes_are_told_once_and_left_alone(nodes: RedlockNode
 
 
 def test_slow_nodes_are_a_warning(nodes: RedlockNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    examination: Callable[..., object] = examine_redlock
-    monkeypatch.setattr(sys.modules[examination.__module__], "_COMFORTABLE", 1e-9)
+    monkeypatch.setattr(sys.modules[is_slow.__module__], "_COMFORTABLE_SHARE", 1e-9)
     (finding,) = [f for f in found(app_on(nodes.url(), ttl=0.5), "latency") if "127" in f.text]
     assert finding.severity is Severity.WARNING
     assert "lease of 0.5 s" in finding.text

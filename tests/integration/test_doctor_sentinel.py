@@ -61,8 +61,8 @@ def test_what_narrows_the_gap_of_a_failover_is_recommended(
     (file,) = found(app, "persistence")
     (replicas,) = found(app, "min-replicas")
     assert (file.severity, replicas.severity) == (Severity.WARNING, Severity.NOTE)
-    assert "appendonly yes" in file.cure
-    assert "min-replicas-to-write 1" in replicas.cure
+    assert "appendonly yes" in file.remedy
+    assert "min-replicas-to-write 1" in replicas.remedy
 
 
 def test_a_master_that_may_evict_leases_is_an_error(sentinels: Sentinels, master: Any) -> None:
@@ -108,7 +108,7 @@ def test_it_works_where_nearly_all_is_denied(private_sentinels: Sentinels) -> No
     with redis.Redis(port=sentinels.sentinel_ports[0]) as client:
         client.execute_command("ACL", "SETUSER", "asks", "-sentinel|master")
     denied = [f for f in found(app, "sentinels") if f.severity is Severity.WARNING]
-    assert "right to SENTINEL" in denied[0].cure
+    assert "right to SENTINEL" in denied[0].remedy
 
 
 def test_replicas_that_are_away_or_out_of_step_are_warnings(private_sentinels: Sentinels) -> None:

@@ -1,0 +1,312 @@
+"""Checks of etcd clusters and ZooKeeper ensembles: members, majority, ttl, rights.
+
+The clients of both are optional, so they are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+import ssl
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.urls import ClusterUrl
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.stores.zookeeper.sessions import Session
+
+_PORTS: Final = {"etcd": 2379, "zookeeper": 2181}
+# Seconds for one question to one member.
+_TIMEOUT: Final = 2.0
+# Seconds for a session with the ensemble, which may come after a try with a member that is away.
+_SESSION_TIMEOUT: Final = 5.0
+_ALARM_REMEDIES: Final = {
+    "NOSPACE": "etcdctl compact, defrag, then alarm disarm; raise --quota-backend-bytes, and set "
+    "--auto-compaction-retention",
+    "CORRUPT": "take the corrupt member out, and add it again empty",
+}
+_LOGIN_REMEDIES: Final = {
+    "etcd": "etcdctl auth enable, and a login in singleton_lock_url; or client certificates",
+    "zookeeper": "a user and password in singleton_lock_url, before the first lock is taken",
+}
+_SERVING: Final = frozenset({"leader", "follower", "observer", "standalone"})
+# Seconds; ZooKeeper rounds to milliseconds.
+_ROUNDING: Final = 0.01
+_ANYONE: Final = ("world", "anyone")
+_START: Final = "start members until a majority is there"
+_THREE: Final = "three, on hosts that fail independently"
+
+
+def _url(context: Context) -> ClusterUrl:
+    options = context.settings.connection_options
+    # Unknown options have been refused when the store was opened.
+    known = {"ca", "cert", "key", "api_path"}
+    port = _PORTS[context.kind]
+    return ClusterUrl.parse(context.settings.url, port=port, known=known, options=options)
+
+
+def check_login(context: Context) -> Findings:
+    url = context.once(_url)
+    if url.username:
+        yield ok("login", f"as {url.username}")
+    elif context.kind == "etcd" and "cert" in url.options:
+        yield ok("login", "by certificate")
+    else:
+        text = "there is no login: any client that reaches the store can take and free every lock"
+        yield note("login", text, _LOGIN_REMEDIES[context.kind])
+
+
+# --- etcd -----------------------------------------------------------------------------------------
+
+
+def visit_etcd(context: Context) -> list[Server]:
+    """The members that the URL names, each with its own view: version, leader, id."""
+    from celery_singleton_lock.stores.etcd.gateway import Gateway
+
+    url = context.once(_url)
+    members = []
+    for host, port in url.hosts:
+        gateway = Gateway(replace(url, hosts=((host, port),)), context.clock)
+        context.stack.enter_context(closing(gateway))
+        member = Server(name=f"{host}:{port}", link=gateway, product="etcd")
+        try:
+            status = _call(context, member, "maintenance/status")
+            version = str(status.get("version", ""))
+            members.append(replace(member, info=status, version=version))
+        except StoreError as exc:
+            members.append(replace(member, error=str(exc)))
+    return members
+
+
+def _call(context: Context, member: Server, path: str, **body: Any) -> dict[str, Any]:
+    deadline = context.clock.now() + _TIMEOUT
+    reply: dict[str, Any] = member.link.call(path, body, deadline, repeatable=True)
+    return reply
+
+
+def _leader(member: Server) -> str:
+    """The id of the leader that the member follows; empty if it follows none."""
+    return str(member.info.get("leader", "0")).removeprefix("0")
+
+
+def _led(context: Context) -> list[Server]:
+    """The members that follow a leader."""
+    return [member for member in context.granting if _leader(member)]
+
+
+def check_etcd_members(context: Context) -> Findings:
+    members = context.servers
+    for member in context.granting:
+        if not _leader(member):
+            yield warning(
+                "members",
+                f"{member.name} follows no leader: it is cut off, or there is no majority",
+                "look at its log, and at the network between the members",
+            )
+    led = _led(context)
+    if not led:
+        text = f"none of the {len(members)} members of the URL follows a leader: no locks"
+        yield error("quorum", text, _START)
+        return
+    leaders = [
+        member.name for member in led if str(member.info["header"]["member_id"]) == _leader(member)
+    ]
+    leader = leaders[0] if leaders else "a member that doesn't answer, or isn't in the URL"
+    yield ok("members", f"{len(led)} of {len(members)} named ones follow a leader: {leader}")
+
+
+def check_etcd_size(context: Context) -> Findings:
+    for member in _led(context)[:1]:
+        members = _call(context, member, "cluster/member/list").get("members", [])
+        voters = sum(not each.get("isLearner") for each in members)
+        named = len(context.servers)
+        if voters < 3:
+            text = f"{voters} members vote: without one of them there are no locks"
+            yield note("cluster", text, _THREE)
+        elif voters % 2 == 0:
+            text = f"{voters} members vote: no more of them may fail than of {voters - 1}"
+            yield note("cluster", text, "an odd number")
+        if len(members) > named:
+            text = f"{len(members)} members, and the URL names {named}: the others are never asked"
+            yield note("cluster", text, "name all of them in singleton_lock_url")
+
+
+def check_alarms(context: Context) -> Findings:
+    for member in _led(context)[:1]:
+        reply = _call(context, member, "maintenance/alarm", action="GET")
+        kinds = {alarm.get("alarm", "?") for alarm in reply.get("alarms", [])}
+        if not kinds:
+            yield ok("alarms", "none")
+        for kind in sorted(kinds):
+            text = f"{kind} is raised: members disagree on what is stored"
+            if kind == "NOSPACE":
+                text = f"{kind} is raised: the cluster refuses writes, so there are no locks"
+            yield error("alarms", text, _ALARM_REMEDIES.get(kind, "etcdctl alarm list"))
+
+
+def check_shortest_ttl(context: Context) -> Findings:
+    """What is granted instead of one second: the server's election timeout decides."""
+    for member in _led(context)[:1]:
+        try:
+            granted = _call(context, member, "lease/grant", TTL=1, ID=0)
+            _call(context, member, "lease/revoke", ID=granted["ID"])
+        except StoreError:
+            return  # check_leases or check_alarms has reported it
+        shortest, ttl = float(granted["TTL"]), context.ttls[0]
+        uneven = ", ".join(f"{ttl:g}" for ttl in context.ttls if ttl != math.ceil(ttl))
+        if shortest > math.ceil(ttl):
+            yield warning(
+                "ttl",
+                f"the cluster grants no lease of less than {shortest:g} s, and the shortest ttl "
+                f"here is {ttl:g} s: a dead holder blocks others so much longer",
+                "a longer ttl, or a shorter --election-timeout",
+            )
+        elif uneven:
+            text = f"a dead holder's key is free after ttl={uneven} rounded up"
+            yield note("ttl", f"etcd keeps whole seconds: {text}")
+        else:
+            yield ok("ttl", f"{shortest:g} s are possible")
+
+
+# --- ZooKeeper ------------------------------------------------------------------------------------
+
+
+def visit_zookeeper(context: Context) -> list[Server]:
+    """What each member that the URL names answers to the four-letter word ``srvr``.
+
+    No ``4lw.commands.whitelist`` takes that word away, because ZooKeeper's own scripts need it; but
+    a proxy may. So only a session shows whether there is a majority.
+    """
+    url = context.once(_url)
+    return [_visit_member(url, host, port) for host, port in url.hosts]
+
+
+def _visit_member(url: ClusterUrl, host: str, port: int) -> Server:
+    name = f"{host}:{port}"
+    try:
+        plain = socket.create_connection((host, port), timeout=_TIMEOUT)
+        with plain, _secured(plain, url, host) as connection:
+            connection.sendall(b"srvr")
+            answer = b"".join(iter(lambda: connection.recv(65_536), b"")).decode(errors="replace")
+    except OSError as exc:
+        return Server(name=name, error=str(exc) or repr(exc))
+    mode = re.search(r"^Mode: (\w+)", answer, re.MULTILINE)
+    version = re.search(r"^Zookeeper version: ([\d.]+)", answer, re.MULTILINE)
+    if mode is None:
+        return Server(name=name, error=answer.strip() or "it closed the connection")
+    return Server(
+        name=name,
+        product="ZooKeeper",
+        version=version[1] if version else "",
+        info={"mode": mode[1]},
+    )
+
+
+def _secured(plain: socket.socket, url: ClusterUrl, host: str) -> socket.socket:
+    if url.scheme != "zks":
+        return plain
+    context = ssl.create_default_context(cafile=url.options.get("ca"))
+    if "cert" in url.options:
+        context.load_cert_chain(url.options["cert"], url.options.get("key"))
+    return context.wrap_socket(plain, server_hostname=host)
+
+
+def check_zookeeper_members(context: Context) -> Findings:
+    members = context.servers
+    modes = {member.name: member.info["mode"] for member in context.granting}
+    serving = {name: mode for name, mode in modes.items() if mode in _SERVING}
+    if serving:
+        listed = ", ".join(f"{name} {mode}" for name, mode in serving.items())
+        yield ok("members", f"{len(serving)} of {len(members)} named ones serve: {listed}")
+    if "standalone" in serving.values():
+        text = "one server alone is no ensemble: without it there are no locks"
+        yield note("members", text, _THREE)
+
+
+def _sessions(context: Context) -> tuple[dict[float, Session], str]:
+    """Sessions of the shortest and the longest ttl, and why one of them was not granted."""
+    from celery_singleton_lock.stores.zookeeper.sessions import Session
+
+    sessions: dict[float, Session] = {}
+    for ttl in dict.fromkeys((context.ttls[0], context.ttls[-1])):
+        session = Session(context.once(_url), ttl, context.clock)
+        context.stack.enter_context(closing(session))
+        try:
+            session.start(context.clock.now() + _SESSION_TIMEOUT)
+        except StoreError as exc:
+            return sessions, str(exc)
+        sessions[ttl] = session
+    return sessions, ""
+
+
+def check_sessions(context: Context) -> Findings:
+    """The shortest and the longest ttl: between the two, what is asked for is granted."""
+    sessions, problem = context.once(_sessions)
+    if problem:
+        named = len(context.servers)
+        text = f"none of the {named} members of the URL grants a session: {problem}"
+        yield error("quorum", text, _START)
+        return
+    findings = [
+        finding for ttl, session in sessions.items() for finding in _compare(ttl, session.timeout)
+    ]
+    text = f"from {context.ttls[0]:g} to {context.ttls[-1]:g} s, as the ttls here ask for"
+    yield from findings or [ok("session", text)]
+
+
+def _compare(ttl: float, granted: float) -> Findings:
+    text = f"the ensemble grants {granted:g} s where ttl={ttl:g} s is asked for: "
+    if granted > ttl + _ROUNDING:
+        yield warning(
+            "session",
+            f"{text}a dead holder blocks others so much longer",
+            "a longer ttl, or minSessionTimeout (2 tickTime by default) below it",
+        )
+    elif granted < ttl - _ROUNDING:
+        yield warning(
+            "session",
+            f"{text}a store that doesn't answer for longer ends the lease",
+            "a shorter ttl, or maxSessionTimeout (20 tickTime by default) above it",
+        )
+
+
+def check_rights(context: Context) -> Findings:
+    """Which login may change the nodes: each belongs to the login that made it."""
+    username, (sessions, problem) = context.once(_url).username, context.once(_sessions)
+    if not username or problem:
+        return  # check_login or check_sessions reports it
+    closed, unguarded = _foreign(context, sessions[context.ttls[-1]])
+    if closed:
+        yield error(
+            "rights",
+            f"{closed} nodes belong to another login than {username}: tasks whose keys are in them "
+            "can't run",
+            "one login for all apps; or another path in singleton_lock_url; or setAcl",
+        )
+    if unguarded:
+        text = f"{unguarded} nodes were made without a login, so any client may change them"
+        yield warning("rights", text, "while no worker runs, delete them or setAcl")
+    if not closed and not unguarded:
+        yield ok("login", f"the nodes belong to {username}")
+
+
+def _foreign(context: Context, session: Session) -> tuple[int, int]:
+    """How many nodes are closed to this login, and how many are open to every client."""
+    closed = unguarded = 0
+    deadline = context.clock.now() + _SESSION_TIMEOUT
+    for request in [session.client.get_acls_async(path) for path in context.store.buckets]:
+        try:
+            [reply] = session.collect([request], deadline)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            closed += 1
+            continue
+        if reply is not None:
+            unguarded += any((acl.id.scheme, acl.id.id) == _ANYONE for acl in reply[0])
+    return closed, unguarded
