@@ -1,8 +1,8 @@
 """Celery signals for events of leases.
 
-Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the heartbeat's
-thread, unless the body or the release detects the loss first. Receivers get ``sender`` (the task's
-name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
+Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the thread of
+the heartbeat, unless the body or the release detects the loss first. Receivers get ``sender`` (the
+task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
 """
 
 from __future__ import annotations
