@@ -1,8 +1,8 @@
-"""Lock keys: from the arguments of a call to the one name it has in the store.
+"""Lock keys: from the arguments of a call to one key in the store.
 
-The same call written five ways (positional, keyword, default left out, dict order, tuple for list)
-must be one key, on the publisher as on the worker: arguments are bound to the signature, defaults
-applied, and what a message would make of them is what counts.
+Equal calls have equal keys, on the publisher as on the worker: positional or keyword arguments,
+defaults given or left out, dicts in any order, tuple or list. The arguments are bound to the
+signature, defaults are applied, and each value counts as a message would transport it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ __all__ = [
 ]
 
 
-# json.dumps(sort_keys=True) makes a new encoder each time.
-_in_order: Final = json.JSONEncoder(sort_keys=True).encode
+# json.dumps(sort_keys=True) makes a new encoder for each call.
+_sorted_json: Final = json.JSONEncoder(sort_keys=True).encode
 
 
 def _float_text(value: float) -> str:
     text = float.__repr__(value)
-    return _ODD_FLOATS.get(text, text)
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
 
 
-_ODD_FLOATS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-# What the encoder writes of a single value, at a fifth of the cost: it makes itself anew for each.
+# What the encoder writes for a single value, at a fifth of the cost.
 _TEXT_OF: Final[Mapping[type, Callable[[Any], str]]] = {
     str: json.encoder.encode_basestring_ascii,
     int: int.__repr__,
@@ -54,7 +53,7 @@ _TEXT_OF: Final[Mapping[type, Callable[[Any], str]]] = {
     bool: {True: "true", False: "false"}.__getitem__,
     type(None): {None: "null"}.__getitem__,
 }
-#: What JSON gives back as it is, once it has taken it.
+#: The types that JSON transports unchanged.
 SCALARS: Final = frozenset(_TEXT_OF)
 
 
@@ -70,29 +69,33 @@ class PerTask:
 #: ``key=PER_TASK``: one key for the task, whatever its arguments.
 PER_TASK: Final = PerTask()
 
-#: What a policy's ``key`` may be; ``None`` stands for all bound arguments.
+#: The values of a policy's ``key``; None stands for all bound arguments.
 KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 
-# A rendered key longer than this is replaced by its digest, so that a 1 MiB argument makes neither
-# a 1 MiB key in the store nor a record too long for the memory shared with the worker parent.
+# A longer rendered key is replaced by its digest, so that an argument of 1 MiB makes neither a key
+# of 1 MiB nor a record too long for the memory shared with the worker parent.
 _MAX_RENDERED_CHARS: Final = 160
-# A task's name and a scope of 200 characters each, of which one may be twelve when quoted, and a
-# rendered key, of which one may be three.
-_MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("claim||:")
-# Blanks end a word in a shell and a field in a log line, so they don't stand in keys. '#' separates
-# a key from the number of its slot, and '%' is what they are all written with.
-# Lone surrogates are no text: the store would fail at them.
+# A task's name and a scope of 200 characters each, one of which may become twelve when quoted, and
+# a rendered key, one character of which may become three.
+_MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("00000}:claim||:")
+# Quoted in keys: white space ends a word in a shell and a field in a log line; '#' separates a key
+# from its slot number; '%' begins each quoted character; a store can't encode lone surrogates.
 _UNPRINTABLE: Final = r"[\x00-\x20#%\x7f-\xa0\ud800-\udfff]"
-# What stands behind a claim's shard, its letters as `quote_scope` and `_printable` leave them.
-_CLAIM: Final = r"claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}:[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
+# The rest of a claim's name, with the characters that `quote_scope` and `_printable` leave. A shard
+# is a number as Python writes it: no "00", no digits of other scripts.
+_CLAIM: Final = (
+    r"(0|[1-9][0-9]{0,4})\}:claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}"
+    r":[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
     """The names in the store: ``csl:{<prefix>:<shard>}:<scope>:<rest>``.
 
-    The braces are a Redis Cluster hash tag: a lease, its fence counter and its marker live on one
-    node, so that one script may touch all three.
+    The braces are a Redis Cluster hash tag: a lease, its fence counter, marker, claim and wait
+    queue are on one node, so one script may access all of them. The names beside a lease contain a
+    '|' before their first ':'. A quoted scope contains none, so no scope can produce such a name.
     """
 
     prefix: str = "celery"
@@ -105,123 +108,119 @@ class Keyspace:
         return f"csl:{{{self.prefix}:{shard}}}:{name}"
 
     def leader(self, name: str) -> str:
-        """The key of the lease of whoever leads the beats called ``name``."""
-        # No '|' in it, so that no name of beats runs into one of an entry below.
+        """The key of the lease that the leader of the beats called ``name`` holds."""
+        # Quoted, so that it contains no '|', which separates it from an entry in `last_run`.
         return self.lock("celery.beat", quote_scope(name))
 
     def match_all(self) -> str:
         """A glob pattern for every key of this prefix, in every shard."""
-        return f"csl:{{{_glob_quote(self.prefix)}:*}}:*"
+        prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
+        return f"csl:{{{prefix}:*}}:*"
 
     @staticmethod
     def slots(key: str, limit: int) -> tuple[str, ...]:
         """The keys of the ``limit`` leases that may be held on ``key`` at once.
 
-        The first is ``key`` itself: who doesn't know the limit (a ``hold()`` in a script, a worker
-        of the deploy before) meets one of the holders, and never runs beside all of them.
+        The first is ``key`` itself. A client that does not know the limit (``hold()`` in a script,
+        a worker before a deploy) conflicts with one of the holders, so it never exceeds the limit.
         """
         return (key, *(f"{key}#{slot}" for slot in range(1, limit))) if limit > 1 else (key,)
 
     @staticmethod
     def is_slot_of(key: str, slot: str) -> bool:
         """Whether a lease on ``slot`` is one on ``key``."""
-        # The first is for those who hold thousands of leases, and ask this of each.
+        # The first comparison is the cheap one: a process may hold thousands of leases.
         return slot.startswith(key) and slot.partition("#")[0] == key
 
     @staticmethod
+    def shard(key: str) -> str:
+        """The beginning of all names in the shard of ``key``."""
+        return key[: key.index("}") + 1]
+
+    @staticmethod
     def fence(key: str) -> str:
-        """The fence counter that ``key`` shares with its shard."""
-        return f"{_shard_of(key)}:fence"
+        """The fence counter that all keys of a shard share."""
+        return f"{Keyspace.shard(key)}:fence"
 
     @staticmethod
     def stays(key: str) -> bool:
-        """Whether ``key`` is one that stays for ever: a fence counter, or the number of shards."""
+        """Whether ``key`` never expires: a fence counter, or the number of shards."""
         return key.endswith(("}:fence", ":0}:shards"))
 
     @staticmethod
     def last_run(leader: str, entry: str) -> str:
-        """Where the last run of ``entry`` is, in the shard of the beats' ``leader`` key."""
-        # As with markers: no scope can forge it, and no record is at it, so `ls` doesn't list it.
+        """The last run of a beat's ``entry``, in the shard of the ``leader`` key."""
         shard, _, name = leader.partition("}:")
         return f"{shard}}}:last|{name}|{_printable(entry)}"
 
     @staticmethod
     def marker(key: str, attempt: str) -> str:
         """The marker of one attempt of a task (``attempt`` is a token without its nonce)."""
-        # A quoted scope holds no '|', so no scope can forge this name.
-        return f"{_shard_of(key)}:done|{attempt}"
+        return f"{Keyspace.shard(key)}:done|{attempt}"
 
     @staticmethod
     def wait_queue(key: str) -> str:
-        """Those who wait for ``key``, or for any of its slots."""
-        shard = _shard_of(key)  # as with markers: no scope can forge the name
-        return f"{shard}:line|{key.partition('#')[0].removeprefix(shard + ':')}"
+        """The wait queue of ``key`` and of all its slots; ``!`` behind it: its handoff tokens."""
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:line|{name.partition('#')[0]}"
 
     @staticmethod
     def beside_acquire(key: str, attempt: str) -> list[str]:
-        """The keys beside ``key`` that an acquire touches: fence counter, marker."""
-        # All in one function, here and below: two calls per task would cost half as much again.
+        """The keys beside ``key`` that an acquire accesses: fence counter, marker."""
+        # In one step, here and below: separate calls per task would cost half as much again.
         shard = key[: key.index("}") + 1]
         return [f"{shard}:fence", f"{shard}:done|{attempt}"]
 
     @staticmethod
     def beside_release(key: str, attempt: str) -> list[str]:
-        """The keys beside ``key`` that a release touches: marker, line, the list of its calls."""
+        """The keys beside ``key`` that a release accesses: marker, wait queue, handoff tokens."""
         shard, _, name = key.partition("}:")
-        line = f"{shard}}}:line|{name.partition('#')[0]}"
-        return [f"{shard}}}:done|{attempt}", line, f"{line}!"]
+        wait_queue = f"{shard}}}:line|{name.partition('#')[0]}"
+        return [f"{shard}}}:done|{attempt}", wait_queue, f"{wait_queue}!"]
 
     @staticmethod
     def is_wait_queue(name: str) -> bool:
-        """Whether ``name`` is a line, or what calls its first; neither is a text."""
+        """Whether ``name`` is a wait queue or its list of handoff tokens; neither is a string."""
         return "}:line|" in name
 
     @staticmethod
     def claim(task: str, key: str) -> str:
         """The claim of the queued call of ``task`` on the lock ``key``, in the same shard.
 
-        The task's name is part of it: another task that shares the key does other work, and its
-        call is no duplicate.
+        It contains the task's name: a call of another task that shares the key is no duplicate.
         """
         shard, _, name = key.partition("}:")
         return f"{shard}}}:claim|{quote_scope(task)}|{name}"
 
     def is_claim(self, name: Any) -> bool:
-        """Whether ``name`` (of a message, so of anybody) can be a claim of this prefix."""
+        """Whether ``name``, read from a message and not trusted, can be a claim of this prefix."""
         start = f"csl:{{{self.prefix}:"
         if not isinstance(name, str) or not name.startswith(start):
             return False
-        shard, _, rest = name.removeprefix(start).partition("}:")
-        if not (shard.isdecimal() and len(shard) < 6 and int(shard) < self.shards):
+        if len(name) > len(start) + _MAX_CLAIM_CHARS:
             return False
-        if shard != str(int(shard)):
-            return False  # "00", and digits of other scripts: numbers, too, but of no shard
-        return len(rest) <= _MAX_CLAIM_CHARS and _compiled(_CLAIM).fullmatch(rest) is not None
-
-    @staticmethod
-    def shard(key: str) -> str:
-        """What the names of ``key``'s shard begin with; on a Redis Cluster they are one slot's."""
-        return _shard_of(key)
+        match = _compiled(_CLAIM).fullmatch(name, len(start))
+        return match is not None and int(match[1]) < self.shards
 
     @staticmethod
     def shards_note(key: str) -> str:
-        """Where the number of shards of ``key``'s prefix is written down in the store."""
-        return f"{_shard_of(key).rpartition(':')[0]}:0}}:shards"
+        """Where the number of shards of ``key``'s prefix is stored."""
+        return f"{Keyspace.shard(key).rpartition(':')[0]}:0}}:shards"
 
     @staticmethod
     def same_shard(key: str, other: str) -> bool:
-        """Whether one script may touch both: ``key``, and ``other``, which may be of any form."""
-        return other.startswith(_shard_of(key))
+        """Whether one script may access ``key`` and ``other``, which may be any text."""
+        return other.startswith(Keyspace.shard(key))
 
 
 @lru_cache(maxsize=256)
 def quote_scope(scope: str) -> str:
-    """A scope in which ``:`` separates nothing, so that scope and key can't run into each other.
+    """A scope without ``:`` and ``|``, so that the end of the scope in a key is unambiguous.
 
     Raises:
         TypeError: It is no text.
     """
-    if not isinstance(scope, str):  # of hold(), of which it is asked for
+    if not isinstance(scope, str):  # `hold()` takes a scope from its caller
         raise TypeError(f"scope={scope!r}: give a name as str")
     return quote(scope, safe="._-@/+*,=~")
 
@@ -239,25 +238,11 @@ def stored_names(text: str) -> set[str]:
         names.add(_printable(key) + end)
         for colon in re.finditer(":", key):
             scope, rest = key[: colon.start()], key[colon.end() :]
-            names |= {
-                f"{one}:{other}{end}"
-                # Also the name of a claim, which begins with "claim|" and its task.
-                for one in (
-                    scope,
-                    quote_scope(scope),
-                    "|".join(map(quote_scope, scope.split("|", 2))),
-                )
-                for other in (rest, _printable(rest))
-            }
+            # The third form is that of a claim: "claim|<task>|<scope>".
+            scopes = {scope, quote_scope(scope), "|".join(map(quote_scope, scope.split("|", 2)))}
+            rests = {rest, _printable(rest)}
+            names |= {f"{one}:{other}{end}" for one in scopes for other in rests}
     return names
-
-
-def _shard_of(key: str) -> str:
-    return key[: key.index("}") + 1]
-
-
-def _glob_quote(text: str) -> str:
-    return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
 def digest(text: str) -> str:
@@ -265,8 +250,8 @@ def digest(text: str) -> str:
     return _blake2b()(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-# Who declares tasks imports this module, and most of those processes make no key: neither a pattern
-# nor a hash is prepared before one is needed.
+# Each process that declares tasks imports this module, and most of them make no key. So patterns
+# are compiled and the hash is imported at the first use.
 
 
 @cache
@@ -287,43 +272,34 @@ def _printable(text: str) -> str:
     return _compiled(_UNPRINTABLE).sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlainSignature:
-    """Of a function without ``*``, ``/`` or ``**``: inspect's own binding costs ten times as much.
+def _plain_binder(
+    signature: inspect.Signature,
+) -> Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any] | None]:
+    """A function that binds arguments at a tenth of the cost of ``inspect``.
 
-    Attributes:
-        positional: The names, in order.
-        names: All of them.
-        defaults: Of those that have one.
+    It returns None for arguments that do not fit, which ``inspect`` can explain, and for each call
+    of a signature with ``*``, ``/`` or ``**``.
     """
+    parameters = signature.parameters.values()
+    if any(p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
+        return lambda args, kwargs: None
+    positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    names = frozenset(signature.parameters)
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
-    positional: tuple[str, ...]
-    names: frozenset[str]
-    defaults: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, signature: inspect.Signature) -> _PlainSignature | None:
-        parameters = signature.parameters.values()
-        if any(p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
+    def bind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        if len(args) > len(positional):
             return None
-        return cls(
-            tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
-            frozenset(signature.parameters),
-            {p.name: p.default for p in parameters if p.default is not p.empty},
-        )
-
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments by name; None if they don't fit, which inspect can explain."""
-        if len(args) > len(self.positional):
-            return None
-        given = dict(zip(self.positional, args, strict=False))
+        given = dict(zip(positional, args, strict=False))
         if kwargs:
-            if not (kwargs.keys() <= self.names and given.keys().isdisjoint(kwargs)):
+            if not (kwargs.keys() <= names and given.keys().isdisjoint(kwargs)):
                 return None
             given |= kwargs
-        if len(given) < len(self.names):
-            given = {**self.defaults, **given}
-        return given if len(given) == len(self.names) else None
+        if len(given) < len(names):
+            given = {**defaults, **given}
+        return given if len(given) == len(names) else None
+
+    return bind
 
 
 class KeyMaker:
@@ -332,34 +308,31 @@ class KeyMaker:
     Args:
         spec: The policy's ``key``.
         signature: Of the task's body, without a bound ``self``.
-        dumps: The serialiser's JSON encoder: what a message makes of an argument.
+        dumps: The serialiser's JSON encoder: how a message transports an argument.
 
     Raises:
         TypeError: ``spec`` is of no known kind.
         ValueError: The template has no placeholder, or names an argument that does not exist.
     """
 
-    __slots__ = (
-        *("_collector", "_dumps", "_plain", "_rest", "_shadowed", "_signature"),
-        "spec",
-    )
+    __slots__ = ("_collector", "_dumps", "_plain_bind", "_rest", "_shadowed", "_signature", "spec")
 
     def __init__(
         self, spec: KeySpec, signature: inspect.Signature, dumps: Callable[[Any], str]
     ) -> None:
         self.spec = spec
         self._signature = signature
-        self._plain = _PlainSignature.of(signature)
+        self._plain_bind = _plain_binder(signature)
         parameters = signature.parameters.values()
         # The name of the ``**`` parameter.
         self._collector = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        # Names that it may collect although a parameter has them too.
+        # Names that ``**`` may collect although a parameter has them too.
         self._shadowed = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         self._dumps = dumps
         self._rest = self._compile(spec)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """The key of this call, or None when a callable key says "no lock for this one".
+        """The key of this call, or None if a callable key says "no lock for this call".
 
         Raises:
             TypeError: The arguments don't fit the task's signature.
@@ -378,27 +351,17 @@ class KeyMaker:
             template = _Template(spec, self._signature)
             return lambda args, kwargs: template.render(self.bind(args, kwargs))
         if isinstance(spec, tuple):
-            return self._compile_names(spec)
+            if not spec:
+                raise ValueError("key=() names no argument; for one key per task: key=PER_TASK")
+            for name in spec:
+                _check_name(name, self._signature, f"key={spec!r}")
+            return lambda args, kwargs: self._digest_of_some(spec, self.bind(args, kwargs))
         if callable(spec):
             return lambda args, kwargs: _call(spec, args, kwargs)
         raise TypeError(
             f"key={spec!r} is a {type(spec).__name__}; write a template such as "
             '"account:{account_id}", a tuple of argument names, PER_TASK or a callable'
         )
-
-    def _compile_names(
-        self, names: tuple[str, ...]
-    ) -> Callable[[Sequence[Any], Mapping[str, Any]], str]:
-        if not names:
-            raise ValueError("key=() names no argument; for one key per task write key=PER_TASK")
-        for name in names:
-            _check_name(name, self._signature, f"key={names!r}")
-
-        def rest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-            bound = self.bind(args, kwargs)
-            return self._digest_of({name: bound.get(name) for name in names})
-
-        return rest
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, defaults applied; TypeError if they don't fit the signature.
@@ -407,7 +370,7 @@ class KeyMaker:
         parameter, and each under its own name. A parameter takes precedence over an item of the
         same name: for ``f(1, a=2)`` of ``def f(a, /, **options)``, ``a`` is 1.
         """
-        if self._plain is not None and (found := self._plain.bind(args, kwargs)) is not None:
+        if (found := self._plain_bind(args, kwargs)) is not None:
             return found
         declared, collected = self._bind(args, kwargs)
         if self._collector is not None:
@@ -434,10 +397,14 @@ class KeyMaker:
         declared, collected = self._bind(args, kwargs)
         if declared.keys().isdisjoint(collected) and not any("\n" in name for name in collected):
             return self._digest_of(declared | collected)
-        # Quote names that could be read as a parameter's name or as several lines. The first line
-        # has no "=", so the text of no other call can begin with it.
-        quoted = {_in_order(name): value for name, value in collected.items()}
+        # Quote names that could be taken for a parameter's name or for several lines. The first
+        # line contains no "=", so no other call's text can begin with it.
+        quoted = {_sorted_json(name): value for name, value in collected.items()}
         return digest(f"**\n{self._text_of(declared | quoted)}")
+
+    def _digest_of_some(self, names: tuple[str, ...], arguments: dict[str, Any]) -> str:
+        # An item of ``**`` that a call omits counts as None.
+        return self._digest_of({name: arguments.get(name) for name in names})
 
     def _digest_of(self, arguments: dict[str, Any]) -> str:
         return digest(self._text_of(arguments))
@@ -450,8 +417,8 @@ class KeyMaker:
             text_of = _TEXT_OF.get(type(value))
             try:
                 if text_of is None:
-                    # The detour gives tuple, list and what the message carries one form.
-                    value, text_of = json.loads(self._dumps(value)), _in_order
+                    # Encoded and decoded: tuple and list are equal, as after a message.
+                    value, text_of = json.loads(self._dumps(value)), _sorted_json
                 parts.append(f"{name}={text_of(value)}")
             except (TypeError, ValueError, RecursionError) as exc:
                 raise LockKeyError(
@@ -488,7 +455,7 @@ def _check_name(name: str, signature: inspect.Signature, where: str) -> None:
 class _Template(string.Formatter):
     """A key template. ``{order.account_id}`` reads an attribute, or a mapping's item.
 
-    The second because a pydantic task's worker sees a dict where its publisher saw a model.
+    The worker of a pydantic task has a dict where its publisher had a model.
     """
 
     def __init__(self, template: str, signature: inspect.Signature) -> None:
@@ -512,8 +479,13 @@ class _Template(string.Formatter):
                     f"key={template!r}: put a separator before {{{following}}}; without one, "
                     "different arguments would render to the same key"
                 )
-        self._plain = _plain_pieces(pieces)
-        # With two placeholders, ("a:b", "c") and ("a", "b:c") must not meet in "a:b:c".
+        # For bare names the pieces are kept: `string.Formatter` would parse the template at each
+        # call, which is half of the cost of a key.
+        bare = all(map(str.isidentifier, fields)) and not any(
+            spec or conversion for _, _, spec, conversion in pieces
+        )
+        self._plain = [(literal, field) for literal, field, _, _ in pieces] if bare else None
+        # With two placeholders, ("a:b", "c") and ("a", "b:c") must not both render to "a:b:c".
         self._escapes = _escapes(literals) if len(fields) > 1 else {}
 
     def render(self, arguments: dict[str, Any]) -> str:
@@ -550,9 +522,9 @@ class _Template(string.Formatter):
 
 
 def _literals(pieces: Sequence[Any]) -> list[str]:
-    """A template's own text before, between and after its placeholders."""
+    """The text of a template before, between and after its placeholders."""
     literals = [""]
-    for literal, field, _, _ in pieces:  # an escaped brace ends a piece, too
+    for literal, field, _, _ in pieces:  # an escaped brace also ends a piece
         literals[-1] += literal
         if field is not None:
             literals.append("")
@@ -574,20 +546,6 @@ def _escapes(literals: Sequence[str]) -> dict[int, str]:
     return {ord(c): f"{lead}{ord(c):0{digits}X}" for c in escaped}
 
 
-def _plain_pieces(pieces: Sequence[Any]) -> tuple[tuple[str, str | None], ...] | None:
-    """Literals, each with the name of the argument behind it.
-
-    Of a template of bare names: ``string.Formatter`` reads its template anew at each call, which is
-    half of what a key costs. None where a placeholder says more than a name.
-    """
-    if any(
-        field and (spec or conversion or not field.isidentifier())
-        for _, field, spec, conversion in pieces
-    ):
-        return None
-    return tuple((literal, field) for literal, field, _, _ in pieces)
-
-
 # The types of plain data that are, or may contain, a dict or a set.
 _ORDERED: Final[frozenset[type]] = frozenset({dict, set, frozenset, list, tuple})
 
@@ -595,8 +553,8 @@ _ORDERED: Final[frozenset[type]] = frozenset({dict, set, frozenset, list, tuple}
 def _ordered(value: Any) -> Any:
     """``value`` with the items of its dicts and sets sorted, so that equal values render alike.
 
-    A dict has the order in which its caller wrote it; the order of a set of strings differs between
-    processes.
+    A dict has the order in which its caller wrote it. A set of strings has another order in each
+    process.
     """
     kind = type(value)
     if kind is list or kind is tuple:
@@ -612,7 +570,7 @@ def _ordered(value: Any) -> Any:
 
 
 def _rank(value: Any) -> tuple[int, int, str]:
-    """Sort key: integers by value, then all others by text, because unlike types don't compare."""
+    """Sort key: integers by value, then all others by text; different types don't compare."""
     return (0, value, "") if type(value) is int else (1, 0, repr(value))
 
 
