@@ -4,7 +4,8 @@ This module runs with the present version and with the oldest one that a rolling
 with, so it uses only names that both have. Run as a program, it publishes what its standard input
 asks for: one JSON object per line, answered with one JSON value per line.
 
-Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; VISIBILITY_TIMEOUT and TTL, seconds.
+Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; VISIBILITY_TIMEOUT, TTL, BEAT_TTL and EVERY
+(of the entry ``interval`` of its beats), seconds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.signals import before_task_publish
 
 import celery_singleton_lock
 from celery_singleton_lock import PER_TASK, OnConflict, singleton_task
@@ -44,6 +46,19 @@ if "VISIBILITY_TIMEOUT" in os.environ:
         # A worker that is killed during the sweep would delay all redeliveries by 5 minutes.
         "unacked_mutex_expire": 5,
     }
+if "EVERY" in os.environ:
+    app.conf.update(
+        beat_schedule={"interval": {"task": "interval", "schedule": float(os.environ["EVERY"])}},
+        singleton_lock_beat_ttl=float(os.environ["BEAT_TTL"]),
+        singleton_lock_beat_poll=0.2,
+    )
+
+
+@before_task_publish.connect
+def stamp(headers: dict[str, Any], **_: Any) -> None:
+    """Say when and by which process a tick was sent, as `tests.harness.ticks` reads it."""
+    if "singleton_tick" in headers:
+        headers.update(sent_at=time.time(), beat=os.getpid())
 
 
 @cache

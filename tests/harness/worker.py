@@ -68,7 +68,7 @@ class CeleryBeat(Process):
         scheduler: A scheduler class, as ``celery.beat:PersistentScheduler``; the app's by default.
         schedule: The schedule file; a new one when not given. Two runs that share one go on in it.
         max_interval: Seconds between two looks at the schedule, at most; what is due, is due.
-        name, env, args, loglevel, python: As of `CeleryWorker`.
+        name, env, args, loglevel, python, cwd: As of `CeleryWorker`.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class CeleryBeat(Process):
         args: Sequence[str] = (),
         loglevel: str = "INFO",
         python: str = sys.executable,
+        cwd: Path = ROOT,
     ) -> None:
         if schedule is None:
             self._directory = tempfile.TemporaryDirectory(prefix="csl-beat-")
@@ -93,7 +94,7 @@ class CeleryBeat(Process):
         command += ["--loglevel", loglevel, "--pidfile="]
         if scheduler:
             command += ["--scheduler", scheduler]
-        super().__init__([*command, *args], env=env, name=name)
+        super().__init__([*command, *args], env=env, name=name, cwd=cwd)
 
     def wait_until_ready(self, timeout: float = TIMEOUT) -> Self:
         """Wait until it ticks."""

@@ -24,8 +24,9 @@ from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, most_at_once
 from tests.harness.processes import ROOT
 from tests.harness.rabbit import RabbitServer
+from tests.harness.ticks import Ticks, faults, longest_gap
 from tests.harness.versions import HistoryNotFound, Publisher, export_deployed, imports_from
-from tests.harness.worker import CeleryWorker
+from tests.harness.worker import CeleryBeat, CeleryWorker
 
 APP = "tests.apps.rolling"
 #: Seconds; short where a lease has to expire.
@@ -429,6 +430,39 @@ def test_a_release_hands_the_key_over_to_a_waiter_of_the_other_version(
 def waiting(client: redis.Redis) -> int:
     queues = [key for key in client.scan_iter("csl:*:line|*") if not key.endswith("!")]
     return sum(client.zcard(key) for key in queues)
+
+
+@pytest.mark.slow
+def test_beats_of_both_versions_elect_one_leader_and_send_no_tick_twice(
+    deploy: Deploy,
+    environment: dict[str, str],
+    beat: Callable[..., CeleryBeat],
+    redis_client: redis.Redis,
+) -> None:
+    every, ttl = 0.5, 1.5
+    environment.update(EVERY=str(every), BEAT_TTL=str(ttl))
+    ticks = Ticks(redis_client)
+
+    def start(root: Path) -> CeleryBeat:
+        return beat(APP, cwd=root, env=imports_from(root), scheduler="singleton")
+
+    leader = start(deploy.first)
+    ticks.wait_for(2)
+    for number, root in enumerate((deploy.second, deploy.first, deploy.second)):
+        standby = start(root)
+        standby.wait_for_log("singleton standing-by")
+        if number == 1:
+            leader.terminate()
+            leader.wait()
+        else:
+            leader.kill_group()
+        standby.wait_for_log("singleton leading")
+        ticks.wait_for(2)
+        leader = standby
+    sent = ticks.of()
+    assert len({tick.beat for tick in sent}) == 4
+    assert faults(sent, every) == []
+    assert longest_gap(sent) < ttl + 2
 
 
 @pytest.mark.slow
