@@ -4,8 +4,8 @@ This module runs with the present version and with the oldest one that a rolling
 with, so it uses only names that both have. Run as a program, it publishes what its standard input
 asks for: one JSON object per line, answered with one JSON value per line.
 
-Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; VISIBILITY_TIMEOUT, TTL, BEAT_TTL and EVERY
-(of the entry ``interval`` of its beats), seconds.
+Its environment: BROKER_URL, RESULT_URL, LOCK_URL, JOURNAL; in seconds VISIBILITY_TIMEOUT, TTL,
+BEAT_TTL and EVERY (of its beats' entry ``interval``).
 """
 
 from __future__ import annotations
