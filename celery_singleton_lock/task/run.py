@@ -327,11 +327,11 @@ class TaskRun:
         if max_hold is None and hard_limit:
             max_hold = float(hard_limit) + self.policy.ttl
         while True:
-            wall, asked, conflict = clock.wall(), operation, None
+            asked, conflict = operation, None
             if waiter is not None or operation.claim is not None:
                 # Decided before the store is asked, and not again after its reply: the script that
                 # refuses also frees the claim of a message that ends, and queues a waiting client.
-                conflict = self._decide(Relation.OTHER, wall, waited)
+                conflict = self._decide(Relation.OTHER, waited)
                 if operation.claim is not None:
                     asked = replace(operation, frees_claim=conflict.outcome in _ENDS)
                 if waiter is not None:
@@ -350,7 +350,7 @@ class TaskRun:
                     operation = replace(operation, token=self.delivery.token)
                     continue
                 if conflict is None or reply.relation is not Relation.OTHER:
-                    conflict = self._decide(reply.relation, wall, waited)
+                    conflict = self._decide(reply.relation, waited)
                 if waiter is None or conflict.outcome is not Outcome.WAIT:
                     return self._refuse(conflict, reply)
                 if not reported:  # once, because it may wait for long
@@ -373,7 +373,8 @@ class TaskRun:
                 operation = replace(operation, token=token)
             waited = clock.now() - arrived_at
 
-    def _decide(self, relation: Relation, wall: float, waited: float) -> Decision:
+    def _decide(self, relation: Relation, waited: float) -> Decision:
+        wall = self.runtime.clock.wall()
         rule, no_put_back = self.policy.on_conflict, self._no_put_back
         return decide(
             relation, self.delivery, rule, no_put_back=no_put_back, wall=wall, waited=waited
