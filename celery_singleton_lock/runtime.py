@@ -20,9 +20,9 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.locker import LeaseNotes, Locker
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.instrumentation.logging import is_logged, log_event
+from celery_singleton_lock.instrumentation.logging import LEVELS, log_event
 from celery_singleton_lock.instrumentation.monitor import Monitor
-from celery_singleton_lock.instrumentation.signals import has_receivers, send_signal
+from celery_singleton_lock.instrumentation.signals import SIGNALS, send_signal
 from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
 from celery_singleton_lock.stores import open_store, shards_of
 
@@ -68,7 +68,7 @@ class Runtime:
     ) -> None:
         self.app = app
         self.clock = clock or SystemClock()
-        self.events = Events([log_event, send_signal, Monitor(app)], _anybody_hears)
+        self.events = Events([log_event, send_signal, Monitor(app)], _is_observed)
         #: Claims without a message that could not be freed: the task of each, by its key.
         self.orphans: dict[str, str] = {}
         #: The result backend with the timeouts of a publisher; created by the first that needs it.
@@ -177,7 +177,8 @@ class Runtime:
         connections and threads are not its, and a lock that another thread held at the fork would
         never be released (a child hung on one 40 of 40 times).
         """
-        runtimes, key = _runtimes_of(app), (os.getpid(), eager)
+        runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
+        key = (os.getpid(), eager)
         found = runtimes.get(key)
         if found is None:
             store = open_store("memory://") if eager else None
@@ -188,20 +189,22 @@ class Runtime:
     @classmethod
     def install(cls, app: Celery, runtime: Runtime | None, *, eager: bool = False) -> None:
         """Use ``runtime`` for ``app`` in this process, or forget it (None); for tests."""
-        key = (os.getpid(), eager)
+        runtimes, key = app.__dict__.setdefault(_ATTRIBUTE, {}), (os.getpid(), eager)
         if runtime is None:
-            _runtimes_of(app).pop(key, None)
+            runtimes.pop(key, None)
         else:
-            _runtimes_of(app)[key] = runtime
+            runtimes[key] = runtime
 
 
-def _anybody_hears(name: EventName) -> bool:
-    return is_logged(name) or has_receivers(name) or Monitor.is_sent(name)
-
-
-def _runtimes_of(app: Any) -> dict[tuple[int, bool], Runtime]:
-    runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
-    return runtimes
+def _is_observed(name: EventName) -> bool:
+    """Whether a sink would do something with an event of this name."""
+    # In one function: each task asks three times.
+    if logger.isEnabledFor(LEVELS[name]):
+        return True
+    signal = SIGNALS.get(name)
+    if signal is not None and signal.receivers:
+        return True
+    return name is EventName.CONFLICT and bool(Monitor.worker)
 
 
 def singleton_tasks(app: Any) -> list[Any]:

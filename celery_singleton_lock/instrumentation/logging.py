@@ -12,22 +12,18 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.events import Event, EventName
 
-__all__ = ["is_logged", "log_event", "logger"]
+__all__ = ["LEVELS", "log_event", "logger"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-_LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
+#: The level at which each event is logged.
+LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
     EventName.ACQUIRED: logging.DEBUG,
     EventName.RELEASED: logging.DEBUG,
     EventName.LOST: logging.WARNING,
     EventName.RELEASE_FAILED: logging.WARNING,
     EventName.STORE_FAILED: logging.WARNING,
 }
-
-
-def is_logged(name: EventName) -> bool:
-    """Whether an event of this name is logged at the current level."""
-    return logger.isEnabledFor(_LEVELS[name])
 
 
 def _field(value: Any) -> str:
@@ -39,14 +35,15 @@ def _field(value: Any) -> str:
 
 def log_event(event: Event) -> None:
     """Log an event; ``extra`` has its fields, prefixed ``singleton_``, for structured handlers."""
-    if not is_logged(event.name):
+    level = LEVELS[event.name]
+    if not logger.isEnabledFor(level):
         return
     subject = f"{event.task}[{event.task_id}]" if event.task else event.task_id
     fields = {"key": event.key, **event.data}
     if event.holder.worker:
         fields["holder"] = event.holder
     logger.log(
-        _LEVELS[event.name],
+        level,
         "singleton %s: %s %s",
         event.name,
         subject,

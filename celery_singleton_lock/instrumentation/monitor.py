@@ -30,13 +30,8 @@ class Monitor:
         # The heartbeat's thread refers to this object, and must not keep the app alive.
         self._app = ref(app)
 
-    @staticmethod
-    def is_sent(name: EventName) -> bool:
-        """Whether an event of this name may lead to a worker event."""
-        return name is EventName.CONFLICT and bool(Monitor.worker)
-
     def __call__(self, event: Event) -> None:
-        if not Monitor.is_sent(event.name):
+        if event.name is not EventName.CONFLICT or not Monitor.worker:
             return
         outcome = event.data.get("outcome")
         fields: dict[str, Any]

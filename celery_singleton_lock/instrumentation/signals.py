@@ -14,7 +14,7 @@ from celery.utils.dispatch import Signal
 from celery_singleton_lock.core.events import Event, EventName
 
 __all__ = [
-    "has_receivers",
+    "SIGNALS",
     "lease_acquired",
     "lease_conflict",
     "lease_lost",
@@ -27,7 +27,8 @@ lease_conflict = Signal(name="lease_conflict", providing_args=["event"])
 lease_lost = Signal(name="lease_lost", providing_args=["event"])
 lease_released = Signal(name="lease_released", providing_args=["event"])
 
-_SIGNALS: Final = {
+#: The signal of each event that has one.
+SIGNALS: Final = {
     EventName.ACQUIRED: lease_acquired,
     EventName.CONFLICT: lease_conflict,
     EventName.LOST: lease_lost,
@@ -35,13 +36,8 @@ _SIGNALS: Final = {
 }
 
 
-def has_receivers(name: EventName) -> bool:
-    """Whether an event of this name has a signal with receivers."""
-    signal = _SIGNALS.get(name)
-    return signal is not None and bool(signal.receivers)
-
-
 def send_signal(event: Event) -> None:
     """Send the signal of an event. Celery logs exceptions of receivers, and goes on."""
-    if has_receivers(event.name):
-        _SIGNALS[event.name].send(sender=event.task, event=event)
+    signal = SIGNALS.get(event.name)
+    if signal is not None:
+        signal.send(sender=event.task, event=event)

@@ -53,7 +53,7 @@ def put_back(
     runtime: Runtime,
     delay: float,
     claim: Claim | None = None,
-) -> dict[str, Any]:
+) -> tuple[float, int]:
     """Publish the running message again, to arrive in ``delay`` seconds.
 
     Args:
@@ -66,7 +66,7 @@ def put_back(
         claim: The message's, if it is queued with the copy.
 
     Returns:
-        Data of the event: the delay, and the sequence of the copy.
+        The seconds until the copy arrives, and its sequence.
 
     Raises:
         Exception: What publishing raises; nothing was given up then.
@@ -89,7 +89,7 @@ def put_back(
         )
     except StoreError:
         pass  # if the broker delivers this message again, there is one copy too many
-    return {"delay": round(delay, 3), "sequence": copy.sequence}
+    return delay, copy.sequence
 
 
 def why_not(app: Any, request: Any) -> str | None:

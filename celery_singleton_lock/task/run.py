@@ -486,7 +486,7 @@ class TaskRun:
         tries = refusals = 0
         while True:
             try:
-                data = put_back(
+                seconds, sequence = put_back(
                     self.task,
                     self.request,
                     replace(delivery, tries=delivery.tries + 1),
@@ -511,7 +511,8 @@ class TaskRun:
                     exc_info=True,
                 )
             else:
-                self._emit(EventName.PUT_BACK, reason=reason, **data)
+                delay = round(seconds, 3)
+                self._emit(EventName.PUT_BACK, delay=delay, reason=reason, sequence=sequence)
                 raise Ignore
             if not retain:
                 return
