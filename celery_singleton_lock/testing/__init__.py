@@ -1,6 +1,6 @@
-"""For users' own tests: an in-memory store with a manual clock, and ways to stage conflicts.
+"""Tools for users' own tests: an in-memory store with a manual clock, and staged conflicts.
 
-The fixture ``singleton_store`` comes with the pytest plugin that this package registers.
+The pytest plugin of this package provides the fixture ``singleton_store``.
 """
 
 from __future__ import annotations

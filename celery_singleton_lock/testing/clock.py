@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that is advanced by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class ManualClock:
     """A :class:`~celery_singleton_lock.core.clock.Clock` for tests; ``sleep`` returns at once.
 
     Args:
-        now: Where the clock of deadlines starts, in seconds.
-        wall: Where the wall clock starts, in seconds since the epoch.
+        now: The start of the clock for deadlines, in seconds.
+        wall: The start of the wall clock, in seconds since the epoch.
     """
 
     def __init__(self, now: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
@@ -27,10 +27,10 @@ class ManualClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass on both clocks.
+        """Advance both clocks by ``seconds``.
 
         Raises:
-            ValueError: ``seconds`` is negative: the clock of deadlines never steps back.
+            ValueError: ``seconds`` is negative: the clock for deadlines never steps back.
         """
         if seconds < 0:
             raise ValueError(f"advance({seconds!r}): time doesn't run backwards")

@@ -1,7 +1,7 @@
-"""The pytest plugin: ``singleton_store``.
+"""The pytest plugin: the fixture ``singleton_store``.
 
-Pytest imports it in every project that has this package installed, so it brings this one fixture
-and no hooks.
+pytest imports it in every project that has this package installed. So it has no hooks, and imports
+nothing of this package before the fixture is used.
 """
 
 from __future__ import annotations

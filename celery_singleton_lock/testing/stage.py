@@ -1,4 +1,4 @@
-"""Staging what is hard to meet in a test: a key that is held, a lease that is lost."""
+"""Staged conflicts and losses: a key that is held, a lease that is lost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["SingletonStore", "hold_lock", "lose_lease"]
 
 
 class SingletonStore:
-    """An in-memory store with a manual clock, in the place of an app's own.
+    """An in-memory store with a manual clock that replaces the store of an app.
 
-    Used by eager and by real calls in this process alike; no server, no waiting.
+    Eager and real calls in this process use it. It needs no server and no waiting.
 
     Attributes:
-        clock: Time stands still until ``clock.advance(seconds)``.
-        store: Where the leases are.
+        clock: Advanced only by ``clock.advance(seconds)``.
+        store: The store.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class SingletonStore:
             Runtime.install(chosen, runtime, eager=eager)
 
     def uninstall(self) -> None:
-        """Give every app its own store back."""
+        """Restore the own store of every app."""
         for app in self._apps:
             for eager in (False, True):
                 Runtime.of(app, eager=eager).close()
@@ -51,25 +51,25 @@ class SingletonStore:
         self._apps.clear()
 
     def held(self) -> list[Record]:
-        """What is held now; no claims, which belong to messages."""
+        """The records of all keys that are held. Claims belong to messages and are left out."""
         records = self.store.scan("csl:*")
         return [record for record in records if record.kind is not Kind.CLAIM]
 
 
 @contextmanager
 def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
-    """Hold the key that ``task.delay(*args, **kwargs)`` would need, as another worker would.
+    """Hold the key of ``task.delay(*args, **kwargs)`` as another worker would.
 
     Raises:
-        LockConflict: It is held already.
-        ValueError: The task's key function says "no lock" for these arguments.
+        LockConflict: The key is held already.
+        ValueError: The task's key function returns "no lock" for these arguments.
     """
     rest = task.singleton_rest(args, kwargs, as_sent=True)
     if rest is None:
         raise ValueError(f"{task.name} takes no lock for these arguments")
     scope = task.singleton_policy().scope or task.name
-    # The caller's thread must not count as the holder: its eager calls would re-enter, and so would
-    # this, on a key that it holds.
+    # The caller's thread must not count as the holder. Otherwise its eager calls would re-enter the
+    # lock, and so would this hold() if the caller holds the key.
     callers = held_leases.get()
     reset = held_leases.set(())
     try:
@@ -81,10 +81,10 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
 
 
 def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:
-    """Take ``lease`` (the current one by default) away, as an operator or an empty store would.
+    """Delete ``lease`` (by default the current one) from the store, as an operator would.
 
-    The holder hears of it as in production: its deadline and heartbeat tell, and its body is
-    interrupted as its ``on_lost`` says.
+    The holder detects the loss as in production, by its deadline or by a renewal, and its body is
+    interrupted according to its ``on_lost``.
     """
     lost = lease or current_lease()
     runtime = Runtime.of(real_app(app), eager=bool(real_app(app).conf.task_always_eager))

@@ -22,7 +22,7 @@ from celery_singleton_lock.stores.redis import store as module
 from celery_singleton_lock.stores.redis.scripts import Script
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.contract.calls import (
+from celery_singleton_lock.testing.contract.steps import (
     LONG,
     admit,
     become,

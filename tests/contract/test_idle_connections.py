@@ -30,7 +30,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redis.wait_queue import Places
 from celery_singleton_lock.stores.urls import ClusterUrl
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
-from celery_singleton_lock.testing.contract.calls import LONG, PUBLISHER, new_claim
+from celery_singleton_lock.testing.contract.steps import LONG, PUBLISHER, new_claim
 from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.etcd import EtcdCluster

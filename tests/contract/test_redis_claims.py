@@ -18,7 +18,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import Command, Packed, pack
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing.contract.calls import (
+from celery_singleton_lock.testing.contract.steps import (
     LONG,
     ODD_TASK_IDS,
     PUBLISHER,

@@ -14,7 +14,7 @@ from celery_singleton_lock.core.store import RENEWED, Granted
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import ask, new_key, new_token
-from celery_singleton_lock.testing.contract.calls import lease_of, renew
+from celery_singleton_lock.testing.contract.steps import lease_of, renew
 from example_project.private_server import PrivateServer, find_binary, free_port
 
 from .conftest import program

@@ -37,7 +37,7 @@ from celery_singleton_lock.stores.redlock import fanout
 from celery_singleton_lock.stores.redlock.fanout import Node
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote
-from celery_singleton_lock.testing.contract.calls import (
+from celery_singleton_lock.testing.contract.steps import (
     LONG,
     TIMEOUT,
     admit,

@@ -13,7 +13,7 @@ from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Authorization, AuthorizeTick
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.store import RedlockStore
-from celery_singleton_lock.testing.contract.calls import LONG, TIMEOUT, give, new_key, take
+from celery_singleton_lock.testing.contract.steps import LONG, TIMEOUT, give, new_key, take
 from tests.harness.redlock_nodes import RedlockNodes
 
 # Several servers each: `make test` keeps memory, Redis and Valkey.

@@ -25,7 +25,7 @@ from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task import wait as module
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.contract.calls import give, take
+from celery_singleton_lock.testing.contract.steps import give, take
 from example_project.private_server import PrivateServer
 from tests.integration.stage import PATIENCE, wait_until
 

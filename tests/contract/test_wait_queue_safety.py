@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.redis import connection as connections
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.contract.calls import (
+from celery_singleton_lock.testing.contract.steps import (
     LONG,
     becomes,
     freed,

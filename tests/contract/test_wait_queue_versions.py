@@ -31,7 +31,7 @@ from celery_singleton_lock.stores.redis.scripts import Call, Script, millisecond
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.contract.calls import (
+from celery_singleton_lock.testing.contract.steps import (
     HOLDER,
     TIMEOUT,
     give,

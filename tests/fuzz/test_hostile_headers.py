@@ -19,7 +19,7 @@ import pytest
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Granted
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.testing.contract.calls import ask, publish
+from celery_singleton_lock.testing.contract.steps import ask, publish
 from tests.fuzz.letters import Letter, Writer
 from tests.harness.deliveries import RedisBroker
 from tests.harness.worker import CeleryWorker

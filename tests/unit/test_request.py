@@ -17,7 +17,7 @@ from celery_singleton_lock.publish.claim import Claim
 from celery_singleton_lock.publish.header import HEADER
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing.contract.calls import publish, record_of, take
+from celery_singleton_lock.testing.contract.steps import publish, record_of, take
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 from celery_singleton_lock.worker.shared_memory import SharedMemory
 from tests.unit.pool_child import Child

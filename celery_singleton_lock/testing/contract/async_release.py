@@ -1,133 +1,98 @@
-"""A release that nobody waits for does what one does that is waited for. Not every store has it."""
+"""Contract of asynchronous releases, for stores that have them: the same effects, no waiting."""
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import pytest
 
-from celery_singleton_lock.core.lease import Kind
+from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
     MarkerState,
-    Refused,
     Relation,
     Release,
     Store,
 )
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.testing.contract.calls import (
-    HOLDER,
-    LONG,
-    TIMEOUT,
-    Part,
-    admit,
-    ask,
-    freed,
-    give,
-    new_claim,
-    new_key,
-    new_token,
-    publish,
-    record_of,
-    relation_of,
-    take,
-)
+from celery_singleton_lock.testing.contract import steps as do
+from celery_singleton_lock.testing.contract.steps import HOLDER, LONG, TIMEOUT, Part
 
 __all__ = ["AsyncReleaseContract"]
+
+Replies: TypeAlias = list[Relation | StoreError]
 
 
 class AsyncReleaseContract(Part):
     """See StoreContract."""
 
     @pytest.fixture
-    def posting(self, store: Store) -> Store:
+    def releasing(self, store: Store) -> Store:
         if not store.capabilities.releases_async:
-            pytest.skip("this store's releases are waited for")
-        self._taught(store)
+            pytest.skip("this store has no asynchronous release")
+        for _ in range(16):  # A client may send its first releases synchronously.
+            key = do.new_key()
+            do.give(store, key, do.take(store, key))
         return store
 
-    @staticmethod
-    def _taught(store: Store) -> None:
-        """What a store's server learns from its first release, it knows."""
-        for _ in range(16):
-            key = new_key()
-            give(store, key, take(store, key))
-
-    def test_who_asks_next_finds_a_posted_release_carried_out(self, posting: Store) -> None:
+    def test_the_next_request_finds_the_release_carried_out(self, releasing: Store) -> None:
         for _ in range(20):
-            key = new_key()
-            for _ in range(5):
-                post(posting, Release(keys=(key,), token=take(posting, key)))
-            post(posting, Release(keys=(key,), token=take(posting, key)))
-            # Another timeout, so it may be another connection.
-            reply = ask_within(posting, key, TIMEOUT / 2)
+            key = do.new_key()
+            for _ in range(6):
+                release_async(releasing, key, do.take(releasing, key))
+            # With another timeout it may use another connection.
+            request = Acquire(slots=(key,), token=do.new_token(), holder=HOLDER, ttl=LONG)
+            reply = releasing.acquire(request, timeout=TIMEOUT / 2)
             assert isinstance(reply, Granted), reply
 
-    def test_a_posted_release_is_heard_of_once(self, posting: Store) -> None:
-        heard: list[Relation | StoreError] = []
-        key, other = new_key(), new_key()
-        post(posting, Release(keys=(key,), token=take(posting, key)), heard)
-        take(posting, other)
-        posting.drain(timeout=TIMEOUT)
-        posting.drain(timeout=TIMEOUT)
-        assert heard == [Relation.OURS]
+    def test_an_asynchronous_release_is_reported_once(self, releasing: Store) -> None:
+        key = do.new_key()
+        replies = release_async(releasing, key, do.take(releasing, key))
+        do.take(releasing, do.new_key())
+        releasing.drain(timeout=TIMEOUT)
+        releasing.drain(timeout=TIMEOUT)
+        assert replies == [Relation.OURS]
 
-    def test_collecting_hears_of_all_that_was_posted(self, posting: Store) -> None:
-        heard: list[Relation | StoreError] = []
-        keys = [new_key() for _ in range(4)]
-        for key, token in [(key, take(posting, key)) for key in keys]:
-            post(posting, Release(keys=(key,), token=token), heard)
-        posting.drain(timeout=TIMEOUT)
-        assert heard == [Relation.OURS] * 4
-        assert [posting.inspect(key) for key in keys] == [None] * 4
+    def test_draining_reports_all_pending_releases(self, releasing: Store) -> None:
+        held = [(key, do.take(releasing, key)) for key in (do.new_key() for _ in range(4))]
+        replies = [release_async(releasing, key, token) for key, token in held]
+        releasing.drain(timeout=TIMEOUT)
+        assert replies == [[Relation.OURS]] * 4
+        assert [releasing.inspect(key) for key, _ in held] == [None] * 4
 
-    def test_a_posted_release_never_touches_anothers_key(self, posting: Store) -> None:
-        key, holder = new_key(), new_token()
-        take(posting, key, holder)
-        heard: list[Relation | StoreError] = []
-        post(posting, Release(keys=(key,), token=new_token()), heard)
-        posting.drain(timeout=TIMEOUT)
-        assert heard == [Relation.NOT_OURS], "its holder would take a loss for a release"
-        assert record_of(posting, key).token == str(holder)
+    def test_an_asynchronous_release_never_touches_anothers_key(self, releasing: Store) -> None:
+        key, holder = do.held(releasing)
+        replies = release_async(releasing, key, do.new_token())
+        releasing.drain(timeout=TIMEOUT)
+        assert replies == [Relation.NOT_OURS], "a loss would be taken for a release"
+        assert do.record_of(releasing, key).token == str(holder)
 
-    def test_reservation_and_marker_are_posted_with_it(self, posting: Store) -> None:
-        key = new_key()
-        token = take(posting, key)
-        next_token = token.next_attempt()
-        call = Release(
-            keys=(key,),
-            token=token,
-            become=Kind.RESERVED,
-            become_ttl=LONG,
-            next_token=next_token,
-            marker=MarkerState.DONE,
-            marker_ttl=LONG,
-        )
-        post(posting, call)
-        assert relation_of(ask(posting, key, token)) is Relation.DONE
-        assert relation_of(ask(posting, key, new_token())) is Relation.OTHER
-        assert isinstance(ask(posting, key, next_token), Granted)
+    def test_reservation_and_marker_are_written_with_it(self, releasing: Store) -> None:
+        key, token = do.held(releasing)
+        reserved = {"become": Kind.RESERVED, "become_ttl": LONG, "next_token": token.next_attempt()}
+        done = {"marker": MarkerState.DONE, "marker_ttl": LONG}
+        release_async(releasing, key, token, **reserved, **done)
+        assert do.refused(releasing, key, token) is Relation.DONE
+        assert do.refused(releasing, key) is Relation.OTHER
+        do.take(releasing, key, token.next_attempt())
 
-    def test_a_claim_is_free_for_who_publishes_next(self, posting: Store) -> None:
-        key, claim = new_claim()
-        token = publish(posting, claim)
-        take(posting, key, token)
-        post(posting, Release(keys=(key,), token=token, claim=freed(claim)))
-        assert admit(posting, claim, new_token()) is None
+    def test_its_claim_is_free_for_the_next_publisher(self, releasing: Store) -> None:
+        key, claim, token = do.published(releasing)
+        do.take(releasing, key, token)
+        release_async(releasing, key, token, claim=do.freed(claim))
+        assert do.admit(releasing, claim, do.new_token()) is None
 
 
-def post(store: Store, call: Release, heard: list[Relation | StoreError] | None = None) -> None:
-    """Post where that can be done; else as its caller does."""
-    replies: list[Relation | StoreError] = [] if heard is None else heard
+def release_async(store: Store, key: str, token: Token, **options: Any) -> Replies:
+    """Release asynchronously, or synchronously if the store says so; the replies, once there."""
+    replies: Replies = []
 
-    def hear(outcome: Relation | StoreError, unheard: bool) -> None:
-        assert not unheard, "each try had a reply"
-        replies.append(outcome)
+    def on_reply(reply: Relation | StoreError, is_unsure: bool) -> None:
+        assert not is_unsure, "each try had a reply"
+        replies.append(reply)
 
-    if not store.release_async(call, timeout=TIMEOUT, on_reply=hear):
-        replies.append(store.release(call, timeout=TIMEOUT))
-
-
-def ask_within(store: Store, key: str, timeout: float) -> Granted | Refused:
-    call = Acquire(slots=(key,), token=new_token(), holder=HOLDER, ttl=LONG)
-    return store.acquire(call, timeout=timeout)
+    request = Release(keys=(key,), token=token, **options)
+    if not store.release_async(request, timeout=TIMEOUT, on_reply=on_reply):
+        replies.append(store.release(request, timeout=TIMEOUT))
+    return replies

@@ -1,7 +1,8 @@
-"""The calls that the contract's tests make, with keys and tokens that no other test has."""
+"""The steps of the contract's tests, with keys and tokens that no other test has."""
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -22,44 +23,13 @@ from celery_singleton_lock.core.store import (
     Store,
 )
 
-__all__ = [
-    "HOLDER",
-    "KEYSPACE",
-    "LEASE_KINDS",
-    "LONG",
-    "ODD_TASK_IDS",
-    "PUBLISHER",
-    "TIMEOUT",
-    "Part",
-    "admit",
-    "ask",
-    "become",
-    "becomes",
-    "fence_of",
-    "freed",
-    "give",
-    "is_as_published",
-    "lease_of",
-    "mark",
-    "new_claim",
-    "new_key",
-    "new_token",
-    "publish",
-    "record_of",
-    "relation_of",
-    "renew",
-    "running",
-    "settle",
-    "take",
-]
-
-#: Seconds to wait for one reply, also of 600 renewals on a machine that is busy with other things.
+#: Seconds to wait for one reply, also to 600 renewals on a busy machine.
 TIMEOUT = 20.0
-#: Seconds that no test lasts: a lease that stands.
+#: Seconds, longer than any test: the ttl of a lease that doesn't expire.
 LONG = 600.0
 
 KEYSPACE = Keyspace("contract")
-#: Of a claim.
+#: The holder of claims.
 PUBLISHER = Holder(task="app.sync", task_id="m-1", worker="wëb one", pid=8, since=16e8)
 LEASE_KINDS = [kind for kind in Kind if kind is not Kind.CLAIM]
 HOLDER = Holder(task="app.sync", task_id="t-1", worker="celery@höst one", pid=4711, since=17e8)
@@ -83,7 +53,7 @@ def new_key(rest: str = "") -> str:
 def new_token(
     task_id: str | None = None, *, nesting: int = 0, retries: int = 0, nonce: str = ""
 ) -> Token:
-    """The token of a delivery that no other test has, but for what is given."""
+    """The token of a delivery; what isn't given is unique."""
     return Token(
         task_id or f"task-{secrets.token_hex(4)}", nesting, retries, nonce or secrets.token_hex(4)
     )
@@ -101,8 +71,8 @@ def ask(
 ) -> Granted | Refused:
     """Acquire once."""
     slots = (key,) if isinstance(key, str) else key
-    call = Acquire(slots=slots, token=token, holder=holder, ttl=ttl, sequence=sequence, **claim)
-    return store.acquire(call, timeout=TIMEOUT)
+    request = Acquire(slots=slots, token=token, holder=holder, ttl=ttl, sequence=sequence, **claim)
+    return store.acquire(request, timeout=TIMEOUT)
 
 
 def lease_of(key: str, token: Token, ttl: float = LONG, claim_key: str = "") -> Lease:
@@ -127,6 +97,12 @@ def take(
     reply = ask(store, key, token, ttl=ttl, **claim)
     assert isinstance(reply, Granted), reply
     return token
+
+
+def held(store: Store, token: Token | None = None, **options: Any) -> tuple[str, Token]:
+    """A new key, and the token that holds it."""
+    key = new_key()
+    return key, take(store, key, token, **options)
 
 
 def give(store: Store, key: str | tuple[str, ...], token: Token, **options: Any) -> Relation:
@@ -157,7 +133,7 @@ def mark(
 
 
 def new_claim() -> tuple[str, str]:
-    """A key that no other test has, and that of a claim beside it."""
+    """A new key, and the key of a claim beside it."""
     key = new_key()
     return key, Keyspace.claim("app.sync", key)
 
@@ -170,7 +146,7 @@ def publish(
     ttl: float = LONG,
     phase: Phase = Phase.QUEUED,
 ) -> Token:
-    """A claim that has come to ``phase``."""
+    """A claim in ``phase``."""
     token = token or new_token()
     assert admit(store, claim, token, ttl=ttl) is None
     if phase is not Phase.QUEUED:
@@ -178,25 +154,20 @@ def publish(
     return token
 
 
+def published(store: Store, token: Token | None = None, **options: Any) -> tuple[str, str, Token]:
+    """A new key, the key of a claim beside it, and the token that has the claim."""
+    key, claim = new_claim()
+    return key, claim, publish(store, claim, token, **options)
+
+
 def admit(
     store: Store,
     claim: str,
     token: Token,
-    *,
-    ttl: float = LONG,
-    holder: Holder = PUBLISHER,
-    instead_of: str = "",
-    tells_ttl: bool = True,
+    **options: Any,
 ) -> Record | None:
-    call = Admit(
-        key=claim,
-        token=token,
-        holder=holder,
-        ttl=ttl,
-        instead_of=instead_of,
-        tells_ttl=tells_ttl,
-    )
-    return store.admit(call, timeout=TIMEOUT)
+    options = {"holder": PUBLISHER, "ttl": LONG, **options}
+    return store.admit(Admit(key=claim, token=token, **options), timeout=TIMEOUT)
 
 
 def settle(store: Store, token: Token, claim: str, phase: Phase | None, ttl: float = LONG) -> None:
@@ -213,6 +184,41 @@ def record_of(store: Store, key: str) -> Record:
     return record
 
 
+def found(store: Store, key: str) -> tuple[Kind, str, Phase | None, Holder, float]:
+    """The record of ``key`` to compare: kind, token, phase, holder, ttl."""
+    record = record_of(store, key)
+    return record.kind, record.token, record.phase, record.holder, ttl_of(record)
+
+
+def ttl_of(record: Record) -> float:
+    """The ttl that ``record`` had within the last minute, if that was a multiple of LONG."""
+    given = math.ceil(record.ttl / LONG) * LONG
+    return given if given - record.ttl < 60 else record.ttl
+
+
+def refused(store: Store, key: str, token: Token | None = None, **options: Any) -> Relation:
+    """Ask for a key that is not granted; the reason."""
+    reply = ask(store, key, token or new_token(), **options)
+    assert isinstance(reply, Refused), reply
+    return reply.relation
+
+
+def refused_by(
+    store: Store,
+    key: str,
+    token: Token | None = None,
+    *,
+    relation: Relation = Relation.OTHER,
+    **options: Any,
+) -> Record:
+    """As :func:`refused`, for the reason ``relation``; the record of what prevents the grant."""
+    reply = ask(store, key, token or new_token(), **options)
+    assert isinstance(reply, Refused), reply
+    assert reply.relation is relation
+    assert reply.record is not None
+    return reply.record
+
+
 def fence_of(store: Store, key: str, token: Token) -> int:
     reply = ask(store, key, token)
     assert isinstance(reply, Granted), reply
@@ -221,7 +227,7 @@ def fence_of(store: Store, key: str, token: Token) -> int:
 
 
 def running(claim: str) -> ClaimChange:
-    """What a grant makes of a claim that stays until the task is done."""
+    """A grant's change of a claim that exists until the task is done."""
     return ClaimChange(key=claim, phase=Phase.RUNNING)
 
 
@@ -234,18 +240,16 @@ def becomes(claim: str, phase: Phase | None, ttl: float = 2 * LONG) -> ClaimChan
 
 
 def is_as_published(store: Store, claim: str, token: Token, phase: Phase = Phase.QUEUED) -> bool:
-    """Whether nothing has touched the claim since :func:`publish`."""
-    record = record_of(store, claim)
-    unchanged = (record.kind, record.token, record.phase) == (Kind.CLAIM, token.task, phase)
-    return unchanged and record.holder == PUBLISHER and LONG - 60 < record.ttl <= LONG
+    """Whether the claim is unchanged since :func:`publish`."""
+    return found(store, claim) == (Kind.CLAIM, token.task, phase, PUBLISHER, LONG)
 
 
 class Part:
-    """A part of the contract: tests that a subclass runs on its fixture ``store``.
+    """A part of the contract. A subclass provides the fixture ``store``.
 
     Attributes:
-        SHORT: Seconds of a lease that shall expire: the shortest ttl that the store keeps.
-        LONGER_THAN_SHORT: Seconds after which it has, at the store's own granularity.
+        SHORT: Seconds, the ttl of a lease that has to expire: the shortest that the store supports.
+        LONGER_THAN_SHORT: Seconds after which it has expired, at the store's granularity.
     """
 
     SHORT: float = 0.05

@@ -1,0 +1,385 @@
+"""Contract of a message's claim while its lease is granted, renewed, released and marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind, LossReason, Phase
+from celery_singleton_lock.core.store import RENEWED, Granted, MarkerState, Relation, Store
+from celery_singleton_lock.testing.contract import steps as do
+from celery_singleton_lock.testing.contract.steps import HOLDER, LONG, PUBLISHER, Part
+
+__all__ = ["ClaimedAcquireContract", "ClaimedReleaseContract"]
+
+
+class ClaimedAcquireContract(Part):
+    """See StoreContract."""
+
+    # --- acquire ---------------------------------------------------------------------------------
+
+    def test_a_grant_frees_the_claim_that_was_until_the_start(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.freed(claim))
+        assert store.inspect(claim) is None
+        following = do.publish(store, claim)
+        do.take(store, key, token, claim=do.freed(claim))  # Sent again.
+        assert do.is_as_published(store, claim, following)
+
+    def test_a_grant_promotes_the_claim_to_the_ttl_of_its_lease(self, store: Store) -> None:
+        for ttl in (LONG, 3 * LONG):
+            key, claim, token = do.published(store, ttl=2 * LONG)
+            for _ in range(2):  # Sent again.
+                do.take(store, key, token, ttl=ttl, claim=do.running(claim))
+                expected = (Kind.CLAIM, token.task, Phase.RUNNING, PUBLISHER, ttl)
+                assert do.found(store, claim) == expected
+
+    def test_a_grant_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        token = do.take(store, key, claim=do.running(claim))
+        assert do.found(store, claim) == (Kind.CLAIM, token.task, Phase.RUNNING, HOLDER, LONG)
+
+    def test_a_grant_makes_no_claim_that_it_would_free(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        do.take(store, key, claim=do.freed(claim))
+        assert store.inspect(claim) is None
+
+    def test_a_grant_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
+        for change in (do.freed, do.running):
+            key, claim, other = do.published(store)
+            do.take(store, key, do.new_token(f"{other.task_id}d"), claim=change(claim))
+            assert do.is_as_published(store, claim, other)
+            key, taken = do.new_key(), do.new_key()
+            holder = do.take(store, taken)
+            do.take(store, key, do.new_token(holder.task_id), claim=change(taken))
+            assert do.record_of(store, taken).token == str(holder)
+
+    def test_a_grant_of_a_slot_changes_the_claim_too(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        slots = Keyspace.slots(key, 3)
+        do.ask(store, slots, do.new_token())
+        token = do.publish(store, claim)
+        assert do.ask(store, slots, token, claim=do.running(claim)) == Granted(
+            key=slots[1], fence=None
+        )
+        assert do.record_of(store, claim).phase is Phase.RUNNING
+        assert store.inspect(slots[2]) is None
+
+    def test_a_refusal_leaves_the_claim_alone(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key)
+        for change in (do.freed, do.running):
+            assert do.refused(store, key, token, claim=change(claim)) is Relation.OTHER
+            assert do.is_as_published(store, claim, token)
+
+    def test_a_refusal_that_ends_the_message_frees_its_claim(self, store: Store) -> None:
+        for change in (do.freed, do.running):
+            key, claim, token = do.published(store)
+            holder = do.take(store, key)
+            record = do.refused_by(store, key, token, claim=change(claim), frees_claim=True)
+            assert (record.key, record.token) == (key, str(holder))
+            assert store.inspect(claim) is None
+
+    def test_a_refusal_by_ones_own_task_frees_no_claim(self, store: Store) -> None:
+        held = do.new_token(retries=1)
+        for retries, relation in ((0, Relation.LATER), (1, Relation.TWIN), (2, Relation.EARLIER)):
+            key, claim = do.new_claim()
+            do.publish(store, claim, held)
+            do.take(store, key, held)
+            arriving = do.new_token(held.task_id, retries=retries)
+            reply = do.refused(store, key, arriving, claim=do.running(claim), frees_claim=True)
+            assert reply is relation
+            assert do.is_as_published(store, claim, held)
+
+    def test_a_refusal_by_a_marker_frees_no_claim(self, store: Store) -> None:
+        for state, relation in (
+            (MarkerState.WAITING, Relation.SUPERSEDED),
+            (MarkerState.FINISHING, Relation.TWIN),
+            (MarkerState.DONE, Relation.DONE),
+        ):
+            key, claim, token = do.published(store)
+            do.mark(store, key, token, state, 5)
+            reply = do.refused(store, key, token, claim=do.running(claim), frees_claim=True)
+            assert reply is relation
+            assert do.is_as_published(store, claim, token)
+
+    def test_a_refusal_never_frees_anothers_claim(self, store: Store) -> None:
+        key, claim, other = do.published(store)
+        do.take(store, key)
+        reply = do.refused(store, key, claim=do.running(claim), frees_claim=True)
+        assert reply is Relation.OTHER
+        assert do.is_as_published(store, claim, other)
+
+    def test_a_grant_is_the_same_whatever_a_refusal_would_do(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.running(claim), frees_claim=True, yields=True)
+        assert do.record_of(store, claim).phase is Phase.RUNNING
+
+    def test_without_a_claim_there_is_none_to_free_or_to_yield_to(self, store: Store) -> None:
+        key = do.new_key()
+        do.take(store, key, frees_claim=True, yields=True)
+        assert do.refused(store, key, frees_claim=True, yields=True) is Relation.OTHER
+
+    # --- yielding to another's claim -------------------------------------------------------------
+
+    def test_yielding_is_refused_while_anothers_claim_stands(self, store: Store) -> None:
+        for phase in Phase:
+            key, claim, other = do.published(store, phase=phase)
+            token = do.new_token(f"{other.task_id}d")
+            for ends in (False, True):
+                options: dict[str, Any] = {"claim": do.running(claim), "frees_claim": ends}
+                record = do.refused_by(store, key, token, yields=True, **options)
+                assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, other.task)
+                assert (record.phase, record.holder) == (phase, PUBLISHER)
+                assert do.ttl_of(record) == LONG
+                assert store.inspect(key) is None
+                assert do.is_as_published(store, claim, other, phase)
+            assert store.free(claim, other.task) is True
+            do.take(store, key, token, claim=do.running(claim), yields=True)
+
+    def test_yielding_is_granted_once_the_claim_has_expired(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        do.publish(store, claim, ttl=self.SHORT)
+        self.elapse(self.LONGER_THAN_SHORT)
+        token = do.take(store, key, claim=do.running(claim), yields=True)
+        assert do.record_of(store, claim).token == token.task
+
+    def test_a_message_yields_neither_to_its_own_claim_nor_to_a_lease(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.running(claim), yields=True)
+        key, taken = do.new_key(), do.new_key()
+        do.take(store, taken)
+        do.take(store, key, claim=do.running(taken), yields=True)
+
+    def test_yielding_is_refused_by_the_leases_holder_first(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        do.publish(store, claim)
+        held = do.take(store, key)
+        twin = do.new_token(held.task_id)
+        for arriving, relation in ((do.new_token(), Relation.OTHER), (twin, Relation.TWIN)):
+            options: dict[str, Any] = {"claim": do.running(claim), "yields": True}
+            record = do.refused_by(store, key, arriving, relation=relation, **options)
+            assert (record.key, record.token) == (key, str(held))
+
+    def test_what_is_ones_own_already_is_granted_beside_anothers_claim(self, store: Store) -> None:
+        # The reply to the first acquire was lost, and another message has the claim by now. A
+        # refusal would leave a lease that no process knows.
+        key, claim = do.new_claim()
+        token = do.take(store, key, claim=do.freed(claim), yields=True)
+        do.publish(store, claim)
+        do.take(store, key, token, claim=do.freed(claim), yields=True)
+        # A retry has reserved the key. If it yielded, each would wait for the other.
+        do.become(store, key, token, Kind.RESERVED)
+        following = do.new_token(token.task_id, retries=1)
+        do.take(store, key, following, claim=do.freed(claim), yields=True)
+
+
+class ClaimedReleaseContract(Part):
+    """See StoreContract."""
+
+    # --- renew -----------------------------------------------------------------------------------
+
+    def test_a_renewal_prolongs_the_claim_with_its_lease(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.running(claim))
+        assert do.renew(store, [do.lease_of(key, token, 2 * LONG, claim)]) == [RENEWED]
+        assert do.ttl_of(do.record_of(store, key)) == 2 * LONG
+        assert do.found(store, claim) == (
+            Kind.CLAIM,
+            token.task,
+            Phase.RUNNING,
+            PUBLISHER,
+            2 * LONG,
+        )
+
+    def test_a_renewal_prolongs_no_claim_that_its_lease_does_not_name(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token)
+        assert do.renew(store, [do.lease_of(key, token, 2 * LONG)]) == [RENEWED]
+        assert do.is_as_published(store, claim, token)
+
+    def test_a_renewal_never_shortens_a_claim(self, store: Store) -> None:
+        # It may arrive when the body has ended, and the claim waits for a retry far ahead.
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.running(claim))
+        do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING, LONG))
+        assert do.renew(store, [do.lease_of(key, token, self.SHORT, claim)]) == [LossReason.GONE]
+        assert do.is_as_published(store, claim, token, Phase.RETRYING)
+
+    def test_a_renewal_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
+        key, claim, other = do.published(store)
+        token = do.take(store, key, do.new_token(f"{other.task_id}d"))
+        assert do.renew(store, [do.lease_of(key, token, 2 * LONG, claim)]) == [RENEWED]
+        assert do.is_as_published(store, claim, other)
+        taken = do.new_key()
+        do.take(store, taken, token)
+        assert do.renew(store, [do.lease_of(key, token, 2 * LONG, taken)]) == [RENEWED]
+        assert do.ttl_of(do.record_of(store, taken)) == LONG
+
+    def test_a_renewal_recreates_no_claim(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        token = do.take(store, key, claim=do.running(claim))
+        do.settle(store, token, claim, Phase.RUNNING, self.SHORT)
+        self.elapse(self.LONGER_THAN_SHORT)
+        assert do.renew(store, [do.lease_of(key, token, LONG, claim)]) == [RENEWED]
+        assert store.inspect(claim) is None
+
+    def test_renewals_with_and_without_claims_are_answered_in_order(self, store: Store) -> None:
+        replies = [RENEWED, RENEWED, LossReason.REPLACED, LossReason.GONE]
+        claimants = [None, "itself", "another", "none"]
+        leases, published = [], {}
+        for number in range(600):
+            key, claim = do.new_claim()
+            token = do.new_token()
+            if replies[number % 4] is not LossReason.GONE:
+                do.take(store, key, token if replies[number % 4] is RENEWED else None)
+            claimant = claimants[number // 4 % 4]
+            if claimant in ("itself", "another"):
+                published[claim] = do.publish(store, claim, token if claimant == "itself" else None)
+            leases.append(do.lease_of(key, token, 2 * LONG, claim if claimant else ""))
+        assert do.renew(store, leases) == replies * 150
+        for number, lease in enumerate(leases):
+            if lease.claim_key in published:
+                record = do.record_of(store, lease.claim_key)
+                assert record.token == published[lease.claim_key].task
+                if replies[number % 4] is RENEWED:
+                    is_its_own = record.token == lease.token.task
+                    assert (record.ttl > 2 * LONG - 60) == is_its_own, number
+            elif lease.claim_key:
+                assert store.inspect(lease.claim_key) is None
+
+    # --- release ---------------------------------------------------------------------------------
+
+    def test_a_release_frees_the_claim_of_its_task(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.running(claim))
+        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.OURS
+        assert store.inspect(claim) is None
+        following = do.publish(store, claim)
+        do.give(store, key, token, claim=do.freed(claim))  # Sent again.
+        assert do.is_as_published(store, claim, following)
+
+    def test_a_release_requeues_the_claim_or_has_it_wait_for_a_retry(self, store: Store) -> None:
+        for kind in (None, Kind.RESERVED, Kind.COOLING):
+            for phase in Phase:
+                key, claim, token = do.published(store)
+                do.take(store, key, token, claim=do.running(claim))
+                next_token = token.next_attempt() if kind is Kind.RESERVED else None
+                options: dict[str, Any] = {
+                    "become": kind,
+                    "become_ttl": LONG,
+                    "next_token": next_token,
+                }
+                for is_first in (True, False):  # Sent again, with any reply.
+                    reply = do.give(store, key, token, claim=do.becomes(claim, phase), **options)
+                    assert reply is Relation.OURS or not is_first
+                    expected = (Kind.CLAIM, token.task, phase, PUBLISHER, 2 * LONG)
+                    assert do.found(store, claim) == expected
+
+    def test_a_release_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        token = do.take(store, key)
+        do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING))
+        assert do.found(store, claim) == (Kind.CLAIM, token.task, Phase.RETRYING, HOLDER, 2 * LONG)
+
+    def test_a_release_leaves_anothers_claim_alone(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            key, claim, other = do.published(store)
+            token = do.take(store, key, do.new_token(f"{other.task_id}d"))
+            assert do.give(store, key, token, claim=do.becomes(claim, phase)) is Relation.OURS
+            assert do.is_as_published(store, claim, other)
+
+    def test_a_release_changes_no_claim_where_a_twin_has_the_key(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            key, claim, winner = do.published(store, phase=Phase.RUNNING)
+            do.take(store, key, winner)
+            loser = do.new_token(winner.task_id)
+            assert do.give(store, key, loser, claim=do.becomes(claim, phase)) is Relation.TWIN
+            assert do.is_as_published(store, claim, winner, Phase.RUNNING)
+
+    def test_where_the_key_was_lost_a_claim_is_only_freed(self, store: Store) -> None:
+        for has_other in (False, True):
+            key, claim, token = do.published(store, phase=Phase.RUNNING)
+            if has_other:
+                do.take(store, key)
+            for phase in Phase:
+                reply = do.give(store, key, token, claim=do.becomes(claim, phase))
+                assert reply is Relation.NOT_OURS
+                assert do.is_as_published(store, claim, token, Phase.RUNNING)
+            assert do.give(store, key, token, claim=do.freed(claim)) is Relation.NOT_OURS
+            assert store.inspect(claim) is None
+            do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED))
+            assert store.inspect(claim) is None
+
+    def test_a_claim_is_freed_where_ones_twin_has_finished(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.mark(store, key, do.new_token(token.task_id), MarkerState.DONE)
+        assert do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED)) is Relation.DONE
+        assert do.is_as_published(store, claim, token)
+        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.DONE
+        assert store.inspect(claim) is None
+
+    def test_a_release_that_names_no_claim_leaves_it_alone(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token)
+        do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert do.is_as_published(store, claim, token)
+
+    def test_a_release_of_all_slots_changes_the_claim_once(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        slots = Keyspace.slots(key, 3)
+        token = do.publish(store, claim)
+        do.ask(store, slots, do.new_token())
+        do.ask(store, slots, token, claim=do.running(claim))
+        assert do.give(store, slots, token, claim=do.freed(claim)) is Relation.OURS
+        assert store.inspect(claim) is None
+        assert store.inspect(slots[0]) is not None
+
+    # --- mark ------------------------------------------------------------------------------------
+
+    def test_a_put_back_message_has_its_claim_requeued(self, store: Store) -> None:
+        for state in (MarkerState.WAITING, MarkerState.FINISHING):
+            for before in Phase:
+                key, claim, token = do.published(store, phase=before)
+                do.mark(store, key, token, state, 1, claim=do.becomes(claim, Phase.QUEUED))
+                expected = (Kind.CLAIM, token.task, Phase.QUEUED, PUBLISHER, 2 * LONG)
+                assert do.found(store, claim) == expected
+
+    def test_putting_back_recreates_no_claim_that_has_vanished(self, store: Store) -> None:
+        """The copy may have run, and freed it, before the mark arrives."""
+        key, claim = do.new_claim()
+        do.mark(
+            store,
+            key,
+            do.new_token(),
+            MarkerState.WAITING,
+            1,
+            claim=do.becomes(claim, Phase.QUEUED),
+        )
+        assert store.inspect(claim) is None
+
+    def test_a_mark_may_free_the_claim(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.freed(claim))
+        assert store.inspect(claim) is None
+
+    def test_an_attempt_that_is_done_has_no_claim_changed(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            for finished_before in (False, True):
+                key, claim, token = do.published(store)
+                if finished_before:
+                    do.mark(store, key, token, MarkerState.DONE)
+                state = MarkerState.WAITING if finished_before else MarkerState.DONE
+                do.mark(store, key, token, state, 1, claim=do.becomes(claim, phase))
+                assert do.is_as_published(store, claim, token)
+
+    def test_a_mark_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            key, claim, other = do.published(store)
+            token = do.new_token(f"{other.task_id}d")
+            do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(claim, phase))
+            assert do.is_as_published(store, claim, other)
+            holder = do.take(store, key)
+            token = do.new_token(holder.task_id)
+            do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(key, phase))
+            assert do.record_of(store, key).token == str(holder)
