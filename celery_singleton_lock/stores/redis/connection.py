@@ -254,7 +254,7 @@ class Connections:
             _close_all(idle)
 
     def close(self) -> None:
-        """Close all idle connections. One in use is closed after its use, because its pool is gone."""
+        """Close all idle connections. One in use is closed after its use: its pool is gone."""
         while self._idle:
             _close_all(self._idle.popitem()[1])
 
