@@ -118,12 +118,7 @@ def release(
     ctx.exit(0 if freed else 1)
 
 
-COMMANDS: Final[dict[str, click.Command]] = {
-    "doctor": doctor,
-    "ls": ls,
-    "release": release,
-    "show": show,
-}
+COMMANDS: dict[str, click.Command] = {"doctor": doctor, "ls": ls, "release": release, "show": show}
 
 
 def _confirm(record: Record, as_json: bool) -> None:
@@ -159,41 +154,36 @@ def _find(runtime: Runtime, key: str) -> Record | None:
     """
     if key.startswith("csl:{") and (record := runtime.store.inspect(key)) is not None:
         return record
-    records = list(runtime.store.scan(runtime.keyspace.match_all()))
-    names = stored_names(key)
-    for shorten in _SPELLINGS:
-        found = [record for record in records if shorten(record.key) in names]
-        if shorten is not _without_prefix:
-            found = [record for record in found if record.kind is not Kind.CLAIM]
-        if len(found) > 1:
-            lines = "\n".join(f"  {record.key}" for record in found)
-            raise click.UsageError(f"{key!r} names several keys; give one of them:\n{lines}")
-        if found:
-            return found[0]
-    return None
+    names, found = stored_names(key), list[tuple[int, Record]]()
+    for record in runtime.store.scan(runtime.keyspace.match_all()):
+        matching = (n for n, spelling in enumerate(_spellings(record)) if spelling in names)
+        if (number := next(matching, None)) is not None:
+            found.append((number, record))
+    # A name that is complete for one record is not a shorter one for another.
+    best = min((number for number, _ in found), default=0)
+    records = [record for number, record in found if number == best]
+    if len(records) > 1:
+        lines = "\n".join(f"  {record.key}" for record in records)
+        raise click.UsageError(f"{key!r} names several keys; give one of them:\n{lines}")
+    return records[0] if records else None
+
+
+def _spellings(record: Record) -> list[str]:
+    """The names of a record, the most complete first."""
+    name = _without_prefix(record.key)
+    if record.kind is Kind.CLAIM:
+        return [name]
+    rest = name.partition(":")[2]
+    return [name, rest, *map(_without_slot, (record.key, name, rest))]
 
 
 def _without_prefix(key: str) -> str:
     return key.partition("}:")[2]
 
 
-def _without_scope(key: str) -> str:
-    return _without_prefix(key).partition(":")[2]
-
-
 def _without_slot(key: str) -> str:
     base, _, slot = key.rpartition("#")
     return base if slot.isdecimal() else key
-
-
-# A name that is complete in an earlier spelling is not looked up in a later one.
-_SPELLINGS: Final[tuple[Callable[[str], str], ...]] = (
-    _without_prefix,
-    _without_scope,
-    _without_slot,
-    lambda key: _without_slot(_without_prefix(key)),
-    lambda key: _without_slot(_without_scope(key)),
-)
 
 
 def _free_or_misspelled(runtime: Runtime, key: str) -> str:
