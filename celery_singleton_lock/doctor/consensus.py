@@ -91,7 +91,8 @@ def _call(context: Context, member: Server, path: str, **body: Any) -> dict[str,
 
 def _leader(member: Server) -> str:
     """The id of the leader that the member follows; empty if it follows none."""
-    return str(member.info.get("leader", "0")).removeprefix("0")
+    leader = str(member.info.get("leader", "0"))
+    return "" if leader == "0" else leader
 
 
 def _led(context: Context) -> list[Server]:

@@ -38,7 +38,7 @@ class Letter:
     task_id: str
     headers: dict[str, Any] = field(default_factory=dict)
 
-    def release_async(self, app: Celery, **properties: Any) -> Letter:
+    def post(self, app: Celery, **properties: Any) -> Letter:
         """Put it straight into the broker."""
         headers = {
             "lang": "py",

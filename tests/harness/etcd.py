@@ -141,7 +141,7 @@ class EtcdCluster:
         self.start_member(number)
         self.leader()
 
-    def release_async(self, path: str, body: dict[str, Any], number: int = 0) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any], number: int = 0) -> dict[str, Any]:
         """Ask a member, around the store."""
         tls = self._tls
         options: dict[str, Any] = {"verify": tls.ca, "cert": (tls.cert, tls.key)} if tls else {}
@@ -151,14 +151,14 @@ class EtcdCluster:
 
     def lease_count(self) -> int:
         """How many etcd leases there are."""
-        return len(self.release_async("lease/leases", {}).get("leases", []))
+        return len(self.post("lease/leases", {}).get("leases", []))
 
     def _named(self) -> list[tuple[int, list[str]]]:
         return list(enumerate(self._commands))
 
     def _status(self, number: int) -> dict[str, Any]:
         try:
-            return self.release_async("maintenance/status", {}, number)
+            return self.post("maintenance/status", {}, number)
         except (requests.RequestException, ValueError):
             return {}
 
