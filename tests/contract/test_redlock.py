@@ -320,7 +320,7 @@ def test_a_silent_node_costs_one_connection_and_a_bounded_queue(
             with took_at_most(AT_ONCE):
                 key = new_key()
                 give(store, key, take(store, key))
-        assert store._fanout.nodes[3]._requests.qsize() == 8
+        assert store._fanout.nodes[3]._jobs.qsize() == 8
     assert threading.active_count() == threads
     with redis.Redis.from_url(nodes[3].url()) as client:
         assert len(client.client_list(_type="normal")) <= 2  # with the one that asks
@@ -336,7 +336,7 @@ def test_a_request_that_waits_for_a_silent_node_for_too_long_is_not_sent(
         for key in keys:
             take(store, key)
         node = store._fanout.nodes[3]
-        wait_until(lambda: not node._requests.qsize(), "the requests are given up")
+        wait_until(lambda: not node._jobs.qsize(), "the requests are given up")
     monkeypatch.undo()
     with nodes.paused([0, 1]):
         take(store, new_key())  # by the node that was silent, behind all the others

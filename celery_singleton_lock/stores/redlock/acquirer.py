@@ -65,7 +65,7 @@ class Acquirer:
         self._clock = clock
         self._quarantine = quarantine
 
-    def acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
+    def acquire(self, request: Acquire, timeout: float) -> Granted | Refused:
         """As :meth:`Store.acquire`. Takes at most ``timeout`` seconds and one give-back."""
         deadline = self._clock.now() + timeout
         named = ""
@@ -73,11 +73,11 @@ class Acquirer:
             asked_at = self._clock.now()
             # The claim is settled after the vote: a grant by a minority must not free it.
             vote = replace(
-                call, slots=_rotated(call.slots, attempt), frees_claim=False, keeps_claim=True
+                request, slots=_rotated(request.slots, attempt), frees_claim=False, keeps_claim=True
             )
             poll, verdict = self._vote(vote, deadline - asked_at)
             if isinstance(verdict, Granted):
-                return self._keep(call, verdict, poll, asked_at, timeout)
+                return self._keep(request, verdict, poll, asked_at, timeout)
             over = self._clock.now() + pause >= deadline
             if isinstance(verdict, Refused) and votes.contended(poll):
                 # The majority may consist of votes of two attempts, the first of which was given
@@ -86,9 +86,9 @@ class Acquirer:
                 verdict = verdict if named == before else None
             if verdict is None and poll.has_majority and (over or attempt >= _ATTEMPTS):
                 verdict = votes.suspect(poll)
-                if verdict is None and len(call.slots) > 1:
-                    verdict = self._all_taken(call)
-            self._give_back(call, poll, verdict)
+                if verdict is None and len(request.slots) > 1:
+                    verdict = self._all_taken(request)
+            self._give_back(request, poll, verdict)
             if verdict is not None:
                 return verdict
             poll.check()
@@ -96,11 +96,11 @@ class Acquirer:
                 break
             self._clock.sleep(pause)
         raise StoreUnavailable(
-            f"the votes for {call.slots[0]!r} are split: contenders came at once {attempt + 1} "
+            f"the votes for {request.slots[0]!r} are split: contenders came at once {attempt + 1} "
             "times, and none has a majority. No holder is known; try again"
         )
 
-    def admit(self, call: Admit, timeout: float) -> Record | None:
+    def admit(self, request: Admit, timeout: float) -> Record | None:
         """As :meth:`Store.admit`.
 
         At the end of the timeout, a message that may have a majority counts as published. A
@@ -111,7 +111,7 @@ class Acquirer:
         named = ""
         for pause in _pauses():
             poll = self._fanout.ask(
-                lambda node: node.store.admit(call, timeout=NODE_TIMEOUT),
+                lambda node: node.store.admit(request, timeout=NODE_TIMEOUT),
                 timeout=deadline - self._clock.now(),
                 enough=lambda poll: votes.admitted(poll) or votes.claimant(poll),
             )
@@ -122,25 +122,27 @@ class Acquirer:
             if existing is not None and not over and votes.contested(poll):
                 named, before = existing.token, named
                 existing = existing if named == before else None
-            self._withdraw(call, poll)
+            self._withdraw(request, poll)
             if existing is not None:
                 return existing
             poll.check()
             if over:
                 break
             self._clock.sleep(pause)
-        raise StoreUnavailable(f"the votes for {call.key!r} are split; try again")
+        raise StoreUnavailable(f"the votes for {request.key!r} are split; try again")
 
-    def release(self, call: Release, timeout: float, enough: int | None = None) -> Poll[Relation]:
+    def release(
+        self, request: Release, timeout: float, enough: int | None = None
+    ) -> Poll[Relation]:
         """Release on all nodes.
 
         Args:
-            call: The release.
+            request: The release.
             timeout: Seconds.
             enough: Number of replies to wait for; None: as many as decide.
         """
         return self._fanout.ask(
-            lambda node: node.release(call),
+            lambda node: node.release(request),
             timeout=timeout,
             enough=lambda poll: (
                 votes.released(poll) if enough is None else len(poll.answers) >= enough
@@ -156,16 +158,16 @@ class Acquirer:
         )
         return poll, votes.acquired(poll, vote.slots)
 
-    def _all_taken(self, call: Acquire) -> Refused | None:
+    def _all_taken(self, request: Acquire) -> Refused | None:
         """A refusal by another's record, if others have a majority on every slot.
 
         Votes do not show that. A node with a free slot grants it, though all others refuse that
         slot; and a node that refuses names the holder of the first slot only.
         """
         record = None
-        for slot in call.slots:
+        for slot in request.slots:
             record = self._standing(slot)
-            if record is None or record.token == str(call.token):
+            if record is None or record.token == str(request.token):
                 return None
         return Refused(relation=Relation.OTHER, record=record)
 
@@ -178,49 +180,49 @@ class Acquirer:
         return votes.standing(poll)
 
     def _keep(
-        self, call: Acquire, granted: Granted, poll: Votes, asked_at: float, timeout: float
+        self, request: Acquire, granted: Granted, poll: Votes, asked_at: float, timeout: float
     ) -> Granted:
         """Finish what a majority has granted."""
-        unused = tuple(slot for slot in call.slots if slot != granted.key)
+        unused = tuple(slot for slot in request.slots if slot != granted.key)
         if unused and (poll.silent or any(votes.granted(poll, slot) for slot in unused)):
-            self.release(Release(keys=unused, token=call.token), _GIVE_BACK_TIMEOUT, 0)
+            self.release(Release(keys=unused, token=request.token), _GIVE_BACK_TIMEOUT, 0)
         problem = ""
-        if call.claim is not None:
+        if request.claim is not None:
             # The lease is granted to its own token again, on all nodes, so that a majority settles
             # the claim.
-            again = replace(call, slots=(granted.key,), yields=False, frees_claim=False)
+            again = replace(request, slots=(granted.key,), yields=False, frees_claim=False)
             if not isinstance(self._vote(again, timeout)[1], Granted):
                 problem = "the claim of its message could not be settled"
         took = self._clock.now() - asked_at
-        if took >= call.ttl - drift(call.ttl):
-            problem = f"the votes took {took:.3f} s, and its ttl is {call.ttl} s"
+        if took >= request.ttl - drift(request.ttl):
+            problem = f"the votes took {took:.3f} s, and its ttl is {request.ttl} s"
         if problem:
-            self.release(Release(keys=call.slots, token=call.token), _GIVE_BACK_TIMEOUT, 0)
+            self.release(Release(keys=request.slots, token=request.token), _GIVE_BACK_TIMEOUT, 0)
             raise StoreUnavailable(f"the grant of {granted.key!r} was given back: {problem}")
         return granted
 
-    def _give_back(self, call: Acquire, poll: Votes, verdict: Granted | Refused | None) -> None:
+    def _give_back(self, request: Acquire, poll: Votes, verdict: Granted | Refused | None) -> None:
         """Release by token on all nodes, and free the claim if the refusal ends the message."""
         claim = None
         ends = isinstance(verdict, Refused) and verdict.relation is Relation.OTHER
-        if ends and call.claim is not None and call.frees_claim:
-            claim = ClaimChange(key=call.claim.key, phase=None)
+        if ends and request.claim is not None and request.frees_claim:
+            claim = ClaimChange(key=request.claim.key, phase=None)
         given = sum(not isinstance(answer, Refused) for answer in poll.answers)
         if claim is None and not given and not poll.silent:
             return  # all nodes have refused
-        if str(call.token) in votes.holders(poll):
+        if str(request.token) in votes.holders(poll):
             return  # the worker parent has turned the lease into a dying key, which must stay
-        release = Release(keys=call.slots, token=call.token, claim=claim)
+        release = Release(keys=request.slots, token=request.token, claim=claim)
         self.release(release, _GIVE_BACK_TIMEOUT, max(given, poll.majority if claim else 0))
 
-    def _withdraw(self, call: Admit, poll: Poll[Record | None]) -> None:
+    def _withdraw(self, request: Admit, poll: Poll[Record | None]) -> None:
         """Give a claim back on all nodes."""
         given = poll.answers.count(None)
         if not given and not poll.silent:
             return
-        change = ClaimChange(key=call.key, phase=None)
+        change = ClaimChange(key=request.key, phase=None)
         self._fanout.ask(
-            lambda node: node.store.settle_claim(call.token, change, timeout=NODE_TIMEOUT),
+            lambda node: node.store.settle_claim(request.token, change, timeout=NODE_TIMEOUT),
             timeout=_GIVE_BACK_TIMEOUT,
             enough=lambda poll: len(poll.answers) >= given,
         )

@@ -7,6 +7,7 @@ import os
 import queue
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
@@ -144,7 +145,7 @@ def _end_threads(nodes: dict[int, tuple[Node, ...]]) -> None:
         node.stop()
 
 
-class _Request(NamedTuple):
+class _Job(NamedTuple):
     operation: Callable[[Node], Any]
     deliver: Callable[[Any], object]
     send_until: float
@@ -168,13 +169,13 @@ class Node:
         self._started_at: float | None = None
         # Releases without a reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
-        self._requests: Any = native.make_queue()
+        self._jobs: Any = native.make_queue()
         self._is_running = False
         self._running: Any = native.allocate_lock()  # held by the thread, and never released
 
     def submit(self, operation: Callable[[Node], Any], deliver: Callable[[Any], object]) -> None:
         """Queue ``operation``. ``deliver`` is called once, with its result or exception."""
-        if self._requests.qsize() >= _MAX_QUEUED:
+        if self._jobs.qsize() >= _MAX_QUEUED:
             deliver(StoreUnavailable(f"{self.url} does not answer, and its queue is full"))
             return
         if not self._is_running:
@@ -184,36 +185,36 @@ class Node:
                 deliver(StoreUnavailable(f"{self.url}: {exc}"))
                 return
             self._is_running = True
-        self._requests.put(_Request(operation, deliver, self._clock.now() + NODE_TIMEOUT))
+        self._jobs.put(_Job(operation, deliver, self._clock.now() + NODE_TIMEOUT))
 
-    def acquire(self, call: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
+    def acquire(self, request: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
         """As of the store. A grant does not count within ``min_age`` seconds of the server's start,
         nor while an earlier release by the same token may still arrive and delete it.
         """
         asked_at = self._clock.now()
-        reply = self.store.acquire(call, timeout=NODE_TIMEOUT)
+        reply = self.store.acquire(request, timeout=NODE_TIMEOUT)
         if not isinstance(reply, Granted):
             return reply
         started_at = self._started_at
         is_young = bool(min_age) and started_at is not None and started_at > asked_at - min_age
         self._forget_arrived()
-        if is_young or call.token in self._unconfirmed:
+        if is_young or request.token in self._unconfirmed:
             return GrantWithoutVote(key=reply.key)
         return reply
 
-    def release(self, call: Release) -> Relation:
+    def release(self, request: Release) -> Relation:
         """As of the store."""
         try:
-            return self.store.release(call, timeout=NODE_TIMEOUT)
+            return self.store.release(request, timeout=NODE_TIMEOUT)
         except StoreUnavailable:
             self._forget_arrived()
-            self._unconfirmed.pop(call.token, None)  # to the end of the order
-            self._unconfirmed[call.token] = self._clock.now()
+            self._unconfirmed.pop(request.token, None)  # to the end of the order
+            self._unconfirmed[request.token] = self._clock.now()
             raise
 
     def stop(self) -> None:
         """End the thread when it has served the queue."""
-        self._requests.put(None)
+        self._jobs.put(None)
 
     def _forget_arrived(self) -> None:
         """Forget releases that have arrived by now, or never will."""
@@ -229,14 +230,16 @@ class Node:
         # A signal's exception in submit() may start a second thread, which would break the order.
         if not self._running.acquire(False):
             return
-        while (request := self._requests.get()) is not None:
-            request.deliver(self._answer(request))
-            del request  # else an idle thread keeps the caller's objects alive
+        while (job := self._jobs.get()) is not None:
+            # The thread that asked may have ended, and its gevent hub with it.
+            with suppress(Exception):
+                job.deliver(self._answer(job))
+            del job  # else an idle thread keeps the caller's objects alive
         self.store.close()
 
-    def _answer(self, request: _Request) -> Any:
+    def _answer(self, job: _Job) -> Any:
         try:
-            return self._send(request)
+            return self._send(job)
         except StoreUnavailable as exc:
             return StoreUnavailable(f"{self.url}: {exc}")
         except StoreError as exc:
@@ -244,16 +247,16 @@ class Node:
         except Exception as exc:  # raised by the caller
             return exc
 
-    def _send(self, request: _Request) -> Any:
-        if self._clock.now() > request.send_until:
+    def _send(self, job: _Job) -> Any:
+        if self._clock.now() > job.send_until:
             raise StoreUnavailable("not sent, because earlier requests got no reply")
         try:
-            return request.operation(self)
+            return job.operation(self)
         except StoreUnavailable as exc:
-            if not exc.was_idle or self._clock.now() > request.send_until:
+            if not exc.was_idle or self._clock.now() > job.send_until:
                 raise
             # A restarted server reports the end of an idle connection only when it is used.
-            return request.operation(self)
+            return job.operation(self)
 
     def _greet(self, connection: Any) -> None:
         """Log in, and read when the server was started; called by redis-py for new connections."""

@@ -99,13 +99,13 @@ class RedlockStore(Store):
             fence=False, name="redlock", renews_for_others=True, usable_before_fork=True
         )
 
-    def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
+    def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
         """May take several attempts within ``timeout``.
 
         The caller reads its clock before the first attempt. So it counts less of the ttl than the
         attempt that won has left.
         """
-        return self._acquirer.acquire(call, timeout)
+        return self._acquirer.acquire(request, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         """Each lease by itself: renewed where a majority still has it."""
@@ -121,9 +121,9 @@ class RedlockStore(Store):
         )
         return votes.renewed(poll, len(leases))
 
-    def release(self, call: Release, *, timeout: float) -> Relation:
+    def release(self, request: Release, *, timeout: float) -> Relation:
         """Released where a majority had it; sent to all nodes in any case."""
-        poll = self._acquirer.release(call, timeout)
+        poll = self._acquirer.release(request, timeout)
         reply = votes.released(poll)
         if reply is None:
             raise poll.error()
@@ -147,9 +147,9 @@ class RedlockStore(Store):
 
         self._ask_majority(mark, timeout, _has_majority)
 
-    def admit(self, call: Admit, *, timeout: float) -> Record | None:
+    def admit(self, request: Admit, *, timeout: float) -> Record | None:
         """Claimed where a majority did; a split vote is repeated, as for a lease."""
-        return self._acquirer.admit(call, timeout)
+        return self._acquirer.admit(request, timeout)
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         """Settled by a majority."""
@@ -159,7 +159,7 @@ class RedlockStore(Store):
             _has_majority,
         )
 
-    def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
+    def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
         """Authorized where a majority swapped the last run under the leader's token.
 
         A node that was away has an older last run, and refuses. While the token stands on a
@@ -168,7 +168,7 @@ class RedlockStore(Store):
         each only while it has the token.
         """
         poll = self._ask_majority(
-            lambda node: node.store.authorize_tick(call, timeout=NODE_TIMEOUT),
+            lambda node: node.store.authorize_tick(request, timeout=NODE_TIMEOUT),
             timeout,
             votes.authorized,
         )
@@ -178,12 +178,13 @@ class RedlockStore(Store):
         deposed = poll.answers.count(Authorization.DEPOSED)
         if len(poll.answers) - deposed < poll.majority:
             raise poll.error()
-        if self.last_runs([call.entry], timeout=timeout)[0] not in (call.expected, call.new):
+        [last_run] = self.last_runs([request.entry], timeout=timeout)
+        if last_run not in (request.expected, request.new):
             return Authorization.CHANGED
 
         def swap_whatever_stands(node: Node) -> Authorization:
-            [stands] = node.store.last_runs([call.entry], timeout=NODE_TIMEOUT)
-            current = replace(call, expected=stands)
+            [stands] = node.store.last_runs([request.entry], timeout=NODE_TIMEOUT)
+            current = replace(request, expected=stands)
             return node.store.authorize_tick(current, timeout=NODE_TIMEOUT)
 
         poll = self._ask_majority(swap_whatever_stands, timeout, votes.authorized)
