@@ -1,6 +1,6 @@
-"""Every exception of the library, each with what happened, why, and what to do.
+"""The exceptions of the library.
 
-Celery's serialisers rebuild an exception from its positional arguments, so every class here takes
+Celery's serializers rebuild an exception from its positional arguments, so every class here takes
 positional arguments only and keeps them all in ``args`` (keyword-only constructors come back as
 ``UnpickleableExceptionWrapper``).
 """
@@ -27,12 +27,12 @@ class SingletonLockError(Exception):
     """Base of every error this library raises."""
 
     def __str__(self) -> str:
-        # The first argument is the sentence for people; the others are data.
+        # The first argument is the message; the others are data.
         return str(self.args[0]) if self.args else type(self).__name__
 
 
 class LockConflict(SingletonLockError):
-    """Somebody else holds the key, and the policy doesn't allow to go on without it.
+    """Another task holds the key, and the policy does not allow the call to continue without it.
 
     Arguments: the message, the key, the holder as a dict (task, task_id, worker).
     """
@@ -46,7 +46,7 @@ class LockConflict(SingletonLockError):
 class DuplicateTask(SingletonLockError):
     """An equal call is queued or running already, so this one was not published.
 
-    Arguments: the message, the id of that call, seconds until its claim ends without news of it.
+    Arguments: the message, the id of that call, seconds until its claim expires.
     """
 
     def __init__(self, message: str, task_id: str = "", remaining: float = 0.0) -> None:
@@ -56,7 +56,7 @@ class DuplicateTask(SingletonLockError):
 
 
 class LeaseLost(SingletonLockError):
-    """The right to run ended before the body did; somebody else may be running it.
+    """The lease ended before the body did; another worker may be running the task.
 
     Arguments: the message, the key, the reason (a `LossReason`).
     """
@@ -84,11 +84,11 @@ class SettingsError(SingletonLockError, ValueError):
 
 
 class StoreError(SingletonLockError):
-    """The store answered, but with a refusal (wrong password, read-only, out of memory)."""
+    """The store refused a request (wrong password, read-only, out of memory)."""
 
 
 class StoreUnavailable(StoreError):
-    """The store didn't answer in time; the request may or may not have been carried out.
+    """The store did not answer in time; the request may or may not have been carried out.
 
     Attributes:
         was_idle: Whether the request was sent on a connection that had been idle. A NAT, a load

@@ -1,4 +1,4 @@
-"""One set of lock objects per app and process: the only module that wires classes."""
+"""The lock objects of one app in one process; this module alone connects their classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -37,30 +36,23 @@ IN_MEMORY = (
     "task_always_eager, and for a broker memory:// with a pool in this process (solo, threads); "
     "tests also have the pytest fixture singleton_store"
 )
-# Where an app keeps its runtimes, so that they end with it: {(process id, eager): Runtime}.
+# Attribute of an app with its runtimes, which end with it: {(process id, eager): Runtime}.
 _ATTRIBUTE = "_singleton_runtimes"
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    store: Store
-    heartbeat: Heartbeat
-    locker: Locker
-
-
 class Runtime:
-    """The lock objects of one app in this process; made at first use, made anew after a fork.
+    """The lock objects of one app in this process, created at first use and again after a fork.
 
     Args:
         app: The Celery app.
-        store: Instead of the one its settings name.
-        clock: Of deadlines.
+        store: Used in place of the one that the settings name.
+        clock: For deadlines.
     """
 
-    #: Where a pool child notes its leases for the worker parent; set by the bootstep before the
+    #: Where a pool child notes its leases for the worker's parent; set by the bootstep before the
     #: pool forks.
-    ledger: LeaseNotes | None = None
-    #: Name of this worker; set there too.
+    lease_notes: LeaseNotes | None = None
+    #: Name of this worker; set by the bootstep too.
     worker_name = ""
 
     def __init__(
@@ -69,14 +61,15 @@ class Runtime:
         self.app = app
         self.clock = clock or SystemClock()
         self.events = Events([log_event, send_signal, Monitor(app)], _is_observed)
-        #: Claims without a message that could not be freed: the task of each, by its key.
+        #: Claims without a message that could not be freed: the task id of each, by key.
         self.orphans: dict[str, str] = {}
-        #: The result backend with the timeouts of a publisher; created by the first that needs it.
+        #: The result backend with the timeouts of a publisher, once it is needed.
         self.quick_backend: Any = None
-        #: The limits of this app's tasks, by scope, and of how many tasks they are.
+        #: The number of tasks for which limits were read, and the limits by scope.
         self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store
-        self._parts: _Parts | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._locker: Locker | None = None
         self._guard = threading.Lock()
 
     @cached_property
@@ -89,15 +82,17 @@ class Runtime:
 
     @property
     def store(self) -> Store:
-        return (self._parts or self._wire()).store
+        return (self._locker or self._connect()).store
 
     @property
     def heartbeat(self) -> Heartbeat:
-        return (self._parts or self._wire()).heartbeat
+        self._locker or self._connect()
+        assert self._heartbeat is not None
+        return self._heartbeat
 
     @property
     def locker(self) -> Locker:
-        return (self._parts or self._wire()).locker
+        return self._locker or self._connect()
 
     @cached_property
     def _host(self) -> str:
@@ -109,39 +104,38 @@ class Runtime:
         return Runtime.worker_name or self._host
 
     def limit_of(self, scope: str) -> int:
-        """The limit that the tasks of ``scope`` have, if this process knows them; equal by check.
+        """The limit of the tasks of ``scope``, which the bootstep checks to be equal; default 1.
 
-        Read once: a ``hold()`` in a task must not cost more the more tasks its app has.
+        Read once, so that the cost of a ``hold()`` does not depend on the number of tasks.
         """
         number = len(self.app.tasks)
         if self._limits[0] != number:
             # The tasks' own options, not the merged policies: no setting sets scope or limit, and
             # a task that contradicts the settings must not break an unrelated hold().
-            said = ((task.name, task.singleton or {}) for task in singleton_tasks(self.app))
-            limits = {opts.get("scope") or name: opts.get("limit", 1) for name, opts in said}
+            options = ((task.name, task.singleton or {}) for task in singleton_tasks(self.app))
+            limits = {own.get("scope") or name: own.get("limit", 1) for name, own in options}
             self._limits = (number, limits)
         return self._limits[1].get(scope, 1)
 
     def close(self) -> None:
-        """End the heartbeat and close the connections, where there are any."""
-        if self._parts is not None:
-            self._parts.heartbeat.close()
-            self._parts.store.close()
+        """End the heartbeat and close the connections, if there are any."""
+        if self._locker is not None:
+            self.heartbeat.close()
+            self.store.close()
 
-    def _wire(self) -> _Parts:
-        # Two threads may come first: two heartbeats would each renew what the other released.
+    def _connect(self) -> Locker:
+        # Of two threads that come first, one creates the objects: each of two heartbeats would
+        # renew what the other has released.
         with self._guard:
-            if self._parts is None:
-                self._parts = self._new_parts()
-            return self._parts
-
-    def _new_parts(self) -> _Parts:
-        store = self._given_store or self._first_store()
-        heartbeat = Heartbeat(store, self.clock, self.events)
-        # Its thread ends with the app; but not with the interpreter, where a body may run still.
-        weakref.finalize(self, heartbeat.close).atexit = False
-        locker = Locker(store, self.clock, heartbeat, self.events, Runtime.ledger)
-        return _Parts(store, heartbeat, locker)
+            if self._locker is None:
+                store = self._given_store or self._first_store()
+                self._heartbeat = heartbeat = Heartbeat(store, self.clock, self.events)
+                # Its thread ends with the app, but not when the interpreter exits: a body may run.
+                weakref.finalize(self, heartbeat.close).atexit = False
+                self._locker = Locker(
+                    store, self.clock, heartbeat, self.events, Runtime.lease_notes
+                )
+            return self._locker
 
     def _first_store(self) -> Store:
         settings = self.settings
@@ -159,7 +153,7 @@ class Runtime:
         return self.open_store()
 
     def open_store(self) -> Store:
-        """Another store of the app's settings, with connections of its own."""
+        """Open another store by the app's settings, with its own connections."""
         settings = self.settings
         return open_store(
             settings.url,
@@ -173,16 +167,16 @@ class Runtime:
     def of(cls, app: Celery, *, eager: bool = False) -> Runtime:
         """The runtime of ``app`` in this process; ``eager``: the one without a server.
 
-        After a fork the child has a process id, and so a runtime, of its own: the parent's
-        connections and threads are not its, and a lock that another thread held at the fork would
-        never be released (a child hung on one 40 of 40 times).
+        A forked child has another process id and so another runtime. It must not use the parent's
+        connections, it has none of the parent's threads, and a lock that another thread held at
+        the fork would never be released (a child hung on one 40 of 40 times).
         """
         runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
         key = (os.getpid(), eager)
         found = runtimes.get(key)
         if found is None:
             store = open_store("memory://") if eager else None
-            # One step of the interpreter: of two threads that come first, both get the same one.
+            # setdefault is atomic: two threads that come first get the same one.
             found = runtimes.setdefault(key, Runtime(app, store=store))
         return found
 

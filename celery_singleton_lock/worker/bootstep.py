@@ -1,9 +1,7 @@
-"""The worker's bootstep: checks what only a starting worker can, prepares memory for its pool, and
-starts the parent heartbeat over it. With this module comes all that bodies need, before the pool
-forks.
+"""The worker's bootstep: checks tasks and store, and prepares the prefork pool.
 
 A bootstep that raises stops the worker; an exception in ``worker_init`` or ``worker_ready`` would
-only be logged.
+only be logged. Importing this module imports what bodies need, before the pool forks.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import click
 from celery import Celery, bootsteps
 
 from celery_singleton_lock.celery_compat import forks
-from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.pace import MAX_TIMEOUT
 from celery_singleton_lock.core.store import Acquire, Release, Store
@@ -38,7 +35,7 @@ _TRIAL_TTL: Final = 10.0
 
 
 class SingletonStep(bootsteps.StartStopStep):
-    """Made before any step starts, so before the pool forks; started when it has forked."""
+    """Created before any step starts, so before the pool forks; started after the fork."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -51,7 +48,7 @@ class SingletonStep(bootsteps.StartStopStep):
         Monitor.worker = worker.hostname if worker.task_events else ""
         is_prefork = forks(worker.pool_cls)
         if is_prefork:
-            Runtime.ledger = SharedMemory.current = SharedMemory()
+            Runtime.lease_notes = SharedMemory.current = SharedMemory()
         try:
             runtime = Runtime.of(app)
             if is_prefork and runtime.store.capabilities.name == "memory":
@@ -59,36 +56,34 @@ class SingletonStep(bootsteps.StartStopStep):
             check_tasks(app, runtime.store)
             for task in singleton_tasks(app):
                 task.preload()
-            _warn_of_timeouts(app, runtime.settings)
+                _warn_of_durations(task.name, task.singleton_policy(), runtime.settings)
             if problem := check_results(app):
                 logger.warning("singleton: %s. %s", problem, RPC_CURE)
-            _warn_of_short_holds(app)
             _check_store(runtime)
-            _check_shards(runtime.store, runtime.keyspace)
         except SettingsError as exc:
             if click.get_current_context(silent=True) is None:
                 raise  # an embedded worker: its caller may catch it
-            # `celery worker`: one line where its log is (a daemon has no stderr), no traceback.
+            # `celery worker`: one line in its log (a daemon has no stderr), and no traceback.
             logger.critical("singleton: %s", exc)
             raise SystemExit(1) from None
 
     def start(self, worker: Any) -> None:
-        """Celery's: the main thread, after the pool's first fork."""
-        runtime, record = Runtime.of(worker.app), SharedMemory.current
-        if record is None or not runtime.store.capabilities.renews_for_others:
+        """Celery's; on the main thread, after the pool's first fork."""
+        runtime, memory = Runtime.of(worker.app), SharedMemory.current
+        if memory is None or not runtime.store.capabilities.renews_for_others:
             return
         ParentHeartbeat.running = self._heartbeat = ParentHeartbeat(
-            record, runtime.open_store(), runtime.clock
+            memory, runtime.open_store(), runtime.clock
         )
         self._heartbeat.start()
 
     def stop(self, worker: Any) -> None:
-        """Celery's, and before the pool's own: in a warm shutdown bodies still run."""
+        """Celery's; before the pool stops, so in a warm shutdown bodies still run."""
         if self._heartbeat is not None:
             self._heartbeat.finish(worker.blueprint.shutdown_complete.is_set)
 
     def terminate(self, worker: Any) -> None:
-        """Celery's, in a cold shutdown: the bodies are ended."""
+        """Celery's, in a cold shutdown."""
         self.stop(worker)
 
 
@@ -96,8 +91,8 @@ def check_tasks(app: Celery, store: Store) -> None:
     """Check each task's policy against the others' and the store.
 
     Raises:
-        SettingsError: Tasks of one scope have unequal limits, one needs a fence that there is none
-            of, or one contradicts the app's settings.
+        SettingsError: Tasks of one scope have unequal limits, or a task contradicts the app's
+            settings, or needs what the store lacks.
     """
     limits: dict[str, tuple[int, str]] = {}
     for task in singleton_tasks(app):
@@ -106,7 +101,7 @@ def check_tasks(app: Celery, store: Store) -> None:
             where = f"@singleton_task on {task.name}"
             check_claim_options(policy, task.singleton or {}, where=where)
         except (TypeError, ValueError) as exc:
-            # Valid where it was written; contradicts what the app's settings say.
+            # Valid where it was written; it contradicts the app's settings.
             raise SettingsError(f"{exc} (with the defaults that singleton_lock_* sets)") from None
         scope = policy.scope or task.name
         limit, other = limits.setdefault(scope, (policy.limit, task.name))
@@ -116,11 +111,6 @@ def check_tasks(app: Celery, store: Store) -> None:
                 f"in scope {scope!r}: give them one limit, or two scopes"
             )
         _check_capabilities(task.name, policy, store)
-        if policy.needs_fence and not store.capabilities.fence:
-            raise SettingsError(
-                f"{task.name} has needs_fence=True, but the store ({store.capabilities.name}) has "
-                "no fencing tokens: choose a store that does, or drop needs_fence"
-            )
 
 
 def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
@@ -135,27 +125,37 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
             f"{task} has limit={policy.limit}, but the store ({able.name}) looks through at most "
             f"{able.max_limit} slots in one step: give the task a lower limit"
         )
+    if policy.needs_fence and not able.fence:
+        raise SettingsError(
+            f"{task} has needs_fence=True, but the store ({able.name}) has no fencing tokens: "
+            "choose a store that has, or drop needs_fence"
+        )
 
 
-def _warn_of_timeouts(app: Celery, settings: Settings) -> None:
+def _warn_of_durations(task: str, policy: Policy, settings: Settings) -> None:
     timeout = settings.visibility_timeout
-    if timeout is None:
-        return
-    for task in singleton_tasks(app):
-        ttl = task.singleton_policy().ttl
-        if ttl > timeout:
-            logger.warning(
-                "singleton: %s has ttl=%g s, longer than the broker's visibility_timeout of %g s: "
-                "a dead worker's message comes back while its lease still stands, and waits. "
-                "Set ttl below visibility_timeout.",
-                task.name,
-                ttl,
-                timeout,
-            )
+    if timeout is not None and policy.ttl > timeout:
+        logger.warning(
+            "singleton: %s has ttl=%g s, longer than the broker's visibility_timeout of %g s: "
+            "a dead worker's message comes back while its lease still stands, and waits. "
+            "Set ttl below visibility_timeout.",
+            task,
+            policy.ttl,
+            timeout,
+        )
+    if policy.max_hold is not None and policy.max_hold < policy.ttl:
+        logger.warning(
+            "singleton: %s has max_hold=%g s, shorter than its ttl of %g s: each body that "
+            "takes longer than max_hold loses its lease. Set max_hold above ttl, or ttl below "
+            "max_hold.",
+            task,
+            policy.max_hold,
+            policy.ttl,
+        )
 
 
 def check_results(app: Celery) -> str:
-    """The warning about tasks whose duplicates get results that never arrive; empty: none."""
+    """A warning about tasks whose duplicates get results that never arrive; empty if none."""
     names = [
         task.name
         for task in singleton_tasks(app)
@@ -170,33 +170,25 @@ def check_results(app: Celery) -> str:
     )
 
 
-def _warn_of_short_holds(app: Celery) -> None:
-    for task in singleton_tasks(app):
-        policy = task.singleton_policy()
-        if policy.max_hold is not None and policy.max_hold < policy.ttl:
-            logger.warning(
-                "singleton: %s has max_hold=%g s, shorter than its ttl of %g s: each body that "
-                "takes longer than max_hold loses its lease. Set max_hold above ttl, or ttl below "
-                "max_hold.",
-                task.name,
-                policy.max_hold,
-                policy.ttl,
-            )
-
-
 def _check_store(runtime: Runtime) -> None:
-    """Refuse a store that may evict leases; log if there are no locks now.
+    """Refuse a store that may evict leases or that splits its keys; log if it can't be used now.
 
     A store that does not answer, or refuses, does not stop the worker: other tasks can run, and the
     store may be repaired meanwhile.
+
+    Raises:
+        SettingsError: Leases in this store would not exclude each other.
     """
     store, settings = runtime.store, runtime.settings
     try:
+        if problems := store.problems(runtime.keyspace.lock("", "")):
+            raise SettingsError(problems[0])
         check_eviction(store, settings)
         _try_out(runtime)
     except StoreUnavailable as exc:
         logger.warning(
-            "singleton: no locks now, for %s can't be used (%s); tasks are put back until it can",
+            "singleton: no locks now, because %s can't be used (%s); tasks are put back until it "
+            "can",
             settings.safe_url,
             exc,
         )
@@ -211,14 +203,14 @@ def _check_store(runtime: Runtime) -> None:
 
 
 def _try_out(runtime: Runtime) -> None:
-    """Acquire and release a test lease: a store may answer reads and refuse writes.
+    """Acquire and release a test lease, because a store may answer reads and refuse writes.
 
     Raises:
-        StoreError, StoreUnavailable: The store refuses it, or does not answer.
+        StoreError: The store refuses it, or does not answer.
     """
     store, nonce = runtime.store, mint_nonce()
     if not store.capabilities.usable_before_fork:
-        # The clients of etcd and ZooKeeper may start threads, and this process forks later.
+        # Clients of etcd and ZooKeeper may start threads, and this process forks later.
         return
     key, token = runtime.keyspace.lock("singleton-start", nonce), Token(nonce, 0, 0, nonce)
     holder = Holder(task_id=nonce, worker=runtime.worker, since=runtime.clock.wall())
@@ -228,13 +220,13 @@ def _try_out(runtime: Runtime) -> None:
 
 
 def check_eviction(store: Store, settings: Settings) -> None:
-    """Refuse a server that may throw leases away: keys with a ttl go first.
+    """Refuse a server that may evict leases: keys with a ttl are evicted first.
 
     Raises:
-        SettingsError: It may.
-        StoreError: It doesn't answer, so nobody knows.
+        SettingsError: Its memory is bounded and its policy evicts.
+        StoreError: It does not answer.
     """
-    memory = store.info("memory")  # empty where an ACL denies INFO: then there is nothing to check
+    memory = store.info("memory")  # empty if an ACL denies INFO
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return
@@ -246,13 +238,3 @@ def check_eviction(store: Store, settings: Settings) -> None:
         logger.warning("singleton: %s (no maxmemory is set, or eviction is allowed)", advice)
         return
     raise SettingsError(f"{advice}, or accept it with singleton_lock_allow_eviction = True.")
-
-
-def _check_shards(store: Store, keyspace: Keyspace) -> None:
-    """Refuse a store in which other apps keep the same prefix's locks elsewhere."""
-    try:
-        problems = store.problems(keyspace.lock("", ""))
-    except StoreError:
-        return  # the check before this one has said so; each task's acquire asks again
-    if problems:
-        raise SettingsError(problems[0])

@@ -1,21 +1,21 @@
-"""When a process was born: with its id, that names it, for the system gives ids again."""
+"""Process start time. PID plus start time identifies a process, because PIDs are reused."""
 
 from __future__ import annotations
 
 __all__ = ["lives", "start_time_of"]
 
-# The fields of /proc/<pid>/stat behind the program's name, as proc(5) counts them: its own number
-# is 2, and a name may have blanks and parentheses in it.
+# Fields of /proc/<pid>/stat behind the program's name, by their numbers in proc(5). The name has
+# number 2 and may contain blanks and parentheses.
 _STATE = 3 - 3
 _STARTTIME = 22 - 3
-# A zombie runs nothing any more, though its parent has not heard of its death yet.
+# A zombie runs no code any more, though its parent has not yet read its exit status.
 _DEAD = b"ZXx"
 
 
 def start_time_of(pid: int) -> int:
-    """Clock ticks from the machine's boot to the start of ``pid``; 0: it is dead, or nobody knows.
+    """Clock ticks from the machine's boot to the start of ``pid``; 0 if it is dead or unknown.
 
-    Nobody knows where there is no ``/proc`` of Linux's form, as on macOS.
+    It is unknown where there is no ``/proc`` in Linux's format, as on macOS.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -25,6 +25,6 @@ def start_time_of(pid: int) -> int:
         return 0
 
 
-def lives(pid: int, birth: int) -> bool:
-    """Whether the very process ``pid`` that was born at ``birth`` runs, or is merely stopped."""
-    return birth != 0 and start_time_of(pid) == birth
+def lives(pid: int, start_time: int) -> bool:
+    """Whether the process that started at ``start_time`` runs, or is merely stopped."""
+    return start_time != 0 and start_time_of(pid) == start_time

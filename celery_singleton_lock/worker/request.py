@@ -1,17 +1,33 @@
-"""The worker parent's part: naming deliveries, and freeing what a dead child held.
+"""The request of a singleton task in the worker's parent: deliveries, and leases of dead children.
 
-Promises
-    Every delivery gets a nonce of its own before a child sees it: ``redelivered`` and the task id
-    name no delivery. A key that a dead child held is freed once its death is proven, before the
-    message is requeued or its failure reported.
+Overview
+    Celery creates one request per message. The request of a singleton task gives the delivery a
+    nonce, removes foreign headers that would pass for ours, and notes the queue of the message.
+    When a pool child dies or is killed, it releases what the child held, as noted in shared memory.
+    All of this runs in the main thread of the worker's parent (prefork). In other pools the request
+    lives in the process that runs the body, and only the headers matter.
 
-Does not promise
-    To free anything on an announcement: a revoked body that swallows SystemExit ran 7 s more, and
-    on a hard time limit Celery tells while the child still lives. There the key turns into "held by
-    a process that is being killed" for a second.
+Guarantees
+    Each delivery gets a nonce of its own before a child sees it, because neither the task id nor
+    ``redelivered`` identifies a delivery. The key of a dead child is free before its message is
+    requeued or its failure is reported.
 
-All of this runs in the main thread of the worker parent (prefork). In other pools the request lives
-in the process that runs the body, and only the nonce matters.
+Non-guarantees
+    Nothing is released before the child's death is proven. A revoked body that swallows SystemExit
+    ran for 7 s more, and Celery reports a hard time limit while the child is still alive. In that
+    case the key is marked as dying for a second.
+
+State model
+    A child's leases and the claim of its message, by what Celery reports::
+
+        hard time limit  --> lease dying; claim kept as long, or queued if the message is requeued
+        child is dead    --> lease released; claim freed, or queued if the message is requeued
+        SystemExit       --> the child has settled its lease; claim as above, with acks_late
+        revoked, expired --> no lease; claim freed
+
+Failure handling
+    If the store does not answer, the parent waits for one reply only. It leaves that release and
+    the following ones to the parent heartbeat, which retries until the ttl has freed the key.
 """
 
 from __future__ import annotations
@@ -62,7 +78,7 @@ __all__ = ["SingletonRequest", "SingletonRequestMixin", "mixed_request"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# The parent serves all of its children; it doesn't wait for a silent store longer than this.
+# Seconds. The parent serves all of its children and must not wait longer for a store.
 _PARENT_TIMEOUT: Final = 1.0
 # Celery kills with TERM, 0.1 s, KILL.
 _DYING_SECONDS: Final = 1.0
@@ -71,12 +87,12 @@ _OURS: Final = "singleton_"
 
 
 class SingletonRequestMixin:
-    """For ``Task.Request``: put before the request class the task has otherwise.
+    """A base of ``Task.Request``, before the request class that the task has otherwise.
 
-    The names of the arguments are Celery's: it calls some by keyword.
+    The names of the arguments are Celery's, which passes some by keyword.
     """
 
-    # Celery's, set by the class that this one is put before.
+    # Set by Celery's class.
     app: Celery
     content_type: str | None
     id: str
@@ -149,7 +165,7 @@ class SingletonRequestMixin:
         message[HEADER] = header
 
     def revoked(self) -> bool:
-        """Celery's; a message that is discarded here frees its claim."""
+        """Celery's. The claim of a message that is discarded is freed."""
         discarded = bool(super().revoked())  # type: ignore[misc]
         if discarded:
             self._settle_claim(comes_back=False)
@@ -159,8 +175,8 @@ class SingletonRequestMixin:
         try:
             super().on_timeout(soft, timeout)  # type: ignore[misc]
         finally:
-            # Afterwards, for billiard kills the child when this returns, and not before: meanwhile
-            # Celery stores the result and calls the user's on_failure, and the body runs on.
+            # Afterwards, because billiard kills the child when this returns: until then Celery
+            # stores the result and calls the user's on_failure, and the body continues.
             if not soft:
                 self._settle_leases(Kind.DYING, self._comes_back(TimeLimitExceeded()))
 
@@ -172,14 +188,14 @@ class SingletonRequestMixin:
             if self._child_is_dead():
                 self._settle_leases(None, self._comes_back(exc))
             elif self.task.acks_late:
-                # What SystemExit ended has settled its lease, and could not know what Celery does
-                # with the message. A body that runs on keeps its claim.
+                # A body that SystemExit ended has settled its lease, but did not know what Celery
+                # does with the message. A body that continues keeps its claim.
                 self._settle_claim(self._comes_back(exc))
         super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
 
     def _child_is_dead(self) -> bool:
-        # billiard 4.3 reports an exit slightly before the process is gone: then the ttl frees the
-        # key, for an announcement is no proof.
+        # billiard 4.3 reports an exit slightly before the process is gone. That is no proof, and
+        # the ttl frees the key.
         return self.worker_pid is not None and not _alive(self.worker_pid)
 
     def _comes_back(self, exc: BaseException) -> bool:
@@ -190,7 +206,7 @@ class SingletonRequestMixin:
             return False
         if is_cancelled(self):
             return bool(self.task.acks_late)
-        # A SystemExit is announced before the end, and counts as a lost worker too.
+        # SystemExit is reported before the process ends, and counts as a lost worker too.
         if not isinstance(exc, (WorkerLostError, SystemExit)):
             return False
         if retries_lost_worker(self.task):
@@ -199,33 +215,32 @@ class SingletonRequestMixin:
         return bool(self.task.acks_late and self.task.reject_on_worker_lost)
 
     def _settle_leases(self, become: Kind | None, comes_back: bool = False) -> None:
-        """Free what the child held, or mark it as dying; by token, so nobody else's is touched."""
-        record = SharedMemory.current
-        if record is None or self.worker_pid is None or self.worker_pid == os.getpid():
+        """Release the child's leases, or mark them as dying; only those with its tokens."""
+        memory = SharedMemory.current
+        if memory is None or self.worker_pid is None or self.worker_pid == os.getpid():
             return
         store = Runtime.of(self.app).store
-        held_by_child = record.of_dead(self.worker_pid)
         has_claim = False
-        for held in held_by_child:
-            token = Token.parse(held.token)
-            # An earlier message's stands here until the store has confirmed its release. Its claim
-            # is not this message's, and was settled with it.
-            own_claim = bool(held.claim) and token.task_id == str(self.id)
+        for note in memory.of_dead(self.worker_pid):
+            token = Token.parse(note.token)
+            # The note of an earlier message stays until the store has confirmed its release. Its
+            # claim is not this message's, and was settled with it.
+            own_claim = bool(note.claim) and token.task_id == str(self.id)
             has_claim = has_claim or own_claim
             call = Release(
-                keys=held.keys,
+                keys=note.keys,
                 token=token,
                 become=become,
                 become_ttl=_DYING_SECONDS if become else 0.0,
-                claim=self._claim_after(become, comes_back, held.claim) if own_claim else None,
+                claim=self._claim_after(become, comes_back, note.claim) if own_claim else None,
             )
             fate = "is being killed" if become else "died"
-            what = f"pid {self.worker_pid} {fate} holding {held.keys[0]}"
-            _ask(store, what, held.ttl, partial(_release, call=call, what=what))
+            what = f"pid {self.worker_pid} {fate} holding {note.keys[0]}"
+            _ask(store, what, note.ttl, partial(_release, call=call, what=what))
         if become is None:
-            record.settle(self.worker_pid)
+            memory.settle(self.worker_pid)
             if not has_claim:
-                self._settle_claim(comes_back)  # it died before it asked, or after its release
+                self._settle_claim(comes_back)  # it died before its request, or after its release
 
     def _settle_claim(self, comes_back: bool) -> None:
         """Change the claim of a message that no body runs."""
@@ -244,12 +259,12 @@ class SingletonRequestMixin:
     def _claim_after(
         self, become: Kind | None, comes_back: bool, key: str = ""
     ) -> ClaimChange | None:
-        """What becomes of this message's claim, with its child dead or (``become``) dying.
+        """The change of this message's claim when its child is dead or (``become``) dying.
 
         Args:
             become: As of :meth:`_settle_leases`.
             comes_back: Whether the message is requeued.
-            key: The claim's, where the message doesn't tell: its publisher knew of none.
+            key: The claim's, for a message whose publisher set no claim.
         """
         policy = self.task.singleton_policy()
         claim = Claim.from_header(self._header().get("claim"), Runtime.of(self.app).keyspace)
@@ -258,7 +273,7 @@ class SingletonRequestMixin:
         if claim is None:
             return None
         if become is not None and not comes_back:
-            # As long as the body may run. A call that is published now would meet its lease.
+            # As long as the body may run: a call published now would find its lease.
             return claim.granted(_DYING_SECONDS)
         return claim.queued() if comes_back else claim.freed()
 
@@ -267,17 +282,16 @@ class SingletonRequestMixin:
 
 
 def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) -> None:
-    """Carry out ``ask``, or leave it to the parent heartbeat if the store does not answer; never
-    raises.
+    """Run ``ask``, or leave it to the parent heartbeat if the store does not answer. Never raises.
 
-    If the store does not answer, the parent waits for it once, not for every lease of every dead
+    If the store does not answer, the parent waits for it once, not for each lease of each dead
     child.
 
     Args:
-        store: The one of this thread.
+        store: For this thread.
         what: Text for the log.
         ttl: Seconds until the lease or claim expires in the store.
-        ask: Sends the request to the store that it is given.
+        ask: Sends the request to the store that is its argument.
     """
     heartbeat = ParentHeartbeat.running
     if heartbeat is not None and heartbeat.has_left:
@@ -296,7 +310,7 @@ def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) ->
 
 
 def _release(store: Store, *, call: Release, what: str) -> None:
-    """Carry out ``call``; again if an idle connection, which may have been dropped, got no reply.
+    """Send ``call``; again if an idle connection, which may have been dropped, got no reply.
 
     The parent's connection is idle between the deaths of two children.
     """
@@ -311,9 +325,9 @@ def _release(store: Store, *, call: Release, what: str) -> None:
 
 @cache
 def _warn_of_unread_options(task: str) -> None:
-    """Once per task: Celery has made a property of the message of ``singleton``."""
+    """Once per task. Celery makes ``singleton`` a property of the message if no one reads it."""
     logger.warning(
-        "singleton: a call of %s came with singleton={...} that nobody read, so it has no claim. "
+        "singleton: a call of %s came with singleton={...} that no code read, so it has no claim. "
         "Its publisher doesn't know the task: let a plain `celery beat` import it, start beat with "
         "--scheduler singleton, or use claim_and_send() in place of send_task()",
         task,
