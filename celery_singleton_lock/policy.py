@@ -1,7 +1,7 @@
-"""The options of one task, validated where they are written, merged in one pure function.
+"""The options of tasks and calls: validation and merging.
 
-Precedence: call > task > app > default. A call may set some of them only (``CallOptions``): never
-key, scope or limit, for these decide who excludes whom.
+Precedence: call, task, app, default. A call may set only some options (``CallOptions``); key, scope
+and limit are not among them, because they decide which calls exclude each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 _E = TypeVar("_E", bound=StrEnum)
 
-#: Seconds that ``on_conflict="retry"`` waits unless it is told otherwise.
+#: Seconds that ``on_conflict="retry"`` waits by default.
 DEFAULT_MAX_WAIT: Final = 3600.0
 
 
@@ -77,9 +77,9 @@ class OnDuplicate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnConflict:
-    """What a call that has not run yet does when somebody else holds its key.
+    """What happens to a call that has not run yet and whose key is held.
 
-    A plain string stands for the action with these defaults.
+    A plain string is the action with these defaults.
 
     Attributes:
         delay: Seconds before the first put-back returns; doubles, with jitter.
@@ -95,7 +95,7 @@ class OnConflict:
     timeout: float = 5.0
 
     def __post_init__(self) -> None:
-        # Also where a user names the action as a plain str: it would equal no member by identity.
+        # A user may give the action as a plain str, which is not identical to a member.
         action = choice("OnConflict(action)", ConflictAction, self.action)
         object.__setattr__(self, "action", action)
         for name in ("delay", "max_delay", "max_wait", "timeout"):
@@ -160,7 +160,7 @@ class OnConflict:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for a name that is close to a known one, else the known ones."""
     known = sorted(known)
-    import difflib  # not for those who make no mistake
+    import difflib  # imported for mistakes only
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
@@ -191,19 +191,19 @@ def choice(name: str, kind: type[_E], value: Any) -> _E:
         raise ValueError(f"{name}={value!r}{suggestion(str(value), known)}") from None
 
 
-# A lease shorter than this would be lost to one slow reply: renewal every ttl/3, timeout ttl/6.
+# Seconds. One slow reply would cost a shorter lease: it is renewed every ttl/3, with timeout ttl/6.
 MIN_TTL: Final = 0.3
-# One script looks through all slots of a key.
+# One script examines all slots of a key.
 _MAX_LIMIT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One task's options, complete. The table in the README says what each one does.
+    """One task's options, complete. docs/options.md says what each one does.
 
     Attributes:
-        impatient: No option: ``on_conflict`` as it was said, where ``unique="until_start"`` made
-            something else of it. A layer above that takes ``unique`` back gets it again.
+        impatient: Not an option: the given ``on_conflict`` if ``unique="until_start"`` replaced it.
+            A layer above that resets ``unique`` restores it.
     """
 
     key: KeySpec = None
@@ -267,12 +267,12 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
     """The options of one call, each checked; None if it sets none.
 
     Args:
-        policy: Gives the task's policy, where there is something to check.
-        options: As given; False leaves out the claim, and nothing else.
+        policy: Returns the task's policy; called if there is something to check.
+        options: As given; False means no claim.
         where: Names the call in errors.
 
     Raises:
-        TypeError, ValueError: A call can't set one of them, or not so.
+        TypeError, ValueError: A call can't set one of them, or its value is wrong.
     """
     if options is None:
         return None
@@ -284,7 +284,7 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
         if name not in CALL_OPTIONS:
             raise TypeError(
                 f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
-                "scope and limit decide who excludes whom, and stand at the task"
+                "scope and limit decide which calls exclude each other, and belong to the task"
             )
     check_claim_options(merge(policy(), options, where=where), options, where=where)
     return dict(options)
@@ -296,7 +296,7 @@ def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str)
     Args:
         policy: The merged one, because a lower layer may set ``unique``.
         given: The options of the layer that is checked.
-        where: The name of that layer, for the message.
+        where: Names that layer in errors.
 
     Raises:
         ValueError: One of them would have no effect.
@@ -313,7 +313,7 @@ def _check_ttl(name: str, value: Any) -> float:
     ttl = seconds(name, value)
     if ttl < MIN_TTL:
         raise ValueError(
-            f"{name}={value!r}: at least {MIN_TTL} seconds, for the lease is renewed every ttl/3"
+            f"{name}={value!r}: at least {MIN_TTL} seconds; the lease is renewed every ttl/3"
         )
     return ttl
 
@@ -368,7 +368,7 @@ def _check_on_conflict(name: str, value: Any) -> OnConflict:
 
 
 _CHECKS: Final[dict[str, Any]] = {
-    # A key is checked by KeyMaker, which knows the signature.
+    # KeyMaker checks the key, because it knows the signature.
     "key": lambda name, value: value,
     "scope": _check_scope,
     "limit": _check_limit,
@@ -387,34 +387,34 @@ _CHECKS: Final[dict[str, Any]] = {
 
 
 def _with_patience(base: Policy, policy: Policy, *, named: bool) -> Policy:
-    """``policy``, merged on ``base``, with the ``on_conflict`` that its ``unique`` asks for.
+    """``policy``, merged on ``base``, with the ``on_conflict`` that its ``unique`` needs.
 
     Args:
         base: The lower layer.
         policy: Both layers.
-        named: Whether the upper one says ``on_conflict``.
+        named: Whether the upper one sets ``on_conflict``.
     """
     if policy.unique is not Unique.UNTIL_START:
-        said = policy.on_conflict if named else base.impatient or policy.on_conflict
-        return replace(policy, on_conflict=said, impatient=None)
+        given = policy.on_conflict if named else base.impatient or policy.on_conflict
+        return replace(policy, on_conflict=given, impatient=None)
     if base.unique is Unique.UNTIL_START and not named:
-        return policy  # the layer below has seen to it, and may have said "raise"
-    said = policy.on_conflict
-    rule = _patient(said, named=named)
-    return replace(policy, on_conflict=rule, impatient=None if rule == said else said)
+        return policy  # done for the layer below, which may have set "raise"
+    given = policy.on_conflict
+    rule = _patient(given, named=named)
+    return replace(policy, on_conflict=rule, impatient=None if rule == given else given)
 
 
 def _patient(rule: OnConflict, *, named: bool) -> OnConflict:
-    """What a waiting call does beside ``unique="until_start"``: it waits, as long as it takes.
+    """``on_conflict`` of a call with ``unique="until_start"``: it waits without a limit.
 
-    It stands for all calls that were answered with it, so it must not be given up.
+    The waiting call stands for all calls that were answered with it, so it must not be dropped.
 
     Args:
         rule: The layers' ``on_conflict``.
-        named: Whether the layer that is merged says it; a lower one's was meant for other tasks.
+        named: Whether the layer that is merged sets it; a lower one's was meant for other tasks.
 
     Raises:
-        ValueError: It would be given up, and the layer says so itself.
+        ValueError: The layer itself sets a rule that drops the call.
     """
     if rule.action is ConflictAction.RETRY:
         if named and rule.max_wait not in (None, DEFAULT_MAX_WAIT):

@@ -1,14 +1,15 @@
-"""From ``app.conf`` to a frozen, validated Settings.
+"""The settings of one app, read from ``app.conf`` and validated.
 
-Every name is read with ``conf.get(name, default)``: that finds a Django namespace's spelling too
-(``CELERY_SINGLETON_LOCK_TTL``), and unlike ``app.add_defaults`` never overrides the user's values.
+Every name is read with ``conf.get(name, default)``, which also finds the spelling of a Django
+namespace (``CELERY_SINGLETON_LOCK_TTL``) and, unlike ``app.add_defaults``, never overrides the
+user's values.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -26,18 +27,8 @@ __all__ = ["Settings", "has_broker_in_memory", "read_settings"]
 logger = logging.getLogger("celery_singleton_lock")
 
 _PREFIX: Final = "singleton_lock_"
-_NAMES: Final = APP_OPTIONS | {
-    "url",
-    "prefix",
-    "fence_base",
-    "allow_eviction",
-    "beat_name",
-    "beat_ttl",
-    "beat_poll",
-    "wait_replicas",
-}
-# A setting of the celery-singleton package, the only one with our prefix. Projects that migrate
-# from that package, or use both for a while, still have it.
+# The only setting of the celery-singleton package that has our prefix. Projects that migrate from
+# that package, or use both for a while, still have it.
 _CELERY_SINGLETONS: Final = "singleton_lock_expiry"
 # kombu's defaults for transports that deliver a message again if it is not acknowledged in time:
 # seconds, by the first part of the broker URL's scheme. Redis: Channel.visibility_timeout; the
@@ -47,14 +38,11 @@ _VISIBILITY_TIMEOUTS: Final = {
     **dict.fromkeys(("sqs", "slmq", "pgmq"), 1800.0),
     "azureservicebus": 60.0,
 }
-# A twin can come an hour late on any broker: an unacknowledged message waits for a connection that
-# the broker believes alive.
+# Seconds. A twin may arrive an hour late with any broker: an unacknowledged message stays with a
+# connection that the broker believes to be alive.
 _MIN_MARKER_TTL: Final = 3600.0
 _MISSING: Final = object()
-# Long enough for a leader whose host stalls for seconds, short enough for what is due meanwhile.
-_BEAT_TTL: Final = 15.0
-_BEAT_POLL: Final = 1.0
-# A standby's try is one script that changes nothing; more than 20 a second help nobody.
+# Seconds. A standby's try is one script that changes nothing; more than 20 a second have no use.
 _MIN_BEAT_POLL: Final = 0.05
 _MAX_BEAT_NAME_CHARS: Final = 100
 
@@ -64,22 +52,23 @@ class Settings:
     """One app's options.
 
     Attributes:
-        url: Of the store; empty if the app names none, which is well for an eager one.
-        url_source: The setting it was taken from.
+        url: Of the store; empty if the app names none, which is valid for an eager app.
+        url_source: The setting that has the URL.
         connection_options: For the store's client (TLS, Sentinel).
         prefix: First part of every key; apps with the same prefix share locks.
         policy: Defaults of this app's tasks.
         fence_base: Fences are above it.
         allow_eviction: Whether a server that may evict leases is accepted.
         wait_replicas: How many replicas must have a grant before it counts.
-        beat_name: Which beats elect one leader: those of the same name.
-        beat_ttl: Seconds that a dead leader blocks the others.
+        beat_name: Beats of the same name elect one leader.
+        beat_ttl: Seconds for which a dead leader blocks the others: long enough for a leader whose
+            host stalls for seconds, short enough for entries that are due meanwhile.
         beat_poll: Seconds between two tries of a standby.
         visibility_timeout: Seconds after which the broker delivers an unacknowledged message
             again; None for brokers that wait for the connection to end.
     """
 
-    # Not in the repr: reporters of errors show local variables, and here are passwords.
+    # Not in the repr: error reporters show local variables, and these contain passwords.
     url: str = field(repr=False)
     url_source: str
     connection_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -89,8 +78,8 @@ class Settings:
     allow_eviction: bool = False
     wait_replicas: int = 0
     beat_name: str = "celery"
-    beat_ttl: float = _BEAT_TTL
-    beat_poll: float = _BEAT_POLL
+    beat_ttl: float = 15.0
+    beat_poll: float = 1.0
     visibility_timeout: float | None = None
 
     @property
@@ -100,15 +89,15 @@ class Settings:
 
     @property
     def marker_ttl(self) -> float:
-        """Seconds that a late twin is recognised."""
+        """Seconds for which a late twin is recognized."""
         return max(self.visibility_timeout or 0.0, _MIN_MARKER_TTL)
 
     @property
     def longest_countdown(self) -> float | None:
-        """Seconds a put-back message may wait at a time.
+        """Longest countdown of a put-back message, in seconds; None if it is not bounded.
 
-        Longer, and the broker would deliver it again while a worker still waits for its time: then
-        every copy multiplies (1 message became 1060 deliveries in 40 s).
+        With a longer one the broker would deliver the message again while a worker still waits for
+        its eta, and every copy would multiply (1 message became 1060 deliveries in 40 s).
         """
         return None if self.visibility_timeout is None else self.visibility_timeout / 3
 
@@ -137,7 +126,7 @@ def read_settings(app: Celery) -> Settings:
     url, source = _choose_url(conf, given.get("url"))
     tls_options = _tls_options(conf, source)
     if tls_options:
-        # As Celery and kombu do: with such options they speak TLS, whatever the scheme says.
+        # As Celery and kombu do: with such options they use TLS with any scheme.
         url = with_tls(url)
     return Settings(
         url=url,
@@ -147,21 +136,15 @@ def read_settings(app: Celery) -> Settings:
             **_login_options(conf, url, source),
             **_sentinel_options(conf, url, source),
         },
-        prefix=_check_prefix(given.get("prefix", "celery")),
         policy=policy,
-        fence_base=_check_fence_base(given.get("fence_base", 0)),
-        allow_eviction=_check_flag("allow_eviction", given.get("allow_eviction", False)),
-        wait_replicas=_check_replicas(given.get("wait_replicas", 0)),
-        beat_name=_check_beat_name(given.get("beat_name", app.main or "celery")),
-        beat_ttl=_check_beat_ttl(given.get("beat_ttl", _BEAT_TTL)),
-        beat_poll=_check_beat_poll(given.get("beat_poll", _BEAT_POLL)),
         visibility_timeout=_visibility_timeout(conf),
+        **{"beat_name": app.main or "celery", **_own_settings(given)},
     )
 
 
 def _refuse_unknown(conf: Any) -> None:
-    """Refuse a name that is ours but unknown, or that Celery wouldn't find under our spelling."""
-    names = list(conf)  # Celery loads its configuration now, and knows the namespace then
+    """Refuse names with our prefix that are unknown, or in a spelling that Celery does not read."""
+    names = list(conf)  # loads the configuration; the namespace is known afterwards
     namespace = namespace_of(conf)
     ours = re.compile(rf"(?:{re.escape(namespace)})?{_PREFIX}(\w+)", re.IGNORECASE)
     for key in names:
@@ -189,18 +172,18 @@ def _refuse_unknown(conf: Any) -> None:
 
 @cache
 def _warn_once(text: str) -> None:
-    """Log ``text``; not again in this process, nor in those that it forks."""
+    """Log ``text`` once in this process and its forks."""
     logger.warning("singleton: %s", text)
 
 
 def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
     if given is not None:
         if not isinstance(given, str) or "://" not in given:
-            # Not shown: a password may be in it.
+            # The value is not shown, because it may contain a password.
             raise SettingsError(
                 "singleton_lock_url is no URL: give one such as redis://localhost:6379/0"
             )
-        # One of several nodes is read by its store, which says what is wrong with which of them.
+        # The URLs of several nodes are checked by their store, which names the wrong one.
         url = given if names_nodes(given) else _readable(given, "singleton_lock_url")
         return url, "singleton_lock_url"
     for setting in ("result_backend", "broker_url"):
@@ -208,7 +191,7 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
         candidates = value.split(";") if isinstance(value, str) else value or ()
         urls = [url for url in candidates if isinstance(url, str) and is_store_url(url)]
         if urls and is_sentinel_url(urls[0]):
-            # Not several stores to choose from, but several who know where the one is.
+            # Several sentinels of one store, not several stores.
             urls = [";".join(url for url in urls if is_sentinel_url(url))]
         if len(urls) > 1:
             _warn_once(
@@ -218,7 +201,7 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
             )
         if urls:
             return _readable(urls[0], setting), setting
-    # As in tests: no other process gets a message, so no other process needs the locks.
+    # As in tests: with a broker in memory no other process gets a message, or needs the locks.
     return ("memory://", "broker_url") if has_broker_in_memory(conf) else ("", "nowhere")
 
 
@@ -248,7 +231,7 @@ def _tls_options(conf: Any, source: str) -> dict[str, Any]:
 
 
 def _login_options(conf: Any, url: str, source: str) -> dict[str, Any]:
-    """The login that Celery's settings name beside the result backend's URL."""
+    """The login in Celery's settings for the result backend, if its URL has none."""
     if source != "result_backend":
         return {}
     if provider := conf.get("redis_backend_credential_provider"):
@@ -260,14 +243,14 @@ def _login_options(conf: Any, url: str, source: str) -> dict[str, Any]:
 
 
 def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
-    """Which master, and the login of the sentinels: kombu's options of the setting of the URL."""
+    """The master's name and the sentinels' login, from the transport options beside the URL."""
     if not is_sentinel_url(url):
         return {}
     of_source = {
         "result_backend": "result_backend_transport_options",
         "broker_url": "broker_transport_options",
     }
-    # Our own URL may name the same sentinels, and leave the rest to these.
+    # singleton_lock_url may name the same sentinels without these options.
     for name in [of_source[source]] if source in of_source else of_source.values():
         options = conf.get(name) or {}
         found = {key: options[key] for key in ("master_name", "sentinel_kwargs") if key in options}
@@ -276,66 +259,64 @@ def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
     return {}
 
 
-def _check_prefix(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[\w.@/-]{1,64}", value):
-        raise SettingsError(
-            f"singleton_lock_prefix={value!r}: give 1 to 64 letters, digits or _ . @ / -"
-        )
-    return value
+def _own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are no option of a task, validated."""
+    found: dict[str, Any] = {}
+    for name, (is_valid, advice) in _RULES.items():
+        if name in given:
+            found[name] = given[name]
+            if not is_valid(given[name]):
+                raise SettingsError(f"{_PREFIX}{name}={given[name]!r}: {advice}")
+    for name, (least, reason) in _DURATIONS.items():
+        if name in given:
+            found[name] = _seconds(_PREFIX + name, given[name])
+            if found[name] < least:
+                raise SettingsError(
+                    f"{_PREFIX}{name}={given[name]!r}: at least {least} seconds{reason}"
+                )
+    return found
 
 
-def _check_fence_base(value: Any) -> int:
-    # Lua's numbers are exact up to 2**53.
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**52:
-        raise SettingsError(
-            f"singleton_lock_fence_base={value!r}: give a whole number from 0 to 2**52, at least "
-            "the highest fence of the store you leave"
-        )
-    return value
+def _is_prefix(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w.@/-]{1,64}", value) is not None
 
 
-def _check_replicas(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
-        raise SettingsError(
-            f"singleton_lock_wait_replicas={value!r}: give a whole number from 0 (don't wait), and "
-            "not above the number of replicas that each master has"
-        )
-    return value
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _MAX_BEAT_NAME_CHARS
 
 
-def _check_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise SettingsError(f"{_PREFIX}{name}={value!r}: give True or False")
-    return value
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
-def _check_beat_name(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= _MAX_BEAT_NAME_CHARS:
-        raise SettingsError(
-            f"singleton_lock_beat_name={value!r}: give a name of 1 to {_MAX_BEAT_NAME_CHARS} "
-            "characters; beats of one name elect one leader"
-        )
-    return value
+def _is_below(end: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not _is_flag(value) and 0 <= value < end
 
 
-def _check_beat_ttl(value: Any) -> float:
-    name = f"{_PREFIX}beat_ttl"
-    ttl = _seconds(name, value)
-    if ttl < MIN_TTL:
-        raise SettingsError(
-            f"{name}={value!r}: at least {MIN_TTL} seconds, for the leader renews every third of it"
-        )
-    return ttl
-
-
-def _check_beat_poll(value: Any) -> float:
-    name = f"{_PREFIX}beat_poll"
-    poll = _seconds(name, value)
-    if poll < _MIN_BEAT_POLL:
-        raise SettingsError(
-            f"{name}={value!r}: at least {_MIN_BEAT_POLL} seconds between two tries of a standby"
-        )
-    return poll
+_RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "prefix": (_is_prefix, "give 1 to 64 letters, digits or _ . @ / -"),
+    "fence_base": (
+        _is_below(2**52),  # Lua's numbers are exact up to 2**53
+        "give a whole number from 0 to 2**52, at least the highest fence of the store you leave",
+    ),
+    "allow_eviction": (_is_flag, "give True or False"),
+    "wait_replicas": (
+        _is_below(101),
+        "give a whole number from 0 (don't wait), and not above the number of replicas that each "
+        "master has",
+    ),
+    "beat_name": (
+        _is_name,
+        f"give a name of 1 to {_MAX_BEAT_NAME_CHARS} characters; beats of one name elect one "
+        "leader",
+    ),
+}
+# Shortest durations in seconds.
+_DURATIONS: Final = {
+    "beat_ttl": (MIN_TTL, ", because the leader renews every third of it"),
+    "beat_poll": (_MIN_BEAT_POLL, " between two tries of a standby"),
+}
+_NAMES: Final = APP_OPTIONS | _RULES.keys() | _DURATIONS.keys() | {"url"}
 
 
 def _seconds(name: str, value: Any) -> float:
