@@ -1,4 +1,4 @@
-"""A task's arguments: its signature, its key checked against it, what a message makes of them."""
+"""A task's arguments: its signature, its key's fit, and their form after serialization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_singleton_lock.policy import Policy, merge
 __all__ = ["as_sent", "signature_of", "signature_without_self", "stable_rest", "validate"]
 
 _TEXT: Final = frozenset({str})
-# Of another sort, looking may use it up.
+# Iterating another type may exhaust it.
 _SEQUENCES: Final = frozenset({list, tuple})
 
 
@@ -43,7 +43,7 @@ def signature_of(cls: Any) -> inspect.Signature:
 
 
 def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
-    """What a caller of ``fun`` gives; a ``bound`` one gets its task before that."""
+    """The signature for callers of ``fun``; a ``bound`` one gets its task as first argument."""
     signature = inspect.signature(fun)
     if not bound:
         return signature
@@ -51,7 +51,7 @@ def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Sign
 
 
 def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]:
-    """The arguments as a worker sees them: a message makes lists of tuples, and so on.
+    """The arguments as a worker gets them: serialization turns tuples into lists, and so on.
 
     Args:
         args: Positional arguments.
@@ -68,12 +68,12 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
             content_type, encoding, data = serialization.dumps(arguments, serializer)
             sent, named = serialization.loads(data, content_type, encoding, accept={content_type})
     except (TypeError, ValueError, KombuError):
-        return args, kwargs  # publishing will say what is wrong with them
+        return args, kwargs  # publishing will raise
     return sent, named
 
 
 def _are_scalars(args: Any, kwargs: Any) -> bool:
-    """Whether JSON gives these back as they are: to ask it would be half of what a claim costs."""
+    """Whether JSON returns these unchanged; a round trip through JSON is half of a claim's cost."""
     if type(args) not in _SEQUENCES or not SCALARS.issuperset(map(type, args)):
         return False
     return not kwargs or (
@@ -84,15 +84,15 @@ def _are_scalars(args: Any, kwargs: Any) -> bool:
 
 
 def stable_rest(key_maker: KeyMaker, args: Any, kwargs: Any, serializer: str) -> str | None:
-    """What ``key_maker`` makes of a call as a worker sees it, once it is sure to do so again.
+    """The key's text for a call as a worker gets it, checked to be stable.
 
     Raises:
-        LockKeyError: Two readings of one message make two keys: a duplicate would not be known.
+        LockKeyError: Two readings of one message make two keys, so no duplicate would be found.
     """
     seen = as_sent(args, kwargs, serializer)
     rest = key_maker(*seen)
     if serializer == "json" and not callable(key_maker.spec):
-        return rest  # plain data, and templates and digests of such are functions of it
+        return rest  # templates and digests of plain data are stable
     seen_again = as_sent(args, kwargs, serializer)
     again = key_maker(*seen_again)
     if again == rest:

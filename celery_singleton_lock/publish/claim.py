@@ -1,10 +1,10 @@
-"""The claim that a message carries, and what becomes of it at each step: pure decisions.
+"""The claim of a message and its transitions, as pure functions.
 
 A claim stands for one published message (``unique``): equal calls find it and are not published.
-Its name and its terms travel in the message's header, for the worker that settles it may have other
-code, or other settings, than the publisher.
+Its key and terms are in the message's header, because the worker that settles it may have other
+code or settings than the publisher.
 
-States, as the store holds them::
+States in the store::
 
     admit -> queued --acquire, until_done--> running --retry--> retrying --acquire--> running
                |  ^                             |  +--put back, requeued--> queued
@@ -27,21 +27,21 @@ from celery_singleton_lock.policy import Unique, seconds
 
 __all__ = ["CARRIED", "CONTINUED", "Carried", "Claim"]
 
-#: Where a running request keeps what it carries.
+#: Attribute of a running request: its :class:`Carried` claim.
 CARRIED: Final = "singleton_claim"
-#: Where it keeps the claim's key of the message that goes on with its work (retry, replace).
+#: Attribute of a running request: the claim's key of the message that continues it.
 CONTINUED: Final = "singleton_continued"
 
 
 @dataclass(slots=True, kw_only=True)
 class Claim:
-    """Name and terms of a claim. Not changed once it is made.
+    """Key and terms of a claim; never changed.
 
     Attributes:
-        key: Its key in the store.
-        unique: When it ends by itself.
-        unique_for: Seconds after which it ends in any case, unless its task is running.
-        duplicate: Whether the message was published although another has the claim.
+        key: In the store.
+        unique: How long it blocks equal calls.
+        unique_for: Seconds after which it expires, unless its task is running.
+        duplicate: Whether the message was published although another one has the claim.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Claim:
     duplicate: bool = False
 
     def to_header(self) -> dict[str, Any]:
-        """The form that travels in a message; :meth:`from_header` reads it."""
+        """The form in a message's header; :meth:`from_header` reads it."""
         return {
             "key": self.key,
             "unique": str(self.unique),
@@ -60,9 +60,9 @@ class Claim:
 
     @classmethod
     def from_header(cls, value: Any, keyspace: Keyspace) -> Claim | None:
-        """None for what :meth:`to_header` didn't write, and for keys outside of ``keyspace``."""
+        """None for what :meth:`to_header` did not write, and for keys outside of ``keyspace``."""
         if value is None:
-            return None  # as most say; an ABC is slow to ask
+            return None  # most messages; isinstance() with an ABC is slow
         if not isinstance(value, Mapping) or not keyspace.is_claim(value.get("key")):
             return None
         try:
@@ -77,15 +77,15 @@ class Claim:
 
     @property
     def yields(self) -> bool:
-        """Whether its message gives way to the one that has the claim, when it runs.
+        """Whether its message, when it runs, gives way to the one that has the claim.
 
-        Until that one is done there is nothing to do for this one. One that claims ``until_start``
-        was published to have a run after it, and its own is as good as another's.
+        Until that one is done, this one has nothing to do. A message with ``until_start`` was
+        published to get a run after it, and its own run serves.
         """
         return self.duplicate and self.unique is Unique.UNTIL_DONE
 
     def admitted_for(self, delay: float, expires_in: float | None) -> float:
-        """Seconds that the claim of a message stays that is published now.
+        """Seconds until the claim of a message that is published now expires.
 
         Args:
             delay: Seconds until the message may run.
@@ -95,18 +95,14 @@ class Claim:
         return bound if expires_in is None else min(bound, max(expires_in, 0.0))
 
     def granted(self, ttl: float) -> ClaimChange:
-        """Its task starts, under a lease of ``ttl`` seconds that prolongs both."""
+        """Its task starts, under a lease of ``ttl`` seconds; each renewal prolongs both."""
         if self.unique is Unique.UNTIL_START:
             return self.freed()
         return ClaimChange(key=self.key, phase=Phase.RUNNING, ttl=ttl)
 
     def queued(self, delay: float = 0.0) -> ClaimChange:
         """Its message is in the queue again, to run in ``delay`` seconds at the earliest."""
-        return ClaimChange(
-            key=self.key,
-            phase=Phase.QUEUED,
-            ttl=self.unique_for + delay,
-        )
+        return ClaimChange(key=self.key, phase=Phase.QUEUED, ttl=self.unique_for + delay)
 
     def freed(self) -> ClaimChange:
         """Its message has ended."""
@@ -121,12 +117,12 @@ class Claim:
         retry_in: float | None,
         replaced: bool,
     ) -> ClaimChange:
-        """What becomes of it when its task has ended as Celery says.
+        """The change when its task has ended.
 
         Args:
-            state: Celery's state; None when SystemExit or the like left the body.
+            state: Celery's state; None after SystemExit or the like.
             retval: The task's result, or the exception that ended it.
-            comes_back: Whether an unacknowledged message is delivered again.
+            comes_back: Whether the broker delivers an unacknowledged message again.
             retry_in: Seconds until the next attempt on the same key; None if there is none.
             replaced: Whether ``self.replace()`` published a successor with the same claim.
         """
@@ -142,7 +138,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The claim of a running task, and what it stands for."""
+    """The claim of a running task, with the task and lock key for which it was made."""
 
     task: str
     lock_key: str

@@ -1,7 +1,7 @@
-"""One arrival of a message at a body: its token, and what its earlier arrivals left in the header.
+"""Our message header: written by the publisher, read as a ``Delivery`` by the worker.
 
-The header is ours but travels through brokers and foreign publishers: whatever in it is not what we
-write is ignored, never trusted and never fatal.
+The header passes through brokers and foreign publishers. Values that we do not write are ignored:
+never trusted, never fatal.
 """
 
 from __future__ import annotations
@@ -31,53 +31,51 @@ __all__ = [
     "is_unnamed",
 ]
 
-#: Message header with everything of ours: an object.
+#: Our message header, an object.
 HEADER: Final = "singleton_lock"
-#: Message header of the runs that a beat of ours sends: when its run was due, in ISO 8601 and UTC.
-#: The task reads it as ``self.request.singleton_tick``.
+#: Message header of runs sent by our beat: when the run was due, in ISO 8601 and UTC; the task's
+#: ``self.request.singleton_tick``.
 TICK_HEADER: Final = "singleton_tick"
-#: Key of the request in which the worker parent puts the nonce of a delivery.
+#: Key of the request: the nonce of the delivery, from the worker's parent.
 NONCE_KEY: Final = "singleton_nonce"
-#: Key of the request in which it puts the name of the serializer that the message came with.
+#: Key of the request: name of the message's serializer, from the worker's parent.
 SERIALIZER_KEY: Final = "singleton_serializer"
-#: Key of the request that it sets if the message came without a name of its call, and got one that
-#: is made of its queue's.
+#: Key of the request: set by the worker's parent if the message did not name its call, and was
+#: named after its queue.
 UNNAMED_KEY: Final = "singleton_unnamed"
-#: Key of the request in which it puts the name of the queue that the message came from, if the
-#: message does not name it.
+#: Key of the request: queue of a message that was sent to an exchange, from the worker's parent.
 QUEUE_KEY: Final = "singleton_queue"
-# Attribute of a running request: how many messages it has published, by task id.
+# Attribute of a running request: numbers of messages that it has published, by task id.
 _PUBLISHED: Final = "singleton_published"
 
 # kombu's names of the brokers whose ``redelivered`` flag reaches the task. Its other virtual
 # transports restore a message without it.
 _MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
 
-# No message is put back more often than this in a lifetime; a larger number was not written by us.
+# No message is put back more often than this; a larger number was not written by us.
 _COUNTS: Final = range(10**9)
 _MAX_NAME: Final = 32
-# The year 5138: no clock is there yet, and a float counts the milliseconds until then.
+# Seconds since the epoch: the year 5138, until which a float resolves milliseconds.
 _MAX_MOMENT: Final = 1e11
-# What a header may be. In this order: of a dict no ABC is asked, which costs as much as all else
-# about a header.
+# Types of a header. dict comes first: isinstance() with an ABC costs as much as reading a header.
 _MAPPINGS: Final = (dict, Mapping)
 
 
 @dataclass(slots=True, kw_only=True)
 class Delivery:
-    """What is known of a message when its body is about to run. Not changed once it is made.
+    """A message whose body is about to run; never changed.
 
     Attributes:
-        token: Names this delivery of this attempt.
-        started: Whether work of this task may have begun: then it is never skipped.
-        sequence: How often this attempt was put back; only the newest copy counts.
-        tries: Conflicts in a row, for the backoff.
-        since: Seconds since the epoch of the first of them; None before.
-        losses: How often this task was put back after a lost lease.
+        token: Identifies this delivery of this attempt.
+        started: Whether the task may have begun; then it is never skipped.
+        sequence: Number of put-backs of this attempt; only the newest copy counts.
+        tries: Number of conflicts in a row, for the backoff.
+        since: When the first of them was, in seconds since the epoch; None if there was none.
+        losses: Number of put-backs of this task after a lost lease.
         options: The policy's options that the call set.
-        claim: What the header says of its claim; unread.
-        requeued: By how much the token's nesting exceeds Celery's: a message that a task published
-            under its own id is its next attempt, and Celery does not count it.
+        claim: The header's claim, not validated.
+        requeued: Difference between the token's nesting and Celery's: a message that a task
+            published under its own id is its next attempt, and Celery does not count it.
     """
 
     token: Token
@@ -105,16 +103,16 @@ class Delivery:
             task_id,
             nesting,
             retries,
-            # Minted by the worker parent; eager runs have none.
+            # From the worker's parent; eager runs have none.
             nonce if isinstance(nonce, str) and nonce.isalnum() else mint_nonce(),
             call_of(header),
         )
         info = request.delivery_info or {}
-        # A replaced task or a retry continues work that began.
+        # A replaced task or a retry continues work that has begun.
         started = bool(info.get("redelivered") or nesting or retries)
         options, claim = _options(header.get("options")), header.get("claim")
         if header.get("attempt") != f"{nesting}.{retries}":
-            # Written for an earlier attempt: only what the call said lives on.
+            # Written for an earlier attempt: only what the call set remains valid.
             return cls(
                 token=token, started=started, options=options, claim=claim, requeued=requeued
             )
@@ -131,7 +129,7 @@ class Delivery:
         )
 
     def named(self) -> Delivery:
-        """This delivery under a call name that no other message has.
+        """This delivery with a unique call name.
 
         It counts as started, because a task with its id has run or is running.
         """
@@ -139,15 +137,15 @@ class Delivery:
         return replace(self, token=token, started=True)
 
     def copied(self) -> Delivery:
-        """What the next copy of this message says of itself: that it is newer.
+        """The next copy of this message, which is newer.
 
-        The highest number that :meth:`of` believes stays what it is: beyond it, a copy would be
-        read as the oldest, and dropped for this one.
+        The highest number that :meth:`of` accepts is not exceeded: a larger one would be read as
+        that of the oldest copy, and the copy would be dropped.
         """
         return replace(self, sequence=min(self.sequence + 1, _COUNTS[-1]))
 
     def header(self) -> dict[str, Any]:
-        """What travels with the next copy; :meth:`of` reads it."""
+        """The header of the next copy; :meth:`of` reads it."""
         return {
             "id": self.token.task_id,
             "call": self.token.call,
@@ -163,21 +161,21 @@ class Delivery:
         }
 
     def call_header(self) -> dict[str, Any]:
-        """What travels with the next attempt of the same call."""
+        """The header of the next attempt of the same call."""
         header = self.header()
         kept = {name: header[name] for name in ("options", "claim", "requeued") if header[name]}
         return {"id": header["id"], "call": header["call"], **kept}
 
 
 def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
-    """Our header among those of a message, if it was written for ``task_id``; else empty.
+    """Our header in a message, if it was written for ``task_id``; else empty.
 
     Agents, receivers and base classes write ``headers["headers"]``, which then replaces all other
-    headers in Celery's request. So both levels are searched for our header.
+    headers in Celery's request. So our header is looked up at both levels.
 
     Args:
         message: Its headers, or the attributes of its request, by name.
-        task_id: The message's own. Users copy the headers of one message to another.
+        task_id: The message's. Users copy the headers of one message to another.
     """
     header = message.get(HEADER)
     if isinstance(header, _MAPPINGS) and header.get("id", task_id) == task_id:
@@ -190,11 +188,11 @@ def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
 
 
 def is_unnamed(request: Any, driver: str) -> bool:
-    """Whether ``request`` is of the first delivery of a message without our header.
+    """Whether ``request`` is the first delivery of a message without our header.
 
-    If it is, the store's records of its task id belong to another message: copies that we make have
-    our header, and redeliveries are marked by the broker. Not by every broker: SQS and Google
-    Pub/Sub deliver a message again, once its visibility timeout is over, as they did at first.
+    If so, the store's records of its task id belong to another message: our copies have our header,
+    and the broker marks redeliveries. Not every broker does: SQS and Google Pub/Sub redeliver a
+    message after its visibility timeout without a mark.
 
     Args:
         request: Of the running task.
@@ -209,7 +207,7 @@ def is_unnamed(request: Any, driver: str) -> bool:
 
 
 def mint_nonce() -> str:
-    """A name for one delivery that no other has."""
+    """A unique name for one delivery."""
     return os.urandom(8).hex()
 
 
@@ -245,8 +243,8 @@ def call_header(
 def count_published(running: Any, task_id: str) -> None:
     """Note that the ``running`` task has sent a message under ``task_id``.
 
-    Called once the broker has the message: a body that sends again, because sending failed, makes
-    no other call. Its lease and its claim are kept for the name of the first.
+    Called after the broker has accepted the message: a body that retries a failed send makes no
+    second call, and keeps lease and claim under the name of the first.
     """
     published = running.request.__dict__.setdefault(_PUBLISHED, {})
     published[task_id] = published.get(task_id, 0) + 1
@@ -263,14 +261,13 @@ def _within(
     header: dict[str, Any] = {"id": task_id}
     if before or task_id != token.task_id:
         # Named after the attempt: if the attempt runs again (its worker was killed before it
-        # acknowledged the message), a chain link that it publishes again, under the same id, is
-        # the same call. Several messages under one id are several calls.
-        header["call"] = _name_of_call(f"{token.attempt}|{before}" if before else token.attempt)
+        # acknowledged the message), a chain link that it publishes again under the same id is the
+        # same call. Several messages under one id are several calls.
+        header["call"] = _digest(f"{token.attempt}|{before}" if before else token.attempt)
     else:
-        # A message under the task's own id continues its work as its next attempt: it waits until
-        # this attempt has ended, and this attempt's marker does not apply to it. Celery counts
-        # retries and replacements. All others, as self.apply_async(task_id=self.request.id), are
-        # counted in the header.
+        # A message under the task's own id is its next attempt: it waits until this attempt has
+        # ended, and this attempt's marker does not apply to it. Celery counts retries and
+        # replacements; the header counts others, such as self.apply_async(task_id=self.request.id).
         nesting = _count(message.get("replaced_task_nesting"))
         retries = _count(message.get("retries"))
         requeued = delivery.requeued
@@ -285,16 +282,8 @@ def _within(
     return header
 
 
-def _name_of_call(attempt: str) -> str:
-    """The name of all calls that one attempt of a task publishes; their ids tell them apart."""
-    return _digest(attempt)
-
-
 def call_in_queue(call: str, queue: str) -> str:
-    """The name of the call that one message makes in one of several queues.
-
-    The same for a retry of that call.
-    """
+    """The name of the call that one message makes in one of several queues; a retry keeps it."""
     ending = _digest(queue)
     return call if call.endswith(ending) else _digest(call) + ending
 
@@ -304,7 +293,7 @@ def _digest(text: str) -> str:
 
 
 def call_of(header: Any) -> str:
-    """The name of a call, empty if ``header`` has none."""
+    """The name of the call in ``header``; empty if there is none."""
     call = header.get("call") if isinstance(header, _MAPPINGS) else None
     return call if isinstance(call, str) and call.isalnum() and len(call) <= _MAX_NAME else ""
 
@@ -335,6 +324,6 @@ def _count(value: Any) -> int:
 
 
 def _moment(value: Any) -> float | None:
-    """Seconds since the epoch; NaN would end a wait at once, infinity never."""
+    """Seconds since the epoch. With NaN a wait would end at once, with infinity never."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < _MAX_MOMENT else None

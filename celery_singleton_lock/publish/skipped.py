@@ -1,4 +1,4 @@
-"""The value a skipped call returns: plain data, so that every serialiser carries it."""
+"""The value of a skipped call: plain data, which every serializer can write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SKIPPED: Final = "skipped"
 
 
 def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
-    """What a call of ``task`` returns that was skipped because ``holder`` has ``key``."""
+    """The value of a call of ``task`` that was skipped because ``holder`` has ``key``."""
     return {
         _MARK: _SKIPPED,
         "task": task,
@@ -33,7 +33,7 @@ def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
 
 
 class SkippedResult(_EagerResult):
-    """What a call returns that was not published (``on_duplicate="skip"``): ready, and falsy.
+    """The result of a call that was not published (``on_duplicate="skip"``): ready, and falsy.
 
     Args:
         task_id: The id that the message would have had.
@@ -49,15 +49,15 @@ class SkippedResult(_EagerResult):
         return False
 
     def __reduce_args__(self) -> tuple[Any, ...]:
-        return self._arguments  # copies and pickles are made of them
+        return self._arguments  # for copies and pickles
 
 
 def is_skipped(result: Any) -> bool:
     """Whether a call was skipped because another one held its key.
 
     Args:
-        result: What ``.get()`` returned, or an AsyncResult or EagerResult (read without waiting: a
-            call that hasn't ended was not skipped yet).
+        result: The value of ``.get()``, or an AsyncResult or EagerResult, which is read without
+            waiting: a call that has not ended counts as not skipped.
     """
     if isinstance(result, ResultBase):
         result = result.result if result.ready() else None  # type: ignore[attr-defined]

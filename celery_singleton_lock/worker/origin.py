@@ -1,7 +1,7 @@
-"""The queue that a message came from, by the app's own configuration.
+"""The queue that a message came from, found in the app's configuration.
 
-A message carries the exchange and routing key that it was published with, but not its queue. So the
-queue is looked up by these among the queues that this worker consumes.
+A message has the exchange and routing key with which it was published, but not its queue. So the
+queue is looked up by these two among the queues that this worker consumes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class Origin:
 
 
 def find_origin(app: Celery, exchange: str, routing_key: str) -> Origin | None:
-    """The queue of a message that was delivered to this worker; None: the configuration has none.
+    """The queue of a message that this worker received; None if the configuration has none.
 
     Args:
         app: The worker's.
-        exchange: Not the default exchange, where the routing key is the name of the queue.
+        exchange: Not the default exchange, whose routing keys are names of queues.
         routing_key: As it arrived.
     """
     queues = app.amqp.queues
     reached = {queue.name: queue for queue in _reached(queues.values(), exchange, routing_key)}
-    # By queue name: before Celery 5.7 the keys are those given to -Q, a Broadcast's alias.
+    # By queue name: before Celery 5.7 the keys are those given to -Q, such as a Broadcast's alias.
     consumed = [queue.name for queue in queues.consume_from.values()]
     if len(consumed) > 1:
         consumed = [name for name in consumed if name in reached]
     if not consumed:
         return None
     name = consumed[0]
-    # If this worker consumes two such queues, each has a copy, and they can't be told apart.
+    # If this worker consumes two such queues, each has a copy, and the copies look the same.
     is_shared = len(consumed) == 1 and (
         len(reached) > 1 or (name in reached and reached[name].exchange.type == "fanout")
     )
