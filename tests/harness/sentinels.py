@@ -196,7 +196,7 @@ def cut_replication(master: PrivateServer, replicas: Sequence[PrivateServer]) ->
         with client_of(replica) as client:
             client.config_set("masterauth", "there is no such login")
     with client_of(master) as client:
-        client.client_kill_filter(_type="replica")
+        client.execute_command("CLIENT KILL TYPE replica")
     for replica in replicas:
         wait_until(partial(_link_is, "down", replica), "the stream is cut")
 
@@ -217,7 +217,7 @@ def partition(master: PrivateServer) -> None:
     """
     with client_of(master) as client:
         client.execute_command("ACL", "SETUSER", "default", "off")
-        client.client_kill_filter(_type="replica")
+        client.execute_command("CLIENT KILL TYPE replica")
         client.client_kill_filter(user="default", skipme=True)
 
 

@@ -415,6 +415,7 @@ class Connection:
 
     def close(self) -> None:
         """Close it. A pending release is lost."""
+        self.pool = None
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.lose()

@@ -107,6 +107,7 @@ class _Place:
                     self._places.deny(found[0])
                     self._hang_up()
                     return None
+                self._connection.close()  # it may lead to a replica that was the master
                 break
             now = self._clock.now()
             left = until - now
