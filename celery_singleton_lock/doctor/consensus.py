@@ -85,7 +85,7 @@ def visit_etcd(context: Context) -> list[Server]:
 
 def _call(context: Context, member: Server, path: str, **body: Any) -> dict[str, Any]:
     deadline = context.clock.now() + _TIMEOUT
-    reply: dict[str, Any] = member.link.call(path, body, deadline, repeatable=True)
+    reply: dict[str, Any] = member.link.request(path, body, deadline, repeatable=True)
     return reply
 
 

@@ -52,7 +52,7 @@ class MemoryStore(TransitionStore):
             reply = transition.decide(draft)
             return reply, self._write(draft.changes, now) if draft.changes else 0
 
-    def scan(self, pattern: str) -> Iterator[Record]:
+    def scan(self, pattern: str, /) -> Iterator[Record]:
         with self._guard:
             keys = sorted(self._entries)
         records = (self.inspect(key) for key in keys if fnmatch.fnmatchcase(key, pattern))

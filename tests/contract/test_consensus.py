@@ -362,13 +362,13 @@ def test_round_trips_to_etcd(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch)
         key, token = new_key(), new_token()
         ask(store, new_key(), new_token())  # the etcd lease is there
         calls: list[str] = []
-        call = store._gateway.call
+        call = store._gateway.request
 
         def counted(path: str, *args: Any, **kwargs: Any) -> Any:
             calls.append(path)
             return call(path, *args, **kwargs)
 
-        monkeypatch.setattr(store._gateway, "call", counted)
+        monkeypatch.setattr(store._gateway, "request", counted)
         ask(store, key, token)
         assert calls == ["kv/txn"]
         ask(store, key, new_token())  # refused
@@ -391,7 +391,7 @@ def test_of_two_acquires_without_an_answer_neither_is_kept_for_ever_in_etcd(
     with closing(EtcdStore(etcd.url("unknown"))) as store:
         key, neighbour, neighbours = new_key(), new_key(), new_token()
         ask(store, neighbour, neighbours, ttl=3.0)
-        call, carried_out = store._gateway.call, [True, False]
+        call, carried_out = store._gateway.request, [True, False]
 
         def unanswered(path: str, *args: Any, **kwargs: Any) -> Any:
             if path != "kv/txn" or carried_out.pop(0):
@@ -401,7 +401,7 @@ def test_of_two_acquires_without_an_answer_neither_is_kept_for_ever_in_etcd(
             return reply
 
         with monkeypatch.context() as patched:
-            patched.setattr(store._gateway, "call", unanswered)
+            patched.setattr(store._gateway, "request", unanswered)
             for _ in range(2):
                 with pytest.raises(StoreUnavailable):
                     ask(store, key, new_token(), ttl=3.0)
@@ -419,7 +419,7 @@ def test_what_nobody_renews_ends_in_etcd_though_new_keys_are_bound_elsewhere(
         ask(store, new_key(), new_token(), ttl=30.0)
         gone = {"ID": store._leases._renewed[30].id}
         deadline = SystemClock().now() + TIMEOUT
-        store._gateway.call("lease/revoke", gone, deadline, repeatable=True)
+        store._gateway.request("lease/revoke", gone, deadline, repeatable=True)
         assert isinstance(ask(store, new_key(), new_token(), ttl=30.0), Granted)
         ends_beside(store, key, lease_of(neighbour, neighbours, 3.0))
 

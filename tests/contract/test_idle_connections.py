@@ -198,6 +198,6 @@ def test_a_connection_to_etcd_that_was_idle_for_long_is_not_used(
         with closing(Gateway(url, clock)) as gateway:
             for _ in range(2):
                 body = {"key": "a2V5"}
-                gateway.call("kv/range", body, clock.now() + TIMEOUT, repeatable=False)
+                gateway.request("kv/range", body, clock.now() + TIMEOUT, repeatable=False)
                 nat.forget_connections()
                 clock.ahead += MAX_IDLE + 1

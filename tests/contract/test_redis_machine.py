@@ -1,7 +1,7 @@
 """The Redis store lives as the store in memory does, also while time passes: step by step alike.
 
-test_rules.py compares what stands still. Here the keys of a real server grow old: what each has
-left is cut by as much as the clock of the memory store goes on.
+test_transitions.py compares what stands still. Here the keys of a real server grow old: what each
+has left is cut by as much as the clock of the memory store goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.clock import ManualClock
 from example_project.private_server import PrivateServer
-from tests.contract.test_rules import TOKENS, operations, outcome, state
+from tests.contract.test_transitions import TOKENS, operations, outcome, state
 
 
 def grow_old(client: redis.Redis, seconds: float) -> None:

@@ -129,7 +129,7 @@ inline free_key() {
   key_nonce = 0
 }
 
-/* What the store makes of an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/rules.py _relation] [stores/transitions/rules.py _refusal_by_marker] */
+/* What the store makes of an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/operations.py _relation] [stores/transitions/operations.py _refusal_by_marker] */
 inline relate() {
   if
 #ifndef NO_MARKER
@@ -166,7 +166,7 @@ inline grant() {
 }
 
 /* Give back, to become `next` of the next attempt or nothing, and write `mark`; met says what was
- * found. [stores/redis/lua/release.lua] [stores/transitions/rules.py _release] */
+ * found. [stores/redis/lua/release.lua] [stores/transitions/operations.py _release] */
 inline release(next, mark) {
   if
   :: MINE ->
@@ -444,7 +444,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* And the attempt is marked. [task/run.py TaskRun._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/rules.py mark] */
+  /* And the attempt is marked. [task/run.py TaskRun._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/operations.py mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
       MY_MARKER.sequence = 0; /* it counts no more */
@@ -491,7 +491,7 @@ end:
       sort() }
 #endif
 
-  /* Say that older copies count no more. [task/put_back.py put_back] [stores/redis/lua/mark.lua] [stores/transitions/rules.py mark] */
+  /* Say that older copies count no more. [task/put_back.py put_back] [stores/redis/lua/mark.lua] [stores/transitions/operations.py mark] */
   :: d_step { child[me].at == PUBLISHED ->
       MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
       if

@@ -64,7 +64,7 @@ class Gateway:
         self._token = ""
         self._idle: dict[tuple[int, int, int], deque[tuple[Any, float]]] = {}
 
-    def call(
+    def request(
         self, path: str, body: Mapping[str, Any], deadline: float, *, repeatable: bool
     ) -> dict[str, Any]:
         """POST ``body`` to ``path``; the reply.

@@ -52,7 +52,7 @@ class EtcdKeys:
     def read(self, keys: Iterable[str], deadline: float) -> dict[str, Seen]:
         """All keys at one moment."""
         body = {"success": self._ranges(keys)}
-        reply = self._gateway.call("kv/txn", body, deadline, repeatable=True)
+        reply = self._gateway.request("kv/txn", body, deadline, repeatable=True)
         return self._found(keys, reply, deadline)
 
     def write(
@@ -84,7 +84,7 @@ class EtcdKeys:
             if entry is None:
                 success.append({"request_delete_range": {"key": self._name(key)}})
         body = {"compare": compare, "success": success, "failure": self._ranges(view)}
-        reply = self._gateway.call("kv/txn", body, deadline, repeatable=not changes)
+        reply = self._gateway.request("kv/txn", body, deadline, repeatable=not changes)
         if reply.get("succeeded"):
             return int(reply["header"]["revision"]), {}
         return 0, self._found(view, reply, deadline)
@@ -108,7 +108,7 @@ class EtcdKeys:
         end = b64encode(first + b"\xff").decode()  # No key contains this byte.
         while True:
             body = {"key": b64encode(first).decode(), "range_end": end, "limit": _PAGE}
-            reply = self._gateway.call("kv/range", body, deadline(), repeatable=True)
+            reply = self._gateway.request("kv/range", body, deadline(), repeatable=True)
             found = reply.get("kvs", [])
             for kv in found:
                 name = b64decode(kv["key"]).decode(errors="replace")

@@ -90,7 +90,7 @@ class EtcdLeases:
     def keep_alive(self, lease_id: int, deadline: float) -> bool:
         """Prolong a lease of any process; whether it still existed."""
         sent = self._clock.now()
-        reply = self._call("lease/keepalive", {"ID": lease_id}, deadline)
+        reply = self._request("lease/keepalive", {"ID": lease_id}, deadline)
         # Once the lease has expired, etcd omits the ttl.
         ttl = float(reply.get("result", {}).get("TTL", -1))
         for seconds, lease in list(self._renewed.items()):
@@ -111,7 +111,7 @@ class EtcdLeases:
             if lease.id == lease_id:
                 return max(0.0, lease.ends_at - self._clock.now())
         try:
-            reply = self._call("lease/timetolive", {"ID": lease_id}, deadline)
+            reply = self._request("lease/timetolive", {"ID": lease_id}, deadline)
         except LeaseGone:
             return 0.0
         return max(0.0, float(reply.get("TTL", -1)))
@@ -119,8 +119,8 @@ class EtcdLeases:
     def _grant(self, seconds: int, deadline: float) -> EtcdLease:
         sent = self._clock.now()
         # Repeating it after a lost reply leaves a lease without keys, which expires.
-        reply = self._call("lease/grant", {"TTL": seconds, "ID": 0}, deadline)
+        reply = self._request("lease/grant", {"TTL": seconds, "ID": 0}, deadline)
         return EtcdLease(int(reply["ID"]), sent + float(reply["TTL"]))
 
-    def _call(self, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-        return self._gateway.call(path, body, deadline, repeatable=True)
+    def _request(self, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+        return self._gateway.request(path, body, deadline, repeatable=True)

@@ -130,7 +130,7 @@ class EtcdStore(TransitionStore):
             renews_for_others=True,
         )
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+    def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
         if self._process != os.getpid():
             self._start()
         deadline = self._clock.now() + timeout
@@ -151,13 +151,13 @@ class EtcdStore(TransitionStore):
         self._expire_overdue(deadline)
         return replies
 
-    def last_runs(self, keys: Sequence[str], *, timeout: float = 0) -> list[str | None]:
+    def last_runs(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
         deadline, found = self._clock.now() + timeout, []
         for chunk in _chunks(keys, _MAX_OPERATIONS):
             found += super().last_runs(chunk, timeout=self._left(deadline))
         return found
 
-    def scan(self, pattern: str) -> Iterator[Record]:
+    def scan(self, pattern: str, /) -> Iterator[Record]:
         literal = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
         for key, seen in self._keys.pages(literal, lambda: self._clock.now() + OPERATOR_TIMEOUT):
             record = seen.entry.record(key) if seen.entry else None

@@ -49,17 +49,17 @@ class TransitionStore(Store):
             The numbers of later writes are higher.
         """
 
-    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
-        reply, number = self.transact(operations.acquire(call), timeout)
-        if isinstance(reply, Granted) and len(call.slots) == 1:
+    def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
+        reply, number = self.transact(operations.acquire(request), timeout)
+        if isinstance(reply, Granted) and len(request.slots) == 1:
             return replace(reply, fence=number)
         return reply
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+    def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
         return self.transact(operations.renew(leases), timeout)[0]
 
-    def release(self, call: Release, *, timeout: float = 0) -> Relation:
-        return self.transact(operations.release(call), timeout)[0]
+    def release(self, request: Release, /, *, timeout: float = 0) -> Relation:
+        return self.transact(operations.release(request), timeout)[0]
 
     def mark(
         self,
@@ -74,24 +74,24 @@ class TransitionStore(Store):
     ) -> None:
         self.transact(operations.mark(key, token, state, sequence, ttl, claim), timeout)
 
-    def admit(self, call: Admit, *, timeout: float = 0) -> Record | None:
-        return self.transact(operations.admit(call), timeout)[0]
+    def admit(self, request: Admit, /, *, timeout: float = 0) -> Record | None:
+        return self.transact(operations.admit(request), timeout)[0]
 
-    def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float = 0) -> None:
+    def settle_claim(self, token: Token, change: ClaimChange, /, *, timeout: float = 0) -> None:
         self.transact(operations.settle_claim(token, change), timeout)
 
-    def authorize_tick(self, call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
-        return self.transact(operations.authorize_tick(call), timeout)[0]
+    def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float = 0) -> Authorization:
+        return self.transact(operations.authorize_tick(request), timeout)[0]
 
-    def last_runs(self, keys: Sequence[str], *, timeout: float = 0) -> list[str | None]:
+    def last_runs(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
         return self.transact(operations.last_runs(keys), timeout)[0] if keys else []
 
-    def trace(self, key: str, *, timeout: float = 0) -> Trace:
+    def trace(self, key: str, /, *, timeout: float = 0) -> Trace:
         return Trace(record=self.transact(operations.inspect(key), timeout)[0])
 
-    def inspect(self, key: str) -> Record | None:
+    def inspect(self, key: str, /) -> Record | None:
         return self.transact(operations.inspect(key), OPERATOR_TIMEOUT)[0]
 
-    def free(self, key: str, token: str | None) -> bool:
+    def free(self, key: str, token: str | None, /) -> bool:
         # The number of the next grant is higher than that of this deletion and of the freed lease.
         return self.transact(operations.free(key, token), OPERATOR_TIMEOUT)[0]

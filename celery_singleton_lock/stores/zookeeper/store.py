@@ -138,15 +138,15 @@ class ZooKeeperStore(TransitionStore):
             fence=True, name="zookeeper", trusted=_TRUSTED, min_ttl=1.0, max_limit=_MAX_LIMIT
         )
 
-    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
-        reply = super().acquire(call, timeout=timeout)
+    def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
+        reply = super().acquire(request, timeout=timeout)
         if isinstance(reply, Granted):
-            own = self._own.all.get((reply.key, str(call.token)))
-            if own is not None and own.ttl < call.ttl:
+            own = self._own.all.get((reply.key, str(request.token)))
+            if own is not None and own.ttl < request.ttl:
                 return replace(reply, ttl=own.ttl)
         return reply
 
-    def renew(self, leases: Sequence[Lease], *, timeout: float = 0) -> list[Renewal]:
+    def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
         if self._process != os.getpid():
             self._start()
         deadline = self._clock.now() + timeout
@@ -165,7 +165,7 @@ class ZooKeeperStore(TransitionStore):
             replies += found
         return replies
 
-    def scan(self, pattern: str) -> Iterator[Record]:
+    def scan(self, pattern: str, /) -> Iterator[Record]:
         deadline = self._clock.now() + OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
         # A write and not only a sync: the server's time is needed too.

@@ -1,4 +1,4 @@
-"""The rules and the Lua scripts say the same: random operations, same replies, same state."""
+"""The transitions agree with the Lua scripts: random operations, same replies, same state."""
 
 from __future__ import annotations
 
@@ -238,10 +238,10 @@ def assert_same(store: Store, script: list[tuple[str, Operation]]) -> None:
     """Run ``script`` on ``store`` and on memory, side by side."""
     reference = MemoryStore(SystemClock())
     # Markers are by task: earlier runs' must not be met.
-    keyspace = Keyspace(f"rules-{secrets.token_hex(8)}")
+    keyspace = Keyspace(f"transitions-{secrets.token_hex(8)}")
 
     def key_of(name: str) -> str:
-        return keyspace.lock("rules", name)
+        return keyspace.lock("transitions", name)
 
     done = []
     for what, operation in script:
@@ -274,7 +274,7 @@ SCRIPTS = st.lists(TOKENS, min_size=2, max_size=3).flatmap(
 )
 
 
-def test_the_rules_say_what_the_scripts_say(server: PrivateServer) -> None:
+def test_the_transitions_agree_with_the_scripts(server: PrivateServer) -> None:
     with opened(server.url()) as store:
 
         @examples(250)
@@ -286,8 +286,8 @@ def test_the_rules_say_what_the_scripts_say(server: PrivateServer) -> None:
 
 
 @pytest.mark.slow
-def test_etcd_does_what_the_rules_say(etcd: EtcdCluster) -> None:
-    with opened(etcd.url("rules")) as store:
+def test_etcd_agrees_with_the_transitions(etcd: EtcdCluster) -> None:
+    with opened(etcd.url("transitions")) as store:
 
         @examples(40)
         @given(SCRIPTS)
@@ -298,8 +298,8 @@ def test_etcd_does_what_the_rules_say(etcd: EtcdCluster) -> None:
 
 
 @pytest.mark.slow
-def test_zookeeper_does_what_the_rules_say(zookeeper: ZooKeeperEnsemble) -> None:
-    with opened(zookeeper.url("rules")) as store:
+def test_zookeeper_agrees_with_the_transitions(zookeeper: ZooKeeperEnsemble) -> None:
+    with opened(zookeeper.url("transitions")) as store:
 
         @examples(40)
         @given(SCRIPTS)
