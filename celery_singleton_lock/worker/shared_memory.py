@@ -53,6 +53,7 @@ _MAX_TEXT: Final = 1024
 _SEAL: Final = Struct("=I")
 _OWNER: Final = Struct("=IQ")  # pid, start time
 _CHILDS: Final = Struct("=Qdddd?")  # stamp, valid until, hold until, ttl, trusted, with claim
+_Fields = tuple[int, float, float, float, float, bool]
 _PARENTS: Final = Struct("=Qd")  # stamp, valid until
 _LENGTH: Final = Struct("=H")
 _CHILDS_BYTES: Final = _CHILDS.size + _SEAL.size
@@ -106,7 +107,7 @@ class LeaseNote:
     claim: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunningLease:
     """The deadlines of a note, as the parent reads them; times on the clock of the host.
 
@@ -346,20 +347,9 @@ class SharedMemory:
             content = None if data == _NO_DEADLINE else unsealed(data)
             if content is None:
                 continue
-            stamp, childs, hold_until, ttl, trusted, with_claim = _CHILDS.unpack(content)
-            yield RunningLease(
-                pid=pid,
-                start_time=start_time,
-                block=block,
-                number=number,
-                stamp=stamp,
-                childs=childs,
-                hold_until=hold_until,
-                ttl=ttl,
-                trusted=trusted,
-                with_claim=with_claim,
-                parents=_parents(self._memory, offset, stamp),
-            )
+            fields: _Fields = _CHILDS.unpack(content)
+            parents = _parents(self._memory, offset, stamp=fields[0])
+            yield RunningLease(pid, start_time, block, number, *fields, parents)
 
 
 def _free_number(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
