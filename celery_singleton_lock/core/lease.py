@@ -300,8 +300,6 @@ class Lease:
     reported: bool = False  # whether an event has reported its end
     shared: SharedDeadline | None = field(default=None, repr=False)
     process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
-    # What a store sends of the token with each renewal, where it keeps that ready.
-    token_sent: bytes = field(default=b"", init=False, repr=False)
 
     @property
     def fence(self) -> int:

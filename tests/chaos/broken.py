@@ -12,7 +12,7 @@ from typing import Any
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.stores.redis import store as redis_store
+from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.worker import request as request_module
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 
@@ -35,7 +35,7 @@ def break_on_purpose(part: str) -> None:
 
 def _without_owner_check() -> None:
     """A release frees the key, whoever has it by now."""
-    script = redis_store._RELEASE
+    script = redis_scripts.RELEASE
     script.source = _DELETE
     script.sha = hashlib.sha1(_DELETE, usedforsecurity=False).hexdigest()
 

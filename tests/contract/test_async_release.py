@@ -406,17 +406,17 @@ def test_a_release_that_an_acquire_made_again_in_vain_leaves_a_doubt(
     told: list[tuple[Any, bool]] = []
     lease = bench.begin(new_key())
     call = Release(keys=(lease.key,), token=lease.token)
-    posted = bench.store._posted.begin(call, TIMEOUT, lambda *outcome: told.append(outcome))
+    posted = bench.store._pending.begin(call, TIMEOUT, lambda *outcome: told.append(outcome))
 
     def carried_out_unheard(call: Release, timeout: float) -> Any:
         raise StoreUnavailable("its reply was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.store._posted, "_release", carried_out_unheard)
+        patched.setattr(bench.store._pending, "_release", carried_out_unheard)
         with pytest.raises(StoreUnavailable):
-            bench.store._posted.make_again(posted)
-    posted.hear(b"not_ours")
-    bench.store._posted.repeat()
+            bench.store._pending.resend(posted)
+    posted.acknowledge(b"not_ours")
+    bench.store._pending.resend_lost()
     assert told == [(Relation.NOT_OURS, True)]
 
 
@@ -469,7 +469,7 @@ def test_what_strikes_while_a_lost_release_is_made_again_leaves_it_to_the_next_c
     bench.cut()
     bench.release_async(lease)
     with monkeypatch.context() as patched:
-        patched.setattr(bench.store._posted, "_release", terminated)
+        patched.setattr(bench.store._pending, "_release", terminated)
         with pytest.raises(SystemExit):
             asks_for_another(bench)
     asks_for_another(bench)
@@ -737,14 +737,14 @@ def test_an_interrupted_release_gives_its_reply_to_nobody_else(
     bench: Bench, fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Release] = []
-    begin = bench.store._posted.begin
+    begin = bench.store._pending.begin
 
     def noting(call: Release, timeout: float, heard: Any) -> Any:
         posted = begin(call, timeout, heard)
         begun.append(call)
         return posted
 
-    monkeypatch.setattr(bench.store._posted, "begin", noting)
+    monkeypatch.setattr(bench.store._pending, "begin", noting)
     held = new_key()
     holder = new_token()
     ask(bench.store, held, holder)
@@ -800,7 +800,7 @@ def end(lease):
     Runtime.of(app).locker.give_back(lease, Release(keys=(lease.key,), token=lease.token))
 
 def owes():
-    return len(Runtime.of(app).store._posted.open())
+    return len(Runtime.of(app).store._pending.open())
 
 end(begin("first"))
 lease = begin("last")
@@ -873,19 +873,19 @@ def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) 
         assert isinstance(store, RedisStore)
         assert brief.apply(("first",)).get() == "first"
         assert brief.apply(("second",)).get() == "second"
-        assert len(store._posted.open()) == 1
+        assert len(store._pending.open()) == 1
         with hold("third", scope="ends", app=app):
-            assert not store._posted.open()
-        assert not store._posted.open(), "who leaves a block expects it to be free"
+            assert not store._pending.open()
+        assert not store._pending.open(), "who leaves a block expects it to be free"
         with pytest.raises(SystemExit):
             leaving.apply(("fourth",))
-        assert not store._posted.open(), "a process that may be about to end waits"
+        assert not store._pending.open(), "a process that may be about to end waits"
         assert raw.keys("*fourth*") == []
 
 
 def test_the_marker_of_a_task_that_is_acknowledged_late_is_waited_for(redis_url: str) -> None:
     with open_site(redis_url) as site:
-        posted = site.runtime.store._posted  # type: ignore[attr-defined]
+        posted = site.runtime.store._pending  # type: ignore[attr-defined]
         site.drain()
         site.run(site.late)
         assert posted.open() == []

@@ -17,8 +17,7 @@ import redis
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
 from celery_singleton_lock.core.store import AuthorizeTick, MarkerState, Relation
-from celery_singleton_lock.stores.redis import admission, cluster, renewal
-from celery_singleton_lock.stores.redis import store as module
+from celery_singleton_lock.stores.redis import scripts as module
 from celery_singleton_lock.stores.redis.scripts import Script
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
@@ -107,7 +106,7 @@ def claim(store: RedisStore) -> None:
     settle(store, token, claim, Phase.QUEUED)
     mark(store, key, token, MarkerState.WAITING, 1, claim=freed(claim))
     give(store, key, token, claim=freed(claim))
-    store._run(cluster._PROLONG, [claim], [token.task, 1000], TIMEOUT)
+    store._run(module.PROLONG, ([claim], [token.task, 1000]), TIMEOUT)
 
 
 def lead_and_free(store: RedisStore) -> None:
@@ -142,10 +141,5 @@ def test_these_are_all_scripts(redis_store: RedisStore, server: Any) -> None:
     with watching(server.url(), [], scripts):
         for work in WORK * 2:  # a script that the server doesn't know yet is sent whole
             work(redis_store)
-    known = {
-        script.sha
-        for source in (admission, cluster, module, renewal)
-        for script in vars(source).values()
-        if isinstance(script, Script)
-    }
-    assert known - scripts <= {module._SHARDS.sha}, "run once, when the store is new"
+    known = {script.sha for script in vars(module).values() if isinstance(script, Script)}
+    assert known - scripts <= {module.SHARDS.sha}, "run once, when the store is new"

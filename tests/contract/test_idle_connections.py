@@ -27,7 +27,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway
 from celery_singleton_lock.stores.redis.connection import MAX_IDLE, Connections
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.wait_queue import Places
+from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
 from celery_singleton_lock.stores.urls import ClusterUrl
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import LONG, PUBLISHER, new_claim
@@ -166,11 +166,10 @@ def test_a_url_may_do_without_the_probes(server: PrivateServer) -> None:
 def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
-    places, line = Places(clock), Keyspace.wait_queue(new_key())
+    line = Keyspace.wait_queue(new_key())
     for number in range(2):
         raw.rpush(f"{line}!", f"nonce-{number}")
-        place = places.place(line, "waiter", lambda: connections, TIMEOUT)
-        assert place is not None
+        place = RedisTicket(WaitQueues(), line, "waiter", lambda: connections, TIMEOUT, clock)
         assert place.wait(TIMEOUT) == f"nonce-{number}"
         nat.forget_connections()
         clock.ahead += MAX_IDLE + 1
@@ -179,9 +178,8 @@ def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long
 def test_a_place_whose_server_does_not_even_end_the_wait_is_taken_again(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
-    places, line = Places(clock), Keyspace.wait_queue(new_key())
-    place = places.place(line, "waiter", lambda: connections, TIMEOUT)
-    assert place is not None
+    line = Keyspace.wait_queue(new_key())
+    place = RedisTicket(WaitQueues(), line, "waiter", lambda: connections, TIMEOUT, clock)
     assert place.wait(0) == ""
     nat.forget_connections()
     clock.ahead += 60 + TIMEOUT + 1

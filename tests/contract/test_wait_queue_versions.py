@@ -26,8 +26,8 @@ from celery_singleton_lock.core.store import (
     Renewal,
     Store,
 )
-from celery_singleton_lock.stores.redis import store as module
-from celery_singleton_lock.stores.redis.scripts import Call, Script, milliseconds
+from celery_singleton_lock.stores.redis import scripts as module
+from celery_singleton_lock.stores.redis.scripts import KeysAndArguments, Script, milliseconds
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
@@ -59,8 +59,8 @@ class OlderScript(Script):
 
 
 OLDER: Final = {
-    module._ACQUIRE: OlderScript("claims", "acquire"),
-    module._RELEASE: OlderScript("claims", "release"),
+    module.ACQUIRE: OlderScript("claims", "acquire"),
+    module.RELEASE: OlderScript("claims", "release"),
 }
 _RENEW: Final = OlderScript("renew")
 _RENEWALS: Final = {
@@ -78,11 +78,11 @@ class OlderStore(RedisStore):
         return None  # it wakes no waiters
 
     def _pipeline(
-        self, script: Script, calls: Sequence[Call], timeout: float, **options: Any
+        self, script: Script, runs: Sequence[KeysAndArguments], timeout: float, **options: Any
     ) -> list[Any]:
-        if script is module._RELEASE:  # which was not given the line and its list
-            calls = [([keys[0], *keys[3:]], arguments) for keys, arguments in calls]
-        return super()._pipeline(OLDER.get(script, script), calls, timeout, **options)
+        if script is module.RELEASE:  # which was not given the line and its list
+            runs = [([keys[0], *keys[3:]], arguments) for keys, arguments in runs]
+        return super()._pipeline(OLDER.get(script, script), runs, timeout, **options)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         arguments: list[Any] = [len(leases)]
@@ -120,7 +120,7 @@ def test_the_older_store_is_what_it_says(older: OlderStore, raw: redis.Redis) ->
     give(older, key, token)
     loaded = [raw.script_exists(script.sha)[0] for script in (*OLDER.values(), _RENEW)]
     assert loaded == [True] * 3
-    assert not raw.script_exists(module._ACQUIRE.sha)[0]
+    assert not raw.script_exists(module.ACQUIRE.sha)[0]
 
 
 def test_an_older_holder_is_not_disturbed_by_who_waits(

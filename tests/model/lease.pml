@@ -509,14 +509,14 @@ end:
       fi;
       verify() }
 
-  /* The parent notes for how long that vouches, however late; what the child has seen as lost stays so. [worker/parent_heartbeat.py ParentHeartbeat._take] [worker/shared_memory.py SharedMemory.advance] [core/lease.py Lease.deadline] */
+  /* The parent notes for how long that vouches, however late; what the child has seen as lost stays so. [worker/parent_heartbeat.py ParentHeartbeat._record] [worker/shared_memory.py SharedMemory.advance] [core/lease.py Lease.deadline] */
   :: d_step { c[me].pulse == YES ->
       c[me].trust = (c[me].trust > c[me].pulse_trust -> c[me].trust : c[me].pulse_trust);
       c[me].pulse = NOTHING;
       c[me].pulse_trust = 0;
       verify() }
 
-  /* No reply to the parent. [worker/parent_heartbeat.py ParentHeartbeat._take] */
+  /* No reply to the parent. [worker/parent_heartbeat.py ParentHeartbeat._record] */
   :: d_step { c[me].pulse == SENT ->
       stray_on(RENEW);
       c[me].pulse = NOTHING;
@@ -551,7 +551,7 @@ end:
       c[me].at = POSTING;
       verify() }
 
-  /* The release is sent; the keeper will ask for it, even if it has just looked. [stores/redis/async_release.py PostedReleases.begin] [stores/redis/connection.py Connections.post] [core/heartbeat.py Heartbeat.sent] */
+  /* The release is sent; the keeper will ask for it, even if it has just looked. [stores/redis/async_release.py PendingReleases.begin] [stores/redis/connection.py Connections.send_async] [core/heartbeat.py Heartbeat.sent] */
   :: d_step { c[me].at == POSTING && !POSTED ->
       c[me].owed = SENT;
       c[me].owed_token = c[me].token;
@@ -561,7 +561,7 @@ end:
       leave();
       verify() }
 
-  /* It can't be, without waiting: no connection stands. [stores/redis/async_release.py PostedReleases.withdraw] [core/locker.py Locker.release] */
+  /* It can't be, without waiting: no connection stands. [stores/redis/async_release.py PendingReleases.withdraw] [core/locker.py Locker.release] */
   :: d_step { c[me].at == POSTING -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == POSTING) -> end_with(LATER) }
 
@@ -577,28 +577,28 @@ end:
   /* The store refuses it: it has forgotten the script, or is a replica. [environment] */
   :: d_step { c[me].owed == SENT -> c[me].owed = NO }
 
-  /* Its connection is closed, for whatever reason, and with it the reply; or the release may still arrive. [stores/redis/connection.py _close] [stores/redis/async_release.py PostedRelease.lose] */
+  /* Its connection is closed, for whatever reason, and with it the reply; or the release may still arrive. [stores/redis/connection.py Connection.close] [stores/redis/async_release.py PendingRelease.lose] */
   :: d_step { c[me].owed == YES -> c[me].owed = NO }
   :: d_step { c[me].owed == SENT ->
       stray_of(RELEASE, c[me].owed_token);
       c[me].owed = NO;
       verify() }
 
-  /* Its reply is read, before that of the connection's next command. [stores/redis/connection.py Exchange.replies] [stores/redis/async_release.py PostedRelease.hear] [stores/redis/async_release.py PostedReleases.end] [core/locker.py Locker._heard] [core/heartbeat.py Heartbeat.confirmed] */
+  /* Its reply is read, before that of the connection's next command. [stores/redis/connection.py Connection.replies] [stores/redis/async_release.py PendingRelease.acknowledge] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._heard] [core/heartbeat.py Heartbeat.confirmed] */
   :: d_step { c[me].owed == YES -> settle_post(NOTHING) }
 
-  /* It was lost: the first answer of the store after that makes it again. [stores/redis/store.py RedisStore._ask] [stores/redis/async_release.py PostedReleases.repeat] */
+  /* It was lost: the first answer of the store after that makes it again. [stores/redis/store.py RedisStore._run] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { TO_BE_MADE_AGAIN ->
       post_again();
       settle_post(NOTHING) }
 
-  /* In vain, and it may still arrive. [stores/redis/async_release.py PostedReleases.repeat] [stores/redis/async_release.py PostedReleases.end] */
+  /* In vain, and it may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] */
   :: d_step { HAPPENS(TO_BE_MADE_AGAIN) -> settle_post(FAILED) }
   :: d_step { HAPPENS(TO_BE_MADE_AGAIN) ->
       stray_of(RELEASE, c[me].owed_token);
       settle_post(FAILED) }
 
-  /* The acquire found what this process has given back: it has overtaken the release, which is made again, and so is the acquire. [stores/redis/store.py RedisStore.acquire] [stores/redis/async_release.py PostedReleases.overtaken] [stores/redis/async_release.py PostedReleases.make_again] */
+  /* The acquire found what this process has given back: it has overtaken the release, which is made again, and so is the acquire. [stores/redis/store.py RedisStore.acquire] [stores/redis/async_release.py PendingReleases.superseding] [stores/redis/async_release.py PendingReleases.resend] */
   :: d_step { c[me].call == NO && c[me].overtook ->
       post_again();
       c[me].overtook = 0;
@@ -667,22 +667,22 @@ end:
   /* Nothing was sent yet, so there is nothing to hear of. [core/heartbeat.py Heartbeat._collect] */
   :: d_step { c[me].let_go && !POSTED -> c[me].let_go = 0 }
 
-  /* The reply has come, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.collect] [stores/redis/connection.py Connections.collect] */
+  /* The reply has come, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/connection.py Connections.drain] */
   :: d_step { c[me].let_go && c[me].owed == YES -> settle_post(NOTHING) }
 
 #ifndef LOST_FOR_GOOD
-  /* Nothing good has come: the keeper makes it again. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.collect] [stores/redis/async_release.py PostedReleases.repeat] */
+  /* Nothing good has come: the keeper makes it again. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { c[me].let_go && POSTED ->
       post_again();
       settle_post(NOTHING) }
 
-  /* The same, and the first may still arrive. [stores/redis/store.py RedisStore.collect] [stores/redis/async_release.py PostedReleases.repeat] */
+  /* The same, and the first may still arrive. [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { c[me].let_go && c[me].owed == SENT ->
       post_again();
       stray_of(RELEASE, c[me].owed_token);
       settle_post(NOTHING) }
 
-  /* In vain, and it may still arrive. [stores/redis/async_release.py PostedReleases.repeat] [stores/redis/async_release.py PostedReleases.end] [core/locker.py Locker._heard] */
+  /* In vain, and it may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._heard] */
   :: d_step { HAPPENS(c[me].let_go && POSTED) -> settle_post(FAILED) }
   :: d_step { HAPPENS(c[me].let_go && POSTED) ->
       stray_of(RELEASE, c[me].owed_token);

@@ -241,7 +241,7 @@ end:
       :: else -> leave()
       fi }
 
-  /* Block on the list of calls. [task/wait.py Waiter.wait] [stores/redis/wait_queue.py _Place.wait] [stores/redis/wait_queue.py _Place._block] */
+  /* Block on the list of calls. [task/wait.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
   :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
 
   /* The server gives a call to one who blocks, also while that one looks. [stores/redis/lua/wait_queue.lua] */
@@ -251,7 +251,7 @@ end:
       listed = 0;
       called = me + 1 }
 
-  /* Called: ask, and show the turn. [stores/redis/wait_queue.py _Place._called] [task/wait.py Waiter.prepare] */
+  /* Called: ask, and show the turn. [stores/redis/wait_queue.py RedisTicket._called] [task/wait.py Waiter.prepare] */
   :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
       ask() }
 
@@ -261,7 +261,7 @@ end:
       ask() }
 #endif
 
-  /* The connection of the place is lost, and a call with it: a look is next. [stores/redis/wait_queue.py _Place._hang_up] [task/wait.py Waiter.wait] */
+  /* The connection of the place is lost, and a call with it: a look is next. [stores/redis/wait_queue.py RedisTicket._hang_up] [task/wait.py Waiter.wait] */
   :: d_step { c[me].at == WAITING ->
       hang_up();
 #ifndef NO_LOOKING
@@ -269,7 +269,7 @@ end:
 #endif
       verify() }
 
-  /* The time to wait is over: it is counted no more. [task/wait.py Waiter.leave] [stores/redis/wait_queue.py _Place.leave] */
+  /* The time to wait is over: it is counted no more. [task/wait.py Waiter.leave] [stores/redis/wait_queue.py RedisTicket.leave] */
   :: d_step { c[me].at == WAITING ->
       c[me].counted = 0;
       leave();
@@ -286,19 +286,19 @@ end:
       leave();
       verify() }
 
-  /* It is posted. [core/locker.py Locker.give_back] [stores/redis/async_release.py PostedReleases.begin] */
+  /* It is posted. [core/locker.py Locker.give_back] [stores/redis/async_release.py PendingReleases.begin] */
   :: d_step { c[me].at == BODY && !WAITS(me) && !owed && BELIEVES(me) ->
       owed = 1;
       key = (key == me + 1 -> POSTED : key);
       leave();
       verify() }
 
-  /* The store carries it out, once or, when its reply was lost, once more. [stores/redis/lua/release.lua] [stores/redis/async_release.py PostedReleases.repeat] [stores/redis/async_release.py PostedReleases.make_again] */
+  /* The store carries it out, once or, when its reply was lost, once more. [stores/redis/lua/release.lua] [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.resend] */
   :: d_step { !WAITS(me) && owed ->
       release(POSTED);
       verify() }
 
-  /* It is heard of, or given up, or its process is dead. [stores/redis/async_release.py PostedReleases.end] */
+  /* It is heard of, or given up, or its process is dead. [stores/redis/async_release.py PendingReleases.end] */
   :: d_step { !WAITS(me) && owed ->
       owed = 0;
       verify() }

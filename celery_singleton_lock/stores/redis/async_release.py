@@ -1,27 +1,30 @@
-"""Releases that were sent, and whose replies nobody waited for.
+"""Asynchronous releases of one Redis store: sent without waiting for the reply.
 
-Promises
-    The caller learns once how each of them ended. A release without a reply is sent again, and this
-    time the reply is waited for. After an error reply or a broken connection the next operation of
-    the store does that, whatever it is; `collect`, called by the heartbeat's thread, does it for
-    all.
+Overview
+    A release is sent on an idle connection. Its reply is read before the reply to that connection's
+    next command. ``drain``, called by the heartbeat's thread, reads the replies for which no next
+    command comes.
 
-Does not promise
-    Anything beyond the life of this process: what it sent before it ended is in the kernel's hands,
+Guarantees
+    ``on_reply`` is called once for each release, unless the process ends first. A release without a
+    reply is resent, and its reply is then waited for: by the next operation of the store, or by
+    ``drain``.
+
+Non-guarantees
+    Nothing beyond the life of this process. What it sent before it ended is in the kernel's hands,
     which delivers it as long as the connection lives.
 
-States of one::
+State model::
 
-    sent --its reply is read, before that of the connection's next command--> ended
-      |  +--an error reply, or the connection is closed--> lost --made again--> ended
-      +--collect(): nothing has come----------------------------^
+    pending --its reply is read-----------------------------------> ended
+      |  +--error reply, "not ours", or connection closed--> lost --> ended (resent, if no reply)
+      +--drain(): no reply has come-------------------------^
 
-"Not ours" as the reply to the first try means that the lease was lost before. As the reply to a
-later try it may mean that the first one released it: `heard` gets whether an earlier try had no
-reply.
-
-To make a release again is harmless: it compares a token that was minted for one delivery and is
-never acquired with again, and the script leaves alone what the first one left behind.
+Failure handling
+    "Not ours" in reply to the first try means that the lease was lost before. In reply to a later
+    try it may mean that the first try released it: ``on_reply`` gets whether an earlier try had no
+    reply. Resending is harmless: the script compares a token that belongs to one delivery and is
+    never acquired with again, and leaves alone what the first try left behind.
 """
 
 from __future__ import annotations
@@ -31,204 +34,197 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Record
-from celery_singleton_lock.core.store import Relation, Release
+from celery_singleton_lock.core.store import OnReply, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 __all__ = ["PendingRelease", "PendingReleases"]
 
-# The second try meets a fresh connection: a server restart leaves every idle one broken.
+# The second try uses a new connection: a server restart leaves every idle one broken.
 _TRIES: Final = 2
-# Of those confirmed last: who was overtaken by an acquire was so within a moment.
+# Ended releases that are remembered: a release supersedes an acquire within a moment, or never.
 _REMEMBERED: Final = 64
 
 
 class PendingRelease:
-    """One that was sent.
+    """One release that was sent.
 
     Args:
-        call: What was asked for.
-        timeout: Seconds to wait for each reply, should it be made again.
-        heard: See `Store.post`.
+        request: The release.
+        timeout: Seconds to wait for each reply if it is resent.
+        on_reply: See `Store.release_async`.
+        others: The releases of the same store.
 
     Attributes:
         reply: The reply to the first try, until it is passed to the caller.
-        unheard: Whether a try without a reply may have been carried out.
+        unanswered: Whether a try without a reply may have been carried out.
     """
 
-    __slots__ = ("_all", "call", "heard", "reply", "timeout", "unheard")
+    __slots__ = ("_others", "on_reply", "reply", "request", "timeout", "unanswered")
 
     def __init__(
-        self,
-        call: Release,
-        timeout: float,
-        heard: Callable[[Relation | StoreError, bool], None],
-        others: PendingReleases,
+        self, request: Release, timeout: float, on_reply: OnReply, others: PendingReleases
     ) -> None:
-        self.call = call
+        self.request = request
         self.timeout = timeout
-        self.heard = heard
+        self.on_reply = on_reply
         self.reply: Relation | None = None
-        self.unheard = False
-        self._all = others
+        self.unanswered = False
+        self._others = others
 
-    def hear(self, reply: Any) -> None:
-        """Take its reply, or an error reply, which means that it was not carried out."""
+    def acknowledge(self, reply: Any) -> None:
+        """Take the reply. An error reply means that the release was not carried out."""
         if reply == b"released":
-            self._all.end(self, Relation.OURS)
+            self._others.end(self, Relation.OURS)
             return
         if not isinstance(reply, Exception):
             self.reply = Relation(reply.decode())
         # A loss is reported after the operation whose connection read this reply: the report sends
         # a request of its own.
-        self._all.lost.append(self)
+        self._others.lost.append(self)
 
     def lose(self) -> None:
         """No reply will come."""
-        self.unheard = True
-        self._all.lost.append(self)
+        self.unanswered = True
+        self._others.lost.append(self)
 
 
 class PendingReleases:
-    """Those of one store in one process.
+    """The asynchronous releases of one store in one process.
 
-    Each step is one of the interpreter's: bodies, the heartbeat and an exception thrown into any of
-    them may come in between.
+    Each step is one step of the interpreter: bodies, the heartbeat and an exception thrown into
+    either may come between any two.
 
     Args:
-        release: Makes one in the waiting way, within seconds per reply.
+        release: Sends a release and waits for the reply, within seconds.
     """
 
     def __init__(self, release: Callable[[Release, float], Relation]) -> None:
         self._release = release
         self._open: set[PendingRelease] = set()
-        self._confirmed: deque[PendingRelease] = deque()
-        # The latest one on each key, of those that are open or remembered.
+        self._ended: deque[PendingRelease] = deque()
+        # The latest on each key, of those that are open or remembered.
         self._latest: dict[str, PendingRelease] = {}
-        #: To be made again; not empty is all that the hot path asks.
+        #: Those to end by the next operation. Hot paths check only whether it is empty.
         self.lost: deque[PendingRelease] = deque()
 
-    def begin(
-        self,
-        call: Release,
-        timeout: float,
-        heard: Callable[[Relation | StoreError, bool], None],
-    ) -> PendingRelease:
-        """Before it is sent: whatever strikes from now on, `collect` finds it."""
-        posted = PendingRelease(call, timeout, heard, self)
-        self._open.add(posted)
-        self._latest.update(dict.fromkeys(_keys_of(call), posted))
-        return posted
+    def begin(self, request: Release, timeout: float, on_reply: OnReply) -> PendingRelease:
+        """Note a release before it is sent, so that ``drain`` finds it after any interruption."""
+        pending = PendingRelease(request, timeout, on_reply, self)
+        self._open.add(pending)
+        for key in _keys_of(request):
+            self._latest[key] = pending
+        return pending
 
-    def withdraw(self, posted: PendingRelease) -> None:
-        """It could not be sent, and its caller makes it in another way."""
-        self._open.discard(posted)
-        self._forget(posted)
+    def withdraw(self, pending: PendingRelease) -> None:
+        """Forget a release that could not be sent; the caller releases in another way."""
+        self._open.discard(pending)
+        self._forget(pending)
 
-    def end(self, posted: PendingRelease, outcome: Relation | StoreError) -> None:
-        """The store has replied, or can't be asked."""
+    def end(self, pending: PendingRelease, outcome: Relation | StoreError) -> None:
+        """Call ``on_reply`` with the outcome, unless the release has ended already."""
         try:
-            self._open.remove(posted)
+            self._open.remove(pending)
         except KeyError:
-            return  # made again meanwhile
-        self._confirmed.append(posted)
-        if len(self._confirmed) > _REMEMBERED:
-            self._forget(self._confirmed.popleft())
-        # With it goes the lease: a release that is remembered keeps alive what it compares.
-        heard, posted.heard = posted.heard, _heard_already
-        heard(outcome, posted.unheard)
+            return  # resent meanwhile
+        self._ended.append(pending)
+        if len(self._ended) > _REMEMBERED:
+            self._forget(self._ended.popleft())
+        # Drops the reference to the lease: a remembered release keeps only what it compares.
+        on_reply, pending.on_reply = pending.on_reply, _ignore
+        on_reply(outcome, pending.unanswered)
 
     def open(self) -> list[PendingRelease]:
-        """Those of which nothing was heard."""
+        """The releases without an outcome."""
         return list(self._open)
 
     def lose_all(self) -> None:
-        """No reply will come to those that are open."""
-        for posted in self.open():
-            if posted not in self.lost:
-                posted.lose()
+        """No reply will come to the releases that are open."""
+        for pending in self.open():
+            if pending not in self.lost:
+                pending.lose()
 
-    def repeat(self, longest: float = float("inf")) -> None:
-        """Make again what is lost; no reply is waited for longer than ``longest`` seconds."""
+    def resend_lost(self, longest: float = float("inf")) -> None:
+        """End the lost releases; each reply is waited for, at most ``longest`` seconds."""
         error: StoreUnavailable | None = None
         while self.lost:
             try:
-                posted = self.lost.popleft()
+                pending = self.lost.popleft()
             except IndexError:
                 return  # another thread was faster
-            if posted not in self._open:
+            if pending not in self._open:
                 continue
-            if posted.reply is not None:
-                self.end(posted, posted.reply)
-            elif error is None:
-                try:
-                    error = self._again(posted, min(posted.timeout, longest))
-                except BaseException:
-                    posted.lose()  # a soft time limit, or SIGTERM: the next call makes it again
-                    raise
+            if pending.reply is not None:
+                self.end(pending, pending.reply)
+            elif error is not None:
+                self.end(pending, error)  # a store that did not answer one does not answer others
             else:
-                self.end(posted, error)  # a store that is silent is so to all of them
+                try:
+                    error = self._retry(pending, min(pending.timeout, longest))
+                except BaseException:
+                    pending.lose()  # a soft time limit, or SIGTERM: the next operation resends it
+                    raise
 
-    def overtaken(self, record: Record | None) -> PendingRelease | None:
-        """The release after which ``record`` could not have been found.
+    def superseding(self, record: Record | None) -> PendingRelease | None:
+        """The release that must have removed ``record``; so it has not arrived yet.
 
-        Commands on one connection keep their order. But who releases and who asks next may use
-        different ones: there are some per timeout, and one for each thread that is at it.
+        Commands on one connection keep their order, but a release and the next acquire may use
+        different connections: there are some per timeout, and one for each thread that needs one.
         """
-        posted = self._latest.get(record.key) if record is not None else None
-        if record is None or posted is None:
+        pending = self._latest.get(record.key) if record is not None else None
+        if record is None or pending is None:
             return None
-        call, claim = posted.call, posted.call.claim
+        request, claim = pending.request, pending.request.claim
         if record.kind is Kind.LEASE:
-            return posted if record.token == str(call.token) else None
+            return pending if record.token == str(request.token) else None
         frees = claim is not None and claim.phase is None and claim.key == record.key
-        same = (record.kind, record.token) == (Kind.CLAIM, call.token.task)
-        return posted if frees and same else None
+        same = (record.kind, record.token) == (Kind.CLAIM, request.token.task)
+        return pending if frees and same else None
 
-    def under_way(self, keys: Sequence[str]) -> list[PendingRelease]:
-        """The latest on each of ``keys``, if nothing was heard of it."""
+    def open_on(self, keys: Sequence[str]) -> list[PendingRelease]:
+        """The latest release on each of ``keys``, if it has no outcome."""
         latest = [self._latest.get(key) for key in keys]
-        return [posted for posted in latest if posted is not None and posted in self._open]
+        return [pending for pending in latest if pending is not None and pending in self._open]
 
-    def make_again(self, posted: PendingRelease) -> None:
-        """Now, in the waiting way, whatever is known of it.
+    def resend(self, pending: PendingRelease) -> None:
+        """Send it again now and wait for the reply, whether or not it has ended.
 
         Raises:
-            StoreError: The store refuses, or doesn't answer.
+            StoreError: The store refuses it, or doesn't answer.
         """
         try:
-            reply = self._release(posted.call, posted.timeout)
+            reply = self._release(pending.request, pending.timeout)
         except StoreUnavailable:
-            posted.unheard = True
+            pending.unanswered = True
             raise
         if reply is Relation.OURS:
-            self.end(posted, Relation.OURS)
+            self.end(pending, Relation.OURS)
 
-    def _forget(self, posted: PendingRelease) -> None:
-        for key in _keys_of(posted.call):
-            if self._latest.get(key) is posted:
+    def _forget(self, pending: PendingRelease) -> None:
+        for key in _keys_of(pending.request):
+            if self._latest.get(key) is pending:
                 self._latest.pop(key, None)
 
-    def _again(self, posted: PendingRelease, timeout: float) -> StoreUnavailable | None:
-        for tries_left in reversed(range(_TRIES)):
+    def _retry(self, pending: PendingRelease, timeout: float) -> StoreUnavailable | None:
+        error: StoreUnavailable | None = None
+        for _ in range(_TRIES):
             try:
-                reply = self._release(posted.call, timeout)
+                outcome: Relation | StoreError = self._release(pending.request, timeout)
             except StoreUnavailable as exc:
-                posted.unheard = True
-                if not tries_left:
-                    self.end(posted, exc)
-                    return exc
+                pending.unanswered = True
+                error = exc
+                continue
             except StoreError as exc:
-                self.end(posted, exc)
-                return None
-            else:
-                self.end(posted, reply)
-                return None
-        raise AssertionError("unreachable")
+                outcome = exc
+            self.end(pending, outcome)
+            return None
+        assert error is not None, "each try failed"
+        self.end(pending, error)
+        return error
 
 
-def _heard_already(outcome: Relation | StoreError, unheard: bool) -> None:
-    """In the place of who was told."""
+def _ignore(outcome: Relation | StoreError, unanswered: bool) -> None:
+    """Takes the place of an ``on_reply`` that was called."""
 
 
-def _keys_of(call: Release) -> tuple[str, ...]:
-    return call.keys if call.claim is None else (*call.keys, call.claim.key)
+def _keys_of(request: Release) -> tuple[str, ...]:
+    return request.keys if request.claim is None else (*request.keys, request.claim.key)

@@ -1,14 +1,14 @@
-"""Leases in a Redis Cluster: the keys of a prefix in 256 shards, each of which is one slot's.
+"""Leases in a Redis Cluster: the keys of a prefix are in 256 shards, each in one hash slot.
 
-Promises
-    A lease, its fence counter, its marker and its claim are in one shard, so every operation is
-    one script on one node, as on a single server. A renewal is one pipeline per node, and a node
-    that is away takes no leases with it but those it has.
+Guarantees
+    A lease, its fence counter, its marker and its claim are in one shard, so every operation is one
+    script on one node, as on a single server. Renewals are one pipeline per node, all at once: a
+    node that does not answer delays no lease of another node.
 
-Does not promise
-    Exclusion over a failover: replication is asynchronous here, too. Nor one script for a claim
-    whose publisher knew the key by another name: that one is settled by a call of its own, before
-    or after the lease's, and left to its ttl if that fails.
+Non-guarantees
+    Exclusion over a failover: replication is asynchronous. One script for a stray claim, which is
+    in another shard because its publisher knew the key by another name: it is changed by a request
+    of its own, before or after the lease's, and expires if that request fails.
 """
 
 from __future__ import annotations
@@ -37,24 +37,21 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.inspect import record_of
 from celery_singleton_lock.stores.redis.nodes import NodeConnections
-from celery_singleton_lock.stores.redis.renewal import (
-    RENEW,
-    by_shard,
-    chunks_of,
-    renewal_call,
-    renewals_of,
-)
 from celery_singleton_lock.stores.redis.replies import checked
-from celery_singleton_lock.stores.redis.scripts import Script, milliseconds
-from celery_singleton_lock.stores.redis.store import SETTLE_CLAIM, RedisStore
+from celery_singleton_lock.stores.redis.scripts import (
+    KeysAndArguments,
+    Script,
+    milliseconds,
+    phase_of,
+)
+from celery_singleton_lock.stores.redis.store import RedisStore
 
 __all__ = ["ClusterStore"]
 
 logger = logging.getLogger("celery_singleton_lock")
-
-_PROLONG = Script("claims", "prolong")
 
 
 class ClusterStore(RedisStore):
@@ -83,42 +80,44 @@ class ClusterStore(RedisStore):
         # All nodes are asked at once, and so all leases: a silent node delays no other node's.
         return replace(super().capabilities, name="redis cluster", renewal_batch=None)
 
-    def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
-        claim = _stray(call.slots[0], call.claim)
+    def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
+        claim = _stray(request.slots[0], request.claim)
         if claim is None:
-            return super().acquire(call, timeout=timeout)
-        if call.yields:
+            return super().acquire(request, timeout=timeout)
+        if request.yields:
             claimed = self._read(claim.key, timeout)
-            anothers = claimed and claimed.kind is Kind.CLAIM and claimed.token != call.token.task
-            if anothers and not self._holds(call, timeout):
+            anothers = (
+                claimed and claimed.kind is Kind.CLAIM and claimed.token != request.token.task
+            )
+            if anothers and not self._holds(request, timeout):
                 return Refused(relation=Relation.OTHER, record=claimed)
-        alone = replace(call, claim=None, frees_claim=False, yields=False)
+        alone = replace(request, claim=None, frees_claim=False, yields=False)
         reply = super().acquire(alone, timeout=timeout)
         if isinstance(reply, Granted):
-            self._settle_stray(call.token, claim, timeout)
-        elif call.frees_claim and reply.relation is Relation.OTHER:
-            self._settle_stray(call.token, replace(claim, phase=None), timeout)
+            self._settle_stray(request.token, claim, timeout)
+        elif request.frees_claim and reply.relation is Relation.OTHER:
+            self._settle_stray(request.token, replace(claim, phase=None), timeout)
         return reply
 
-    def release(self, call: Release, *, timeout: float) -> Relation:
-        claim = _stray(call.keys[0], call.claim)
+    def release(self, request: Release, *, timeout: float) -> Relation:
+        claim = _stray(request.keys[0], request.claim)
         if claim is None:
-            return super().release(call, timeout=timeout)
-        reply = super().release(replace(call, claim=None), timeout=timeout)
+            return super().release(request, timeout=timeout)
+        reply = super().release(replace(request, claim=None), timeout=timeout)
         if reply is Relation.OURS or (reply is Relation.NOT_OURS and claim.phase is None):
-            self._settle_stray(call.token, claim, timeout)
+            self._settle_stray(request.token, claim, timeout)
         return reply
 
     def release_async(
         self,
-        call: Release,
+        request: Release,
         *,
         timeout: float,
         on_reply: OnReply,
     ) -> bool:
-        if _stray(call.keys[0], call.claim) is not None:
+        if _stray(request.keys[0], request.claim) is not None:
             return False  # what becomes of that claim depends on the reply
-        return super().release_async(call, timeout=timeout, on_reply=on_reply)
+        return super().release_async(request, timeout=timeout, on_reply=on_reply)
 
     def mark(
         self,
@@ -139,35 +138,37 @@ class ClusterStore(RedisStore):
             self._settle_stray(token, stray, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        shards = by_shard(leases)
+        shards = _by_shard(leases)
         chunks = [
-            chunk for shard in shards for chunk in chunks_of([leases[index] for index in shard])
+            chunk
+            for shard in shards
+            for chunk in scripts.chunks_of([leases[index] for index in shard])
         ]
-        found = chain.from_iterable(self._renewals(chunks, timeout))
+        found = chain.from_iterable(self._renew(chunks, timeout))
         order = dict(zip(chain.from_iterable(shards), found, strict=True))
         replies = [order[index] for index in range(len(leases))]
-        calls = [
+        runs = [
             ((lease.claim_key,), (lease.token.task, milliseconds(lease.ttl)))
             for lease, reply in zip(leases, replies, strict=True)
             if reply is RENEWED
             and lease.claim_key
             and not Keyspace.same_shard(lease.key, lease.claim_key)
         ]
-        if calls:
-            self._attempt(_PROLONG, calls, timeout)  # what fails is left to its ttl
+        if runs:
+            self._attempt(scripts.PROLONG, runs, timeout)  # after a failure the claim expires
         return replies
 
-    def _renewals(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
-        calls = [renewal_call(chunk) for chunk in chunks]
+    def _renew(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
+        runs = [scripts.renewal_arguments(chunk) for chunk in chunks]
         found: list[list[Renewal] | None] = []
         for chunk, reply in zip(
-            chunks, replies := self._attempt(RENEW, calls, timeout), strict=True
+            chunks, replies := self._attempt(scripts.RENEW, runs, timeout), strict=True
         ):
             if isinstance(reply, redis.exceptions.TryAgainError):
                 found.append(self._renew_apart(chunk, timeout))
             else:
                 failed = isinstance(reply, Exception)
-                found.append(None if failed else renewals_of(chunk, reply))
+                found.append(None if failed else scripts.renewals_of(chunk, reply))
         if replies and not any(found):
             raise _refusal(replies)
         return [
@@ -177,48 +178,58 @@ class ClusterStore(RedisStore):
 
     def _renew_apart(self, chunk: Sequence[Lease], timeout: float) -> list[Renewal] | None:
         """While a slot moves, its keys are on two nodes; each key alone is on one."""
-        calls = [renewal_call([lease], claims=False) for lease in chunk]
-        replies = self._attempt(RENEW, calls, timeout)
+        runs = [scripts.renewal_arguments([lease], claims=False) for lease in chunk]
+        replies = self._attempt(scripts.RENEW, runs, timeout)
         if all(isinstance(reply, Exception) for reply in replies):
             return None
         return [
             LossReason.UNREACHABLE
             if isinstance(reply, Exception)
-            else renewals_of([lease], reply)[0]
+            else scripts.renewals_of([lease], reply)[0]
             for lease, reply in zip(chunk, replies, strict=True)
         ]
 
-    def _attempt(self, script: Script, calls: Sequence[Any], timeout: float) -> list[Any]:
-        """The reply to each call, or the error in its place."""
-        replies = self._nodes.attempt([*map(script.evalsha, calls)], timeout, waits=False)
+    def _attempt(
+        self, script: Script, runs: Sequence[KeysAndArguments], timeout: float
+    ) -> list[Any]:
+        """The reply to each request, or the error in its place."""
+        replies = self._nodes.attempt([*map(script.evalsha, runs)], timeout, waits=False)
         forgotten = [
             index
             for index, reply in enumerate(replies)
             if isinstance(reply, redis.exceptions.NoScriptError)
         ]
         if forgotten:
-            taught = [script.eval(calls[index]) for index in forgotten]
+            taught = [script.eval(runs[index]) for index in forgotten]
             again = self._nodes.attempt(taught, timeout, waits=False)
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply
         return replies
 
-    def _holds(self, call: Acquire, timeout: float) -> bool:
+    def _holds(self, request: Acquire, timeout: float) -> bool:
         """Whether the grant is its own already, and only its reply was lost."""
-        records = [self._read(slot, timeout) for slot in call.slots]
-        return any(record is not None and record.token == str(call.token) for record in records)
+        records = [self._read(slot, timeout) for slot in request.slots]
+        return any(record is not None and record.token == str(request.token) for record in records)
 
     def _read(self, key: str, timeout: float) -> Record | None:
         value, ttl_ms = self._nodes.run([("GET", key), ("PTTL", key)], timeout)
         return None if value is None else record_of(key.encode(), value, ttl_ms)
 
     def _settle_stray(self, token: Token, change: ClaimChange, timeout: float) -> None:
-        arguments = [token.task, str(change.phase or ""), milliseconds(change.ttl), "y"]
+        arguments = [token.task, phase_of(change), milliseconds(change.ttl), "y"]
         try:
-            self._run(SETTLE_CLAIM, [change.key], arguments, timeout)
+            self._run(scripts.SETTLE_CLAIM, ([change.key], arguments), timeout)
         except StoreError as exc:
             # The lease is what excludes; an unsettled claim holds back calls until it expires.
             logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
+
+
+def _by_shard(leases: Sequence[Lease]) -> list[list[int]]:
+    """The positions of the leases of each shard."""
+    shards: dict[str, list[int]] = {}
+    for index, lease in enumerate(leases):
+        shards.setdefault(Keyspace.shard(lease.key), []).append(index)
+    return list(shards.values())
 
 
 def _stray(key: str, claim: ClaimChange | None) -> ClaimChange | None:

@@ -373,7 +373,7 @@ class Connection:
             # Also where the connection broke behind this reply: the release was executed.
             if pending is not None and replies:
                 self.pending = None
-                pending.hear(replies.pop(0))
+                pending.acknowledge(replies.pop(0))
         return replies
 
     def arrived(self) -> list[Any]:
@@ -436,7 +436,7 @@ class Connection:
                 pass
             else:
                 self.pending = None
-                pending.hear(reply)
+                pending.acknowledge(reply)
         self.close()
 
 

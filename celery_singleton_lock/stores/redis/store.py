@@ -1,25 +1,41 @@
-"""Leases in Redis or Valkey: a key per lease, a Lua script or a command per operation.
+"""Leases in Redis or Valkey: one key per lease, and one script or command per operation.
 
-Promises
-    Each operation is one script, or one command (see `admission`), so it happens wholly or not at
-    all. Nothing is retried in here but a script that the server had forgotten, and a release that
-    nobody waits for (see `posted`).
+Overview
+    A lease is a string key with a ttl. Its value is the kind, the token, the fence and the holder
+    as JSON. Each operation is one Lua script; a claim that is free is taken by one SET. WAIT
+    follows an acquire in the same pipeline if ``wait_replicas`` is set.
 
-Does not promise
-    Exclusion over a failover: an acknowledged write may be lost with the old master. That at least
-    ``wait_replicas`` have it makes this less likely, and no more: WAIT neither elects a replica
-    that acknowledged nor stops the old master.
+Guarantees
+    Each operation happens completely or not at all, on the server's clock. Commands on one
+    connection keep their order, and an acquire or admit that overtook an asynchronous release of
+    this process is repeated after it (see ``async_release``).
+
+Non-guarantees
+    Exclusion over a failover: an acknowledged write may be lost with the old master. WAIT makes
+    this less likely, and no more: it neither elects a replica that acknowledged nor stops the old
+    master.
+
+State model::
+
+    (free) --acquire--> lease --release--> (free), reserved, cooling, or reserved for a waiter
+                          +--ttl over, free(), data lost--> (free)
+
+Failure handling
+    Nothing is retried in here but: a script that the server has lost (once, with its source), an
+    asynchronous release without a reply, and the operations beside a lease (mark, admit,
+    settle_claim) if an idle connection turned out to be broken.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Lease, Record, Token
+from celery_singleton_lock.core.lease import Kind, Lease, Phase, Record, Token
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
@@ -38,50 +54,37 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.core.wait_queue import Ticket
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.admission import Admissions
+from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators
-from celery_singleton_lock.stores.redis.inspect import record_of as _record
-from celery_singleton_lock.stores.redis.lease_calls import acquire_call, phase_of, release_call
+from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators, record_of
 from celery_singleton_lock.stores.redis.nodes import AnyConnections
-from celery_singleton_lock.stores.redis.renewal import (
-    RENEW,
-    chunks_of,
-    renewal_call,
-    renewals_of,
-)
-from celery_singleton_lock.stores.redis.replicas import Replicas
 from celery_singleton_lock.stores.redis.replies import ScriptForgotten
-from celery_singleton_lock.stores.redis.scripts import Call, Command
-from celery_singleton_lock.stores.redis.scripts import Script as _Script
-from celery_singleton_lock.stores.redis.scripts import milliseconds as _ms
-from celery_singleton_lock.stores.redis.shards import Shards
-from celery_singleton_lock.stores.redis.wait_queue import Places
+from celery_singleton_lock.stores.redis.scripts import (
+    Command,
+    KeysAndArguments,
+    Script,
+    milliseconds,
+    phase_of,
+)
+from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
 
-__all__ = ["SETTLE_CLAIM", "RedisStore"]
+__all__ = ["RedisStore"]
 
 _T = TypeVar("_T")
 
-_ACQUIRE = _Script("claims", "wait_queue", "acquire")
-_RELEASE = _Script("claims", "wait_queue", "release")
-_MARK = _Script("claims", "mark")
-SETTLE_CLAIM = _Script("claims", "settle_claim")
-_FREE = _Script("free")
-_AUTHORIZE_TICK = _Script("authorize_tick")
-_SHARDS = _Script("shards")
-_TRACE = _Script("trace")
-# Leases in one pipeline of renewals: some 70 KB, and 1.2 ms of the server's time.
-_RENEWAL_BATCH: Final = 512
 _CAPABILITIES: Final = Capabilities(
     fence=True,
     name="redis",
-    renewal_batch=_RENEWAL_BATCH,
+    renewal_batch=512,  # some 70 KB in one pipeline, and 1.2 ms of the server's time
     renews_for_others=True,
     releases_async=True,
     wakes_waiters=True,
     usable_before_fork=True,
 )
+# The replicas' share of the timeout to acknowledge. The rest is for the reply itself, which an idle
+# server sends up to 0.1 s late (hz). A reply after the timeout is no grant either.
+_WAIT_RATIO: Final = 0.5
 
 
 class RedisStore(RedisOperators):
@@ -92,7 +95,7 @@ class RedisStore(RedisOperators):
         fence_base: Fences are above it.
         options: For the connection.
         wait_replicas: How many replicas must have a grant before it counts.
-        connect: How ``url`` is reached.
+        connect: Makes the connections from the URL and the options.
 
     Raises:
         SettingsError: The URL or an option can't be read.
@@ -112,93 +115,120 @@ class RedisStore(RedisOperators):
     ) -> None:
         self._connections = connect(url, options)
         self._fence_base = fence_base
-        self._replicas = Replicas(wait_replicas)
-        self._shards = Shards(self.shards, self._write_shards_down)
-        self._places = Places()
-        self._posted = PendingReleases(self._release)
-        self._admissions = Admissions(self._connections, self._ask)
-        # Shards whose server has run the release's script, as far as this process knows.
+        self._wait_replicas = wait_replicas
+        self._queues = WaitQueues()
+        self._pending = PendingReleases(self._release)
+        # Shards whose prefix is known to have this number of shards, and the notes that say so.
+        self._known_shards: set[str] = set()
+        self._read_notes: set[str] = set()
+        # Shards whose server has run the release's script.
         self._taught: set[str] = set()
+        # Redis has NX together with GET since 7.0. An older server is asked by the script.
+        self._claims_by_set = True
 
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
-    def problems(self, key: str) -> list[str]:
-        problem = self._shards.disagreement(key, OPERATOR_TIMEOUT)
-        return [problem] if problem else []
+    # --- the lease -------------------------------------------------------------------------------
 
-    def acquire(self, call: Acquire, *, timeout: float) -> Granted | Refused:
-        # A refusal names who has the first of several slots: a release may be late on any of them.
-        late = self._posted.under_way(call.slots) if len(call.slots) > 1 else ()
-        reply = self._acquire(call, timeout)
+    def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
+        # A refusal names the holder of the first of several slots, but a pending release may be on
+        # any of them.
+        pending = self._pending.open_on(request.slots) if len(request.slots) > 1 else ()
+        reply = self._acquire(request, timeout)
         if isinstance(reply, Granted):
             return reply
-        overtaken = self._posted.overtaken(reply.record)
-        if overtaken is not None:
-            self._posted.make_again(overtaken)
-        elif late:
-            for posted in self._posted.under_way(call.slots):
-                self._posted.make_again(posted)
+        superseding = self._pending.superseding(reply.record)
+        if superseding is not None:
+            self._pending.resend(superseding)
+        elif pending:
+            for one in self._pending.open_on(request.slots):
+                self._pending.resend(one)
         else:
             return reply
-        return self._acquire(call, timeout)
+        return self._acquire(request, timeout)
 
-    def _acquire(self, call: Acquire, timeout: float) -> Granted | Refused:
-        self._check_shards(call.slots[0], timeout)
-        wait = self._replicas.wait(timeout)
-        reply, *counts = self._ask(
-            _ACQUIRE, acquire_call(call, self._fence_base), timeout, then=wait
-        )
-        granted = _granted(call, reply)
-        if granted is None:
+    def _acquire(self, request: Acquire, timeout: float) -> Granted | Refused:
+        key, shard = request.slots[0], Keyspace.shard(request.slots[0])
+        just_checked = shard not in self._known_shards and self._check_shards(key, timeout)
+        wait: tuple[Command, ...] = ()
+        if self._wait_replicas:
+            # Behind the grant: a script can't wait for replicas, a pipeline can.
+            wait = (("WAIT", self._wait_replicas, milliseconds(timeout * _WAIT_RATIO)),)
+        run = scripts.acquire_arguments(request, self._fence_base)
+        reply, *acknowledged = self._pipeline(scripts.ACQUIRE, [run], timeout, then=wait)
+        if just_checked:
+            self._note_shards(key)  # even if the server did not know the script
+        if self._pending.lost:
+            self._pending.resend_lost()
+        if isinstance(reply, bytes):
+            granted = Granted(key=key, fence=int(reply) or None)
+        elif reply[0] == b"granted":
+            granted = Granted(key=reply[1].decode(), fence=None)
+        else:
             word, *found = reply
-            record = _record(*found) if found else None
+            record = record_of(*found) if found else None
             return Refused(relation=Relation(word.decode()), record=record)
-        if counts and (too_few := self._replicas.too_few(granted.key, counts)):
-            self._take_back(granted.key, call.token, timeout)
-            raise StoreUnavailable(too_few)
+        if acknowledged and acknowledged[0] < self._wait_replicas:
+            self._take_back(granted.key, request.token, timeout)
+            raise StoreUnavailable(
+                f"{acknowledged[0]} replica(s) had the grant of {granted.key!r} in time, and "
+                f"wait_replicas asks for {self._wait_replicas}: it was given back"
+            )
         return granted
 
-    def ticket(self, key: str, nonce: str, *, timeout: float) -> Ticket | None:
-        line = Keyspace.wait_queue(key)
-        home = partial(self._connections.home_of, line, timeout)
-        return self._places.place(line, nonce, home, timeout)
-
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        return [*chain.from_iterable(self._renewals(chunks_of(leases), timeout))]
+        return [*chain.from_iterable(self._renew(scripts.chunks_of(leases), timeout))]
 
-    def release(self, call: Release, *, timeout: float) -> Relation:
-        released = self._release(call, timeout)
-        if self._posted.lost:
-            self._posted.repeat()
-        return released
+    def _renew(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
+        """Renew the leases of each chunk and their claims, all in one pipeline."""
+        # Pending releases are not resent here: all other leases would wait for that.
+        runs = [scripts.renewal_arguments(chunk) for chunk in chunks]
+        replies = self._pipeline(scripts.RENEW, runs, timeout) if runs else []
+        return [scripts.renewals_of(*one) for one in zip(chunks, replies, strict=True)]
 
-    def release_async(
-        self,
-        call: Release,
-        *,
-        timeout: float,
-        on_reply: OnReply,
-    ) -> bool:
-        if Keyspace.shard(call.keys[0]) not in self._taught:
-            return False  # where nobody waits, nobody hears in time that the script is unknown
-        posted = self._posted.begin(call, timeout, on_reply)
-        command = _RELEASE.evalsha(release_call(call))
-        if self._connections.send_async(command, timeout, posted):
+    def release(self, request: Release, *, timeout: float) -> Relation:
+        reply = self._release(request, timeout)
+        if self._pending.lost:
+            self._pending.resend_lost()
+        return reply
+
+    def _release(self, request: Release, timeout: float) -> Relation:
+        run = scripts.release_arguments(request)
+        (reply,) = self._pipeline(scripts.RELEASE, [run], timeout)
+        self._taught.add(Keyspace.shard(request.keys[0]))
+        return Relation(reply.decode())
+
+    def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
+        if Keyspace.shard(request.keys[0]) not in self._taught:
+            return False  # that the server lacks the script would be noticed too late
+        pending = self._pending.begin(request, timeout, on_reply)
+        command = scripts.RELEASE.evalsha(scripts.release_arguments(request))
+        if self._connections.send_async(command, timeout, pending):
             return True
-        self._posted.withdraw(posted)
+        self._pending.withdraw(pending)
         return False
 
     def drain(self, *, timeout: float) -> None:
         self._connections.drain(timeout)
-        self._posted.lose_all()
-        self._posted.repeat(timeout)
+        self._pending.lose_all()
+        self._pending.resend_lost(timeout)
 
     def trace(self, key: str, *, timeout: float) -> Trace:
-        value, ttl, fence, now = self._run(_TRACE, [key, Keyspace.fence(key)], [], timeout)
-        record = None if value is None else _record(key.encode(), value, ttl)
+        keys = [key, Keyspace.fence(key)]
+        value, ttl, fence, now = self._run(scripts.TRACE, (keys, ()), timeout)
+        record = None if value is None else record_of(key.encode(), value, ttl)
         return Trace(record=record, fence=int(fence), now=int(now) / 1e6)
+
+    # --- beside the lease ------------------------------------------------------------------------
+
+    def ticket(self, key: str, nonce: str, *, timeout: float) -> Ticket | None:
+        if self._queues.denied:
+            return None
+        queue = Keyspace.wait_queue(key)
+        home = partial(self._connections.home_of, queue, timeout)
+        return RedisTicket(self._queues, queue, nonce, home, timeout)
 
     def mark(
         self,
@@ -212,124 +242,181 @@ class RedisStore(RedisOperators):
         claim: ClaimChange | None = None,
     ) -> None:
         keys = [Keyspace.marker(key, token.attempt)]
-        arguments = [str(state), sequence, token.nonce, _ms(ttl)]
+        arguments = [str(state), sequence, token.nonce, milliseconds(ttl)]
         if claim is not None:
             keys.append(claim.key)
-            arguments += [token.task, phase_of(claim), _ms(claim.ttl)]
-        _repeatable(lambda: self._run(_MARK, keys, arguments, timeout))
+            arguments += [token.task, phase_of(claim), milliseconds(claim.ttl)]
+        _repeatable(lambda: self._run(scripts.MARK, (keys, arguments), timeout))
 
-    def admit(self, call: Admit, *, timeout: float) -> Record | None:
-        self._check_shards(call.key, timeout)
-        record = self._admit(call, timeout)
-        if self._posted.lost:
-            self._posted.repeat()
-        overtaken = self._posted.overtaken(record) if record is not None else None
-        if overtaken is not None:
-            self._posted.make_again(overtaken)
-            return self._admit(call, timeout)
-        return record
+    def admit(self, request: Admit, *, timeout: float) -> Record | None:
+        if Keyspace.shard(request.key) not in self._known_shards:
+            self._check_shards(request.key, timeout)
+        record = self._admit(request, timeout)
+        if self._pending.lost:
+            self._pending.resend_lost()
+        superseding = self._pending.superseding(record) if record is not None else None
+        if superseding is None:
+            return record
+        self._pending.resend(superseding)
+        return self._admit(request, timeout)
 
-    def _admit(self, call: Admit, timeout: float) -> Record | None:
+    def _admit(self, request: Admit, timeout: float) -> Record | None:
+        admit = self._admit_by_set
+        if not self._claims_by_set or request.instead_of or request.tells_ttl:
+            admit = self._admit_by_script
         try:
-            return self._admissions.admit(call, timeout)
+            return admit(request, timeout)
         except StoreUnavailable as exc:
             if not exc.was_idle:
                 raise
-            return self._admissions.admit(call, timeout)  # see _repeatable; this is a hot path
+            return admit(request, timeout)  # see _repeatable(); this path is hot
+
+    def _admit_by_set(self, request: Admit, timeout: float) -> Record | None:
+        # A free claim is the common case. SET NX takes it at a quarter of a script's cost to the
+        # server, and with GET it returns the claim that stands otherwise.
+        key, token = request.key, request.token
+        holder = request.holder.to_json(token.task_id)
+        value = f"{Kind.CLAIM} {token.task} {Phase.QUEUED} {holder}"
+        command = ("SET", key, value, "PX", f"{milliseconds(request.ttl)}", "NX", "GET")
+        try:
+            (found,) = self._connections.run([command], timeout)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            # The script may be refused too; its error is the one to report.
+            record = self._admit_by_script(request, timeout)
+            self._claims_by_set = False
+            return record
+        if found is None:
+            return None
+        if found.startswith(f"{Kind.CLAIM} {token.task} ".encode()):
+            return self._admit_by_script(request, timeout)  # the same message: prolong its claim
+        return _claim_record(request, found, math.nan)
+
+    def _admit_by_script(self, request: Admit, timeout: float) -> Record | None:
+        token = request.token
+        holder = request.holder.to_json(token.task_id)
+        arguments = [token.task, f"{milliseconds(request.ttl)}", holder, request.instead_of]
+        reply = self._run(scripts.ADMIT, ([request.key], arguments), timeout)
+        return _claim_record(request, *reply) if reply else None
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        arguments = [token.task, phase_of(change), _ms(change.ttl)]
-        _repeatable(lambda: self._run(SETTLE_CLAIM, [change.key], arguments, timeout))
+        run = [change.key], [token.task, phase_of(change), milliseconds(change.ttl)]
+        _repeatable(lambda: self._run(scripts.SETTLE_CLAIM, run, timeout))
 
-    def authorize_tick(self, call: AuthorizeTick, *, timeout: float) -> Authorization:
-        reply = self._run(
-            _AUTHORIZE_TICK,
-            [call.leader, call.entry],
-            [str(call.token), call.expected or "", call.new, _ms(call.ttl)],
-            timeout,
-        )
-        return Authorization(reply.decode())
+    def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
+        arguments = [
+            str(request.token),
+            request.expected or "",
+            request.new,
+            milliseconds(request.ttl),
+        ]
+        run = [request.leader, request.entry], arguments
+        return Authorization(self._run(scripts.AUTHORIZE_TICK, run, timeout).decode())
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
-        # Not MGET: whoever may run the scripts may GET, and a pipeline is one round trip too.
+        # Not MGET: a login that may run the scripts may use GET, and a pipeline is one round trip.
         replies = self._connections.run([("GET", key) for key in keys], timeout) if keys else []
         return [reply if reply is None else reply.decode() for reply in replies]
 
+    # --- operators -------------------------------------------------------------------------------
+
     def free(self, key: str, token: str | None) -> bool:
-        keys = [key, Keyspace.fence(key)]
-        return bool(self._run(_FREE, keys, [token or ""], OPERATOR_TIMEOUT))
+        run = [key, Keyspace.fence(key)], [token or ""]
+        return bool(self._run(scripts.FREE, run, OPERATOR_TIMEOUT))
 
     def inspect(self, key: str) -> Record | None:
-        self._collect_rest()
+        self._drain_open()
         return super().inspect(key)
 
+    def problems(self, key: str) -> list[str]:
+        try:
+            self._check_shards(key, OPERATOR_TIMEOUT)
+        except _ShardsDiffer as exc:
+            return [str(exc)]
+        return []
+
     def close(self) -> None:
-        self._collect_rest()
+        self._drain_open()
         self._connections.close()
 
-    def _collect_rest(self) -> None:
-        if self._posted.open():
+    def _drain_open(self) -> None:
+        if self._pending.open():
             self.drain(timeout=OPERATOR_TIMEOUT)
 
-    def _run(
-        self, script: _Script, keys: Sequence[Any], arguments: Sequence[Any], timeout: float
-    ) -> Any:
-        return self._ask(script, (keys, arguments), timeout)[0]
+    # --- requests --------------------------------------------------------------------------------
 
-    def _ask(
-        self, script: _Script, call: Call, timeout: float, *, then: Sequence[Command] = ()
-    ) -> list[Any]:
-        """Run ``script`` once; the first answer there is after a posted release was lost makes it
-        again. Not a heartbeat's, for which others wait.
-        """
-        replies = self._pipeline(script, [call], timeout, then=then)
-        if self._posted.lost:
-            self._posted.repeat()
-        return replies
-
-    def _release(self, call: Release, timeout: float) -> Relation:
-        (reply,) = self._pipeline(_RELEASE, [release_call(call)], timeout)
-        self._taught.add(Keyspace.shard(call.keys[0]))
-        return Relation(reply.decode())
+    def _run(self, script: Script, run: KeysAndArguments, timeout: float) -> Any:
+        """Run ``script`` once. The first reply after a release was lost resends that release."""
+        (reply,) = self._pipeline(script, [run], timeout)
+        if self._pending.lost:
+            self._pending.resend_lost()
+        return reply
 
     def _pipeline(
         self,
-        script: _Script,
-        calls: Sequence[Any],
+        script: Script,
+        runs: Sequence[KeysAndArguments],
         timeout: float,
         *,
         then: Sequence[Command] = (),
     ) -> list[Any]:
-        """Run ``script`` once per call; a server that forgot the script is taught it again."""
+        """Run ``script`` once per element of ``runs``; load it into a server that lost it."""
         try:
-            return self._connections.run([*map(script.evalsha, calls), *then], timeout)
+            return self._connections.run([*map(script.evalsha, runs), *then], timeout)
         except ScriptForgotten:
-            # A restart or SCRIPT FLUSH. None of the commands ran but those before the first error,
-            # and every script may run twice. EVAL teaches and runs at once: no other client's flush
-            # gets in between, and the login needs no right to SCRIPT.
-            if script is _ACQUIRE:
-                self._shards.forget()
+            # A restart or SCRIPT FLUSH. Only the commands before the first error were executed, and
+            # every script may run twice. EVAL loads and runs in one step, so that no other client's
+            # flush comes in between, and it needs no right to SCRIPT.
+            if script is scripts.ACQUIRE:
+                # The server may have lost its data, with the number of shards, too.
                 self._taught.clear()
-            return self._connections.run([*map(script.eval, calls), *then], timeout)
+                self._read_notes.clear()
+                self._known_shards.clear()
+            return self._connections.run([*map(script.eval, runs), *then], timeout)
 
-    def _renewals(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
-        """Renew the leases of each chunk, all in one shard, and their claims with them."""
-        replies = self._pipeline(RENEW, [renewal_call(chunk) for chunk in chunks], timeout)
-        return [renewals_of(chunk, reply) for chunk, reply in zip(chunks, replies, strict=True)]
+    def _check_shards(self, key: str, timeout: float) -> bool:
+        """Compare this store's number of shards with the one that is noted in the store.
 
-    def _check_shards(self, key: str, timeout: float) -> None:
-        problem = self._shards.disagreement(key, timeout)
-        if problem:
-            raise StoreError(problem)
+        The number is part of every key (``csl:{prefix:shard}:...``). Apps with different numbers
+        would each use keys of their own, and two bodies would run. That happens when one app names
+        a node of a cluster as a plain server, or when data were moved from one kind to the other.
 
-    def _write_shards_down(self, note: str, number: int, timeout: float) -> int:
-        return int(self._run(_SHARDS, [note], [number], timeout))
+        Returns:
+            Whether the store was asked; not if its answer for this prefix is known.
+
+        Raises:
+            StoreError: The numbers differ, or the store refuses the request.
+            StoreUnavailable: The store doesn't answer.
+        """
+        note = Keyspace.shards_note(key)
+        if note in self._read_notes:
+            self._known_shards.add(Keyspace.shard(key))
+            return False
+        noted = int(self._run(scripts.SHARDS, ([note], [self.shards]), timeout))
+        if noted != self.shards:
+            raise _ShardsDiffer(
+                f"the locks here are kept in {noted} shard(s), says {note!r}, and this app looks "
+                f"for them in {self.shards}: two apps would not see each other's locks. Name the "
+                "store alike everywhere (a cluster is redis+cluster://, in every app); if no "
+                "worker of the other sort is left, delete that key"
+            )
+        self._note_shards(key)
+        return True
+
+    def _note_shards(self, key: str) -> None:
+        self._read_notes.add(Keyspace.shards_note(key))
+        self._known_shards.add(Keyspace.shard(key))
 
     def _take_back(self, key: str, token: Token, timeout: float) -> None:
         try:
             self.release(Release(keys=(key,), token=token), timeout=timeout)
         except StoreError:
-            pass  # the ttl frees it; what matters is that nobody runs under it
+            pass  # the ttl frees it; no body runs under it
+
+
+class _ShardsDiffer(StoreError):
+    """Two apps count the shards of a prefix differently."""
 
 
 def _repeatable(operation: Callable[[], _T]) -> _T:
@@ -349,8 +436,8 @@ def _repeatable(operation: Callable[[], _T]) -> _T:
         return operation()
 
 
-def _granted(call: Acquire, reply: Any) -> Granted | None:
-    if isinstance(reply, bytes):
-        return Granted(key=call.slots[0], fence=int(reply) or None)
-    word, *slot = reply
-    return Granted(key=slot[0].decode(), fence=None) if word == b"granted" else None
+def _claim_record(request: Admit, value: bytes, ttl_ms: float) -> Record:
+    record = record_of(request.key.encode(), value, ttl_ms)
+    if record is None:
+        raise StoreError(f"{request.key!r} holds something that this version can't read")
+    return record

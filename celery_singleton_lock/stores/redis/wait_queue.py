@@ -1,22 +1,22 @@
-"""Places in the lines for keys: each a blocking pop, on a connection that nothing else uses.
+"""Tickets in the wait queues for keys: each is a BLPOP on a connection of its own.
 
-Promises
-    Redis serves those who block on one list in the order in which they came, and forgets at once
-    whose connection is closed: so who has waited longest is called, of those who live. A place is
-    kept while its caller looks at the key in between. No wait outlasts what was asked for by more
-    than a connection's timeout, whatever the server does.
+Overview
+    Redis wakes clients blocked in BLPOP in FIFO order and drops closed connections. So a release
+    wakes the living client that has waited longest.
 
-Does not promise
-    That a call arrives. Who was called and died has taken it along; the key is free again half a
-    second later (wait_queue.lua), and the others look by themselves.
+Guarantees
+    A ticket keeps its position while its client looks at the key in between. No wait lasts longer
+    than requested by more than a connection's timeout, whatever the server does.
 
-States of a place::
+Non-guarantees
+    A wake-up may be lost with the client that it was sent to. The key is then free again half a
+    second later (wait_queue.lua), and the other clients poll.
 
-    (nothing sent) --BLPOP--> blocking --reply: called, or 60 s over--> (nothing sent)
-                                 +-- error, exception, leave(): closed, and forgotten there;
-                                     after an error taken anew, three times at most
+State model::
 
-Under gevent a connection belongs to a thread's hub, so idle ones are kept per native thread.
+    (nothing sent) --BLPOP--> blocking --reply: woken, or 60 s over--> (nothing sent)
+                                 +-- error, exception, leave(): connection closed; after an error a
+                                     new BLPOP follows, three times at most
 """
 
 from __future__ import annotations
@@ -32,68 +32,74 @@ from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
 
-__all__ = ["Places"]
+__all__ = ["RedisTicket", "WaitQueues"]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds; then the place is lost, and taken anew at the end. A host that vanished without a word
-# stands in the line no longer than that.
+# Seconds until a BLPOP ends and the client joins the queue again, at its end: for as long, a host
+# that vanished without closing its connection may receive a wake-up.
 _LONGEST_BLOCK: Final = 60
-# After as many breaks without a reply between them, a place is given up: something on the way to
-# the server doesn't bear connections that block.
+# A ticket is given up after so many broken connections without a reply between them: something on
+# the way to the server does not allow connections that block.
 _BREAKS: Final = 3
 _UNKNOWN: Final = ("unknown command", "unknown cmd")
 
 
-class Places:
-    """Those of one store in this process."""
+class WaitQueues:
+    """What one store in one process knows of its wait queues.
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._denied = False
+    Attributes:
+        denied: Whether the login may not block, so that this process's clients poll.
+    """
 
-    def place(
-        self, line: str, who: str, home: Callable[[], Connections], timeout: float
-    ) -> _Place | None:
-        """A place in ``line``, on the server that ``home`` finds; None: the login may not block."""
-        return None if self._denied else _Place(self, line, who, home, timeout, self._clock)
+    def __init__(self) -> None:
+        self.denied = False
 
     def deny(self, reply: Exception) -> None:
-        """The server won't have it: from now on, this process's callers look."""
-        if not self._denied:
+        """The server refused a BLPOP."""
+        if not self.denied:
             logger.info(
-                "singleton: calls that wait for a key look every half second, for the store can't "
-                "call them: %s",
+                "singleton: calls that wait for a key look every half second, because the store "
+                "can't wake them: %s",
                 reply,
             )
-        self._denied = True
+        self.denied = True
 
 
-class _Place:
-    """One caller's; of one thread."""
+class RedisTicket:
+    """See `Ticket`.
+
+    Args:
+        queues: Of the store.
+        queue: The key of the wait queue.
+        nonce: Of the waiting token.
+        home: Returns the connections to the server that has the queue.
+        timeout: Seconds to wait for each reply.
+        clock: Of deadlines.
+    """
 
     def __init__(
         self,
-        places: Places,
-        line: str,
-        who: str,
+        queues: WaitQueues,
+        queue: str,
+        nonce: str,
         home: Callable[[], Connections],
         timeout: float,
-        clock: Clock,
+        clock: Clock | None = None,
     ) -> None:
-        self._places = places
-        self._line = line
-        self._who = who
+        self._queues = queues
+        self._queue = queue
+        self._nonce = nonce
         self._home = home
         self._timeout = timeout
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._connection: Connection | None = None
         self._breaks = 0
         # Deadline for the server's next reply; after it, the connection counts as dropped.
         self._answered_by = 0.0
 
     def wait(self, seconds: float) -> str | None:
-        """As of a Place."""
+        """See `Ticket`."""
         until = self._clock.now() + seconds
         while True:
             try:
@@ -104,7 +110,7 @@ class _Place:
                 break
             if found and isinstance(found[0], redis.exceptions.ResponseError):
                 if _is_denial(found[0]):
-                    self._places.deny(found[0])
+                    self._queues.deny(found[0])
                     self._hang_up()
                     return None
                 self._connection.close()  # it may lead to a replica that was the master
@@ -116,33 +122,34 @@ class _Place:
             if found or left <= 0:
                 self._breaks = 0
                 return self._called(found[0]) if found else ""
-            # Not above: what a signal's handler raises here (TimeoutError is an OSError) tells
-            # nothing of the connection, and is its caller's.
+            # Outside the try: an exception that a signal handler raises here (TimeoutError is an
+            # OSError) says nothing about the connection.
             _wait_for_reply(self._connection.fileno(), left)
         self._hang_up()
         self._breaks += 1
         if self._breaks == _BREAKS:
             return None
-        # The next wait stands in the line again, at its end. Who only looked from now on would be
-        # overtaken by all who do.
+        # The next wait() joins the queue again, at its end. A client that only polled would be
+        # overtaken by all clients in the queue.
         self._clock.sleep(max(0.0, until - self._clock.now()))
         return ""
 
     def leave(self, *, counted: bool) -> None:
-        """As of a Place."""
+        """See `Ticket`."""
         self._hang_up()
         if counted:
             try:
-                command = ("ZREM", self._line, self._who)
+                command = ("ZREM", self._queue, self._nonce)
                 self._home().run([command], self._timeout)
             except StoreError:
-                pass  # counted for a moment longer: the next release keeps the key for nobody
+                # Counted for a moment longer; the next release may reserve the key for no client.
+                pass
 
     def _block(self) -> Connection:
         connection = self._home().take(self._timeout)
         try:
-            connection.replies()  # to a release that another call left on this connection
-            connection.send([("BLPOP", f"{self._line}!", _LONGEST_BLOCK)])
+            connection.replies()  # to a release that is pending on this connection
+            connection.send([("BLPOP", f"{self._queue}!", _LONGEST_BLOCK)])
         except BaseException:
             connection.end()
             raise

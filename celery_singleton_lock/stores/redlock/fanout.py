@@ -280,5 +280,6 @@ class Node:
 class _NodeStore(RedisStore):
     """A store without the note of its shards: a client that knows the nodes has one shard."""
 
-    def _check_shards(self, key: str, timeout: float) -> None:
+    def _check_shards(self, key: str, timeout: float) -> bool:
         """Nothing. The note would cost each node one more request before the first vote."""
+        return False

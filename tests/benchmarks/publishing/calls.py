@@ -23,7 +23,6 @@ import redis
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Admit
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.redis.admission import Admissions
 from tests.benchmarks.publishing import parts
 from tests.benchmarks.publishing.contenders import CONTENDERS, OURS, PLAIN
 from tests.benchmarks.worker.parts import Stopwatch
@@ -68,14 +67,13 @@ def _set_by_redis_py() -> _Call:
 def _asked_by_ours(tells_ttl: bool) -> _Call:
     """Our claim, by the store alone: what is left of it where key, owner and terms are known."""
     store: Any = Runtime.of(app).store
-    ready: Admissions = store._admissions
     holder = Holder(task="bare", worker="host.example", pid=4321, since=1.79e9 + 0.123456)
 
     def ask(number: int) -> None:
         token = Token(f"7c1f8f6e-0d0b-4b6c-9a52-{number:012x}", 0, 0, "-", "0123abcd")
         key = f"csl:{{celery:0}}:claim|bare|bare:{number:032x}"
         call = Admit(key=key, token=token, holder=holder, ttl=TTL, tells_ttl=tells_ttl)
-        assert ready.admit(call, _TIMEOUT) is None
+        assert store._admit(call, _TIMEOUT) is None
 
     return ask
 
