@@ -25,15 +25,17 @@ Non-guarantees
 
 State model::
 
-    ARRIVED -> ASKED --granted--> HELD --body ended--> RELEASED --+
-      ^ |       |  |                |                             |
-      | |       |  +--refused,      +------------settle-----------+--> SETTLED
-      | |       |     put back---------------------------------------^  ^
-      +-|-wait--+                                                       |
-        +--ended without a lease: settle changes the claim--------------+
+    ARRIVED  -> ASKED     an acquire is sent
+    ASKED    -> HELD      it is granted
+    ASKED    -> ARRIVED   it is refused, and the run waits for the holder
+    ARRIVED  -> SETTLED   the refusal ends the delivery: dropped, put back, skipped, failed
+    HELD     -> RELEASED  the body ended, and the message triggers more; or the lease was lost
+    RELEASED -> SETTLED   put back after a loss, or left to its twin
+    any      -> SETTLED   settle: what is held is released, an early release is marked as done, the
+                          claim of a run without a lease is changed
 
-    In ARRIVED and ASKED the message's claim is open: no reply of the store has decided about it, so
-    `TaskRun.settle` does. In ASKED the outcome of the acquire is unknown: settle releases by token.
+    In ARRIVED and ASKED the message's claim is open: no reply of the store has decided about it. In
+    ASKED the outcome of the acquire is unknown, so settle releases by token.
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message

@@ -83,6 +83,26 @@ def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant
     assert [*store.scan("csl:*")] == []
 
 
+def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once() -> None:
+    """The locker has done that; once more at the end, the child would wait for the store again."""
+    clock = ManualClock()
+    store = LateStore(clock)
+    app = Celery("silent", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=store, clock=clock))
+
+    @singleton_task(app=app, name="silenced", shared=False, key="{name}")
+    def silenced(name: str) -> None: ...
+
+    trace = build_tracer("silenced", app.tasks["silenced"], app=app)
+    message = {"id": "t", "task": "silenced", "delivery_info": {}, NONCE_KEY: "a1"}
+    state = trace("t", ["k"], {}, message).info
+    with app.connection_for_write() as connection:
+        queued = connection.default_channel.queue_purge("celery")
+    app.close()
+    assert (state.state, queued) == ("IGNORED", 1), "it was not put back"
+    assert [str(call.token) for call in store.on_their_way] == ["t|0.0|a1"]
+
+
 @pytest.fixture
 def grouped(singleton_store: SingletonStore) -> Iterator[Celery]:
     app = Celery("grouped", broker=UNREACHABLE, set_as_current=False)
