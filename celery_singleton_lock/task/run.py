@@ -360,20 +360,27 @@ class TaskRun:
                     reported = True
                 waiter.wait(reply, self.policy.on_conflict.timeout - waited)
             except StoreError as exc:
-                self._emit(EventName.STORE_FAILED, error=str(exc))
-                if self.policy.on_store_error is not OnStoreError.RETRY or self.eager:
-                    raise
-                if self._no_put_back is None:
-                    self._put_back(self.delivery, AGAIN, "store", retain=False)
-                # Neither the store nor the broker answers. An early-acknowledged message exists
-                # only in this process: it is retained until one of them does.
-                clock.sleep(backoff(*AGAIN, failures))
+                operation = self._retain(operation, exc, failures)
                 failures += 1
-                # The locker has released that token without a reply. A release that arrives late
-                # must not free a grant to the next try, so a released token never acquires again.
-                token = replace(operation.token, nonce=mint_nonce())
-                operation = replace(operation, token=token)
             waited = clock.now() - arrived_at
+
+    def _retain(self, operation: Acquire, error: StoreError, failures: int) -> Acquire:
+        """The store has failed: put the message back, or pause if the broker does not answer.
+
+        Returns:
+            What to ask next.
+        """
+        self._emit(EventName.STORE_FAILED, error=str(error))
+        if self.policy.on_store_error is not OnStoreError.RETRY or self.eager:
+            raise error
+        if self._no_put_back is None:
+            self._put_back(self.delivery, AGAIN, "store", retain=False)
+        # Neither the store nor the broker answers. An early-acknowledged message exists only in
+        # this process: it is retained until one of them does.
+        self.runtime.clock.sleep(backoff(*AGAIN, failures))
+        # The locker has released that token without a reply. A release that arrives late must not
+        # free a grant to the next try, so a released token never acquires again.
+        return replace(operation, token=replace(operation.token, nonce=mint_nonce()))
 
     def _decide(self, relation: Relation, waited: float) -> Decision:
         wall = self.runtime.clock.wall()
@@ -500,10 +507,11 @@ class TaskRun:
             except (SoftTimeLimitExceeded, EncodeError):
                 raise  # the user's bound on all this; or no use in trying again
             except Exception as exc:
-                if isinstance(exc, _UNSENDABLE) and not isinstance(exc, OSError):
-                    refusals += 1
-                    if refusals == _TRIES_OF_THE_UNSENDABLE:
-                        raise
+                unsendable = isinstance(exc, _UNSENDABLE) and not isinstance(exc, OSError)
+                refusals = refusals + 1 if unsendable else 0
+                if refusals == _TRIES_OF_THE_UNSENDABLE:
+                    raise
+                if unsendable:
                     continue
                 logger.warning(
                     "singleton: could not requeue %s[%s]: the broker or the store is unreachable; "
@@ -519,7 +527,7 @@ class TaskRun:
             if not retain:
                 return
             self.runtime.clock.sleep(backoff(*AGAIN, tries))
-            tries, refusals = tries + 1, 0
+            tries += 1
 
     # --- the body --------------------------------------------------------------------------------
 

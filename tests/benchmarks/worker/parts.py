@@ -68,7 +68,12 @@ PARTS: Final = (
     Part(f"{_OURS}.core.heartbeat", "Heartbeat.let_go", _HEARTBEAT),
     Part(f"{_OURS}.core.heartbeat", "Heartbeat.confirmed", _HEARTBEAT),
     Part(f"{_OURS}.stores.redis.store", "RedisStore.acquire", "acquire: the store", step="acquire"),
-    Part(f"{_OURS}.stores.redis.store", "RedisStore.post", "release: the store", step="release"),
+    Part(
+        f"{_OURS}.stores.redis.store",
+        "RedisStore.release_async",
+        "release: the store",
+        step="release",
+    ),
     Part(f"{_OURS}.stores.redis.connection", "pack", "packing", of_steps=True),
     Part("redis.connection", "AbstractConnection.send_packed_command", SENDING, of_steps=True),
     Part("redis.connection", "AbstractConnection.read_response", "parsing", of_steps=True),
