@@ -180,8 +180,7 @@ class ClaimedReleaseContract(Part):
     # --- renew -----------------------------------------------------------------------------------
 
     def test_a_renewal_prolongs_the_claim_with_its_lease(self, store: Store) -> None:
-        key, claim, token = do.published(store)
-        do.take(store, key, token, claim=do.running(claim))
+        key, claim, token = do.started(store)
         assert do.renew(store, [do.lease_of(key, token, 2 * LONG, claim)]) == [RENEWED]
         assert do.ttl_of(do.record_of(store, key)) == 2 * LONG
         assert do.found(store, claim) == (
@@ -200,8 +199,7 @@ class ClaimedReleaseContract(Part):
 
     def test_a_renewal_never_shortens_a_claim(self, store: Store) -> None:
         # It may arrive when the body has ended, and the claim waits for a retry far ahead.
-        key, claim, token = do.published(store)
-        do.take(store, key, token, claim=do.running(claim))
+        key, claim, token = do.started(store)
         do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING, LONG))
         assert do.renew(store, [do.lease_of(key, token, self.SHORT, claim)]) == [LossReason.GONE]
         assert do.is_as_published(store, claim, token, Phase.RETRYING)
@@ -251,8 +249,7 @@ class ClaimedReleaseContract(Part):
     # --- release ---------------------------------------------------------------------------------
 
     def test_a_release_frees_the_claim_of_its_task(self, store: Store) -> None:
-        key, claim, token = do.published(store)
-        do.take(store, key, token, claim=do.running(claim))
+        key, claim, token = do.started(store)
         assert do.give(store, key, token, claim=do.freed(claim)) is Relation.OURS
         assert store.inspect(claim) is None
         following = do.publish(store, claim)
@@ -262,8 +259,7 @@ class ClaimedReleaseContract(Part):
     def test_a_release_requeues_the_claim_or_has_it_wait_for_a_retry(self, store: Store) -> None:
         for kind in (None, Kind.RESERVED, Kind.COOLING):
             for phase in Phase:
-                key, claim, token = do.published(store)
-                do.take(store, key, token, claim=do.running(claim))
+                key, claim, token = do.started(store)
                 next_token = token.next_attempt() if kind is Kind.RESERVED else None
                 options: dict[str, Any] = {
                     "become": kind,

@@ -160,12 +160,13 @@ def published(store: Store, token: Token | None = None, **options: Any) -> tuple
     return key, claim, publish(store, claim, token, **options)
 
 
-def admit(
-    store: Store,
-    claim: str,
-    token: Token,
-    **options: Any,
-) -> Record | None:
+def started(store: Store) -> tuple[str, str, Token]:
+    """As :func:`published`; the token holds the key too, and its claim runs with the lease."""
+    key, claim, token = published(store)
+    return key, claim, take(store, key, token, claim=running(claim))
+
+
+def admit(store: Store, claim: str, token: Token, **options: Any) -> Record | None:
     options = {"holder": PUBLISHER, "ttl": LONG, **options}
     return store.admit(Admit(key=claim, token=token, **options), timeout=TIMEOUT)
 
