@@ -344,7 +344,7 @@ class Lease:
     def lost(self) -> bool:
         """Whether the right to run has ended. No I/O; reads the clock at each call."""
         # What outlives the body (a thread, an asyncio task) must not take a released lease for one.
-        if self.released or self.loss is not None:
+        if self.released_at is not None or self.loss is not None:
             return True
         now = self.clock.now()
         if now < self.valid_until or now < self.deadline:
@@ -364,7 +364,7 @@ class Lease:
 
     def remaining(self) -> float:
         """Seconds this process may still trust the lease, 0.0 once it is lost. No I/O."""
-        if self.released or self.loss is not None:
+        if self.released_at is not None or self.loss is not None:
             return 0.0
         return max(0.0, self.deadline - self.clock.now())
 

@@ -80,14 +80,14 @@ def renewals(site: Site) -> Instructions:
 
 
 WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
-    "acquire and release, memory": (cycle, 2644),
-    "acquire and release, redis": (cycle, 2083),
-    "refused acquire, redis": (refusal, 1469),
-    "key of a template, redis": (key, 179),
-    "task, redis": (task, 3234),
-    "skipped task, redis": (skip, 7126),
+    "acquire and release, memory": (cycle, 2641),
+    "acquire and release, redis": (cycle, 2031),
+    "refused acquire, redis": (refusal, 1420),
+    "key of a template, redis": (key, 171),
+    "task, redis": (task, 3164),
+    "skipped task, redis": (skip, 7069),
     "publish without a claim, redis": (publishing, 228),
-    "publish with a claim, redis": (claim, 1748),
+    "publish with a claim, redis": (claim, 1733),
     "renewal of 200 leases, redis": (renewals, 31528),
 }
 
