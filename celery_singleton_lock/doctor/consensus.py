@@ -39,6 +39,7 @@ _SERVING: Final = frozenset({"leader", "follower", "observer", "standalone"})
 _ROUNDING: Final = 0.01
 _ANYONE: Final = ("world", "anyone")
 _START: Final = "start members until a majority is there"
+_HARM: Final = "a dead holder blocks others so much longer"
 _THREE: Final = "three, on hosts that fail independently"
 
 
@@ -104,11 +105,9 @@ def check_etcd_members(context: Context) -> Findings:
     members = context.servers
     for member in context.granting:
         if not _leader(member):
-            yield warning(
-                "members",
-                f"{member.name} follows no leader: it is cut off, or there is no majority",
-                "look at its log, and at the network between the members",
-            )
+            text = f"{member.name} follows no leader: it is cut off, or there is no majority"
+            remedy = "look at its log, and at the network between the members"
+            yield warning("members", text, remedy)
     led = _led(context)
     if not led:
         text = f"none of the {len(members)} members of the URL follows a leader: no locks"
@@ -161,12 +160,8 @@ def check_shortest_ttl(context: Context) -> Findings:
         shortest, ttl = float(granted["TTL"]), context.ttls[0]
         uneven = ", ".join(f"{ttl:g}" for ttl in context.ttls if ttl != math.ceil(ttl))
         if shortest > math.ceil(ttl):
-            yield warning(
-                "ttl",
-                f"the cluster grants no lease of less than {shortest:g} s, and the shortest ttl "
-                f"here is {ttl:g} s: a dead holder blocks others so much longer",
-                "a longer ttl, or a shorter --election-timeout",
-            )
+            text = f"no lease of less than {shortest:g} s, for a ttl of {ttl:g} s: {_HARM}"
+            yield warning("ttl", text, "a longer ttl, or a shorter --election-timeout")
         elif uneven:
             text = f"a dead holder's key is free after ttl={uneven} rounded up"
             yield note("ttl", f"etcd keeps whole seconds: {text}")
@@ -265,7 +260,7 @@ def _compare(ttl: float, granted: float) -> Findings:
     if granted > ttl + _ROUNDING:
         yield warning(
             "session",
-            f"{text}a dead holder blocks others so much longer",
+            f"{text}{_HARM}",
             "a longer ttl, or minSessionTimeout (2 tickTime by default) below it",
         )
     elif granted < ttl - _ROUNDING:
@@ -283,12 +278,9 @@ def check_rights(context: Context) -> Findings:
         return  # check_login or check_sessions reports it
     closed, unguarded = _foreign(context, sessions[context.ttls[-1]])
     if closed:
-        yield error(
-            "rights",
-            f"{closed} nodes belong to another login than {username}: tasks whose keys are in them "
-            "can't run",
-            "one login for all apps; or another path in singleton_lock_url; or setAcl",
-        )
+        text = f"{closed} nodes belong to another login than {username}: their tasks can't run"
+        remedy = "one login for all apps; or another path in singleton_lock_url; or setAcl"
+        yield error("rights", text, remedy)
     if unguarded:
         text = f"{unguarded} nodes were made without a login, so any client may change them"
         yield warning("rights", text, "while no worker runs, delete them or setAcl")

@@ -71,12 +71,9 @@ def check_leases(context: Context) -> Findings:
     ttls = context.ttls_by_task
     shortest = min(ttls, key=ttls.__getitem__, default="")
     if shortest and is_slow(median, ttl := ttls[shortest]):
-        yield warning(
-            "latency",
-            f"a reply takes {median * 1000:.1f} ms, and {shortest} with ttl={ttl:g} s waits "
-            f"{timeout_for(ttl) * 1000:.0f} ms for one",
-            "a longer ttl, or a store that is nearer",
-        )
+        wait = timeout_for(ttl) * 1000
+        text = f"{median * 1000:.1f} ms a reply; {shortest} with ttl={ttl:g} s waits {wait:.0f} ms"
+        yield warning("latency", text, "a longer ttl, or a store that is nearer")
 
 
 def _operation_time(context: Context) -> float:
@@ -129,10 +126,8 @@ def check_keys(context: Context) -> Findings:
     """Keys under our names that this library can't have written. They are never deleted."""
     foreign = list(context.store.foreign_keys(context.runtime.keyspace.match_all()))
     for key, what in foreign[:_SHOWN_KEYS]:
-        yield warning(
-            "keys",
-            f"{key!r} {what}: other code uses a lock's name, and a task with that key can't run",
-            "find out what writes it, then delete it or choose another singleton_lock_prefix",
-        )
+        text = f"{key!r} {what}: other code uses a lock's name, and a task with that key can't run"
+        remedy = "find out what writes it, then delete it or choose another singleton_lock_prefix"
+        yield warning("keys", text, remedy)
     if len(foreign) > _SHOWN_KEYS:
         yield warning("keys", f"{len(foreign) - _SHOWN_KEYS} more of this kind")

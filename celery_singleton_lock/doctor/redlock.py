@@ -24,6 +24,7 @@ from celery_singleton_lock.stores.redlock.url import read_nodes
 
 # A server counts its uptime in whole seconds.
 _UPTIME_PRECISION: Final = 1.0
+_HARM: Final = "two bodies can run at once"
 
 
 def visit_nodes(context: Context) -> list[Server]:
@@ -72,12 +73,8 @@ def check_identities(context: Context) -> Findings:
     for node in context.servers:
         run_id = node.info.get("run_id", "")
         if run_id and run_id in first:
-            yield error(
-                "identity",
-                f"{first[run_id]} and {node.name} are one server: its vote counts twice, and two "
-                "bodies can run at once",
-                "name servers that fail independently",
-            )
+            text = f"{first[run_id]} and {node.name} are one server, with two votes: {_HARM}"
+            yield error("identity", text, "name servers that fail independently")
         first.setdefault(run_id, node.name)
 
 
@@ -93,17 +90,13 @@ def check_votes(context: Context, node: Server) -> Findings:
         yield warning(
             "persistence",
             f"a node that restarts forgets votes, and quarantine={needed:g} lets it vote while "
-            f"leases of {longest:g} s may stand: two bodies can run at once",
+            f"leases of {longest:g} s may stand: {_HARM}",
             "no quarantine in the URL (then it is each lease's ttl), or appendonly yes with "
             "appendfsync always",
         )
     elif "uptime_in_seconds" not in info:
-        yield warning(
-            "persistence",
-            "INFO is denied, so the time of the last restart is unknown: after a restart the node "
-            "votes at once, and two bodies can run at once",
-            "grant +info, or appendonly yes with appendfsync always",
-        )
+        text = f"INFO is denied, so a restart isn't noticed, and forgets votes: {_HARM}"
+        yield warning("persistence", text, "grant +info, or appendonly yes with appendfsync always")
     else:
         text = "a restart forgets votes; so it has none until it is up for as long as a lease lasts"
         yield ok("persistence", text)

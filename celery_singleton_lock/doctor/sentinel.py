@@ -108,12 +108,8 @@ def check_sentinels(context: Context) -> Findings:
         text = f"there are {count} for this master: without one of them no failover is decided"
         yield warning("sentinels", text, f"{_FEWEST} or more, on hosts that fail independently")
     if count > len(asked):
-        yield note(
-            "sentinels",
-            f"{count} watch this master, and the URL names {len(asked)}: with those away, a new "
-            "process finds no master",
-            "name all of them in singleton_lock_url",
-        )
+        text = f"{count} watch this master, and the URL names {len(asked)}, which may fail together"
+        yield note("sentinels", text, "name all of them in singleton_lock_url")
 
 
 def check_quorum(context: Context) -> Findings:
@@ -138,12 +134,9 @@ def check_master(context: Context) -> Findings:
         named.setdefault(address, []).append(sentinel.name)
     if len(named) > 1:
         views = "; ".join(f"{', '.join(names)}: {address}" for address, names in named.items())
-        yield warning(
-            "master",
-            f"the sentinels name different masters ({views}): a failover is under way, or some of "
-            "them are cut off from the others",
-            "run doctor again in a minute; then look at the network between them",
-        )
+        text = f"the sentinels name different masters, during a failover or a partition ({views})"
+        remedy = "run doctor again in a minute; then look at the network between them"
+        yield warning("master", text, remedy)
     down = [each.name for each in _informed(context) if "o_down" in each.info.get("flags", "")]
     if down:
         text = f"{down[0]} and a quorum of others think that it is down"
@@ -183,12 +176,8 @@ def check_replicas(context: Context) -> Findings:
         if "down" not in flags and link == "ok":
             usable += 1
             continue
-        yield warning(
-            "replicas",
-            f"{replica.name} is out of step (flags {flags}, link {link}): promoted now, it would "
-            "not have the newest leases",
-            "look at its log; it needs the master's login and address",
-        )
+        text = f"{replica.name} is out of step (flags {flags}, link {link}): it may lack leases"
+        yield warning("replicas", text, "look at its log; it needs the master's login and address")
     if usable:
         yield ok("replicas", f"{usable} in step, as the sentinels see them")
     else:

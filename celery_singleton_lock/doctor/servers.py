@@ -149,12 +149,9 @@ def check_persistence(context: Context, server: Server) -> Findings:
             "appendonly yes, if restarts happen often",
         )
     elif server.info:
-        yield warning(
-            "persistence",
-            "no append-only file: a master that restarts before a failover stays master with no "
-            "data, and its replicas discard theirs",
-            "appendonly yes on all servers, or no automatic restart of Redis",
-        )
+        text = "no append-only file: a master that restarts before a failover empties its replicas"
+        remedy = "appendonly yes on all servers, or no automatic restart of Redis"
+        yield warning("persistence", text, remedy)
 
 
 def _replicas(server: Server) -> int:
@@ -181,20 +178,16 @@ def check_replication(context: Context, server: Server) -> Findings:
     """A failover of a single server forgets leases; Redlock's nodes must not have any."""
     replicas, is_redlock = _replicas(server), context.kind == "redlock"
     if server.info.get("role") == "slave" and is_redlock:
-        yield error(
-            "replication",
-            "is a replica: it has no vote, and promoted it would bring another's votes along",
-            "REPLICAOF NO ONE: the nodes of Redlock are masters that don't know each other",
-        )
+        text = "is a replica: it has no vote, and promoted it would bring another's votes along"
+        remedy = "REPLICAOF NO ONE: the nodes of Redlock are masters that don't know each other"
+        yield error("replication", text, remedy)
     elif server.info.get("role") == "slave":
         text = "this server is a replica: it can't take leases"
         yield error("replication", text, "point singleton_lock_url at the master")
     elif replicas and is_redlock:
-        yield warning(
-            "replication",
-            f"has {replicas} replicas: a failover forgets votes, and two bodies can run at once",
-            "no replicas here, or none that is ever promoted; another node instead",
-        )
+        text = f"has {replicas} replicas: a failover forgets votes, and two bodies can run at once"
+        remedy = "no replicas here, or none that is ever promoted; another node instead"
+        yield warning("replication", text, remedy)
     elif replicas:
         text = f"{replicas} replicas, asynchronous: a failover may lose acknowledged leases"
         yield note("replication", text, "write with the fence where that matters")
@@ -212,12 +205,8 @@ def check_clock(context: Context, server: Server) -> Findings:
     if abs(ahead) <= _FROM_THIS_HOST:
         yield ok("clock", f"{ahead:+.2f} s from this host")
         return
-    yield warning(
-        "clock",
-        f"the server's clock is {ahead:+.1f} s from this host's. Leases don't depend on it; but "
-        "when it is stepped back, they end early or late by as much",
-        _NTP,
-    )
+    text = f"{ahead:+.1f} s from this host: if the clock is stepped back, leases end early or late"
+    yield warning("clock", text, _NTP)
 
 
 def check_clocks(context: Context) -> Findings:

@@ -24,11 +24,9 @@ def check_policies(context: Context) -> Findings:
     """What a worker would refuse to start with."""
     tasks = singleton_tasks(context.app)
     if not tasks:
-        yield warning(
-            "tasks",
-            "no singleton task is registered in this app",
-            "name the app of your workers with -A, and have it import its tasks (include=...)",
-        )
+        text = "no singleton task is registered in this app"
+        remedy = "name the app of your workers with -A, and have it import its tasks (include=...)"
+        yield warning("tasks", text, remedy)
         return
     try:
         check_tasks(context.app, context.store)
