@@ -22,7 +22,7 @@ from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.processes import ROOT
 
-from .patients import app_on, findings, found, severities
+from .doctor_apps import app_on, findings, found, severities
 
 # What docs/options.md says that locking needs.
 LEAST_RIGHTS = (
@@ -84,7 +84,7 @@ def test_rights_that_only_waiting_needs_are_a_note(server: PrivateServer, raw: A
 
 
 def test_those_who_wait_are_no_strangers(server: PrivateServer, raw: Any) -> None:
-    line = Keyspace.wait_queue(Keyspace().lock("patient.work", "busy"))
+    line = Keyspace.wait_queue(Keyspace().lock("checked.work", "busy"))
     raw.zadd(line, {"somebody": 1})
     raw.rpush(f"{line}!", "a call")
     for name in (line, f"{line}!"):
@@ -200,11 +200,11 @@ def test_a_replica_is_an_error(server: PrivateServer, raw: Any) -> None:
 
 def test_the_keys_of_old_recipes_are_told_and_left_alone(server: PrivateServer, raw: Any) -> None:
     """SETNX without EXPIRE, SETNX + GETSET with a timestamp, a list as a queue of one."""
-    forever, a_list = "csl:{celery:0}:patient.work:a", "csl:{celery:0}:patient.work:b"
+    forever, a_list = "csl:{celery:0}:checked.work:a", "csl:{celery:0}:checked.work:b"
     raw.set(forever, "1763714400.5")
     raw.lpush(a_list, "token")
     raw.set("csl:{celery:0}:fence", "5")  # ours: the one key without an expiry
-    raw.set("csl:{celery:0}:patient.work:c", "1763714400.5", ex=60)
+    raw.set("csl:{celery:0}:checked.work:c", "1763714400.5", ex=60)
     findings = found(app_on(server.url()), "keys")
     texts = sorted(finding.text for finding in findings)
     assert len(texts) == 2
@@ -219,7 +219,7 @@ def test_a_worker_that_would_not_start_is_an_error(server: PrivateServer) -> Non
     app = app_on(server.url(), scope="names", key="{number}", limit=2)
 
     @singleton_task(
-        app=app, name="patient.other", shared=False, scope="names", key="{number}", limit=3
+        app=app, name="checked.other", shared=False, scope="names", key="{number}", limit=3
     )
     def other(number: int) -> None: ...
 
@@ -244,7 +244,7 @@ def test_timeouts_that_do_not_fit_are_told(server: PrivateServer) -> None:
     app.conf.broker_transport_options = {"visibility_timeout": 60}
     warning, note = found(app, "timeouts")
     assert (warning.severity, note.severity) == (Severity.WARNING, Severity.NOTE)
-    assert all("patient.work" in finding.text for finding in (warning, note))
+    assert all("checked.work" in finding.text for finding in (warning, note))
 
 
 def test_results_that_reach_the_first_caller_alone_are_told(server: PrivateServer) -> None:
@@ -254,7 +254,7 @@ def test_results_that_reach_the_first_caller_alone_are_told(server: PrivateServe
     app.conf.update(result_backend="rpc://", singleton_lock_url=server.url())
     _, finding = found(app, "tasks")
     assert finding.severity is Severity.WARNING
-    assert "patient.work" in finding.text
+    assert "checked.work" in finding.text
     assert "rpc://" in finding.text
 
 

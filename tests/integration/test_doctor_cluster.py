@@ -15,7 +15,7 @@ from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.sentinels import client_of
 
-from .patients import app_on, found, severities, worst
+from .doctor_apps import app_on, found, severities, worst
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -17,7 +17,7 @@ from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster, find_etcd
 from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
 
-from .patients import app_on, findings, found, severities, worst
+from .doctor_apps import app_on, findings, found, severities, worst
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

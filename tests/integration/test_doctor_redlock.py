@@ -17,7 +17,7 @@ from tests.harness.faketime import server_with_clock
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.sentinels import client_of
 
-from .patients import app_on, found, severities, worst
+from .doctor_apps import app_on, found, severities, worst
 
 # Several servers each: `make test` keeps memory, Redis and Valkey.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -163,7 +163,7 @@ def test_clocks_that_are_apart_by_more_than_the_allowance_are_a_warning(
 
 
 def test_the_keys_of_old_recipes_are_told_once_and_left_alone(nodes: RedlockNodes) -> None:
-    forever, a_list = "csl:{celery:0}:patient.work:a", "csl:{celery:0}:patient.work:b"
+    forever, a_list = "csl:{celery:0}:checked.work:a", "csl:{celery:0}:checked.work:b"
     for server in nodes:
         with client_of(server) as client:
             client.set(forever, "1763714400.5")  # SETNX without EXPIRE

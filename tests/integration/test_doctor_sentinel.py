@@ -14,7 +14,7 @@ from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
 from tests.harness.sentinels import MASTER, Sentinels, client_of, cut_replication
 
-from .patients import app_on, found, severities, worst
+from .doctor_apps import app_on, found, severities, worst
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

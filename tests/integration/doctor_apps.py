@@ -1,4 +1,4 @@
-"""Apps for the doctor, and what it finds."""
+"""Apps for the doctor, and its findings about them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from celery_singleton_lock.runtime import Runtime
 def app_on(url: str, **task_options: Any) -> Celery:
     """An app with one task; a store that is no broker is named beside one in memory."""
     if url.startswith(("redis://", "rediss://")):
-        app = Celery("patient", broker=url, backend=url, set_as_current=False)
+        app = Celery("checked", broker=url, backend=url, set_as_current=False)
     else:
-        app = Celery("patient", broker="memory://", set_as_current=False)
+        app = Celery("checked", broker="memory://", set_as_current=False)
         app.conf.singleton_lock_url = url
 
-    @singleton_task(app=app, name="patient.work", shared=False, **task_options)
+    @singleton_task(app=app, name="checked.work", shared=False, **task_options)
     def work(number: int) -> None: ...
 
     return app
 
 
 def findings(app: Celery) -> list[Finding]:
-    """All that the doctor says of it as it is now; nothing stays open."""
+    """All findings about the app as it is now; no connection stays open."""
     runtime = Runtime.of(app)
     try:
         return list(diagnose(app))
@@ -36,7 +36,7 @@ def findings(app: Celery) -> list[Finding]:
 
 
 def found(app: Celery, subject: str) -> list[Finding]:
-    """What the doctor says of ``subject``."""
+    """The findings about ``subject``."""
     return [finding for finding in findings(app) if finding.subject == subject]
 
 
