@@ -3,7 +3,7 @@
 Its environment: BROKER_URL, RESULT_URL; LOCK_URL, the lock store; EVERY, seconds of the entry
 ``interval``; CRONTAB, of any value, for the entry ``crontab``; SETTINGS, JSON of more settings.
 A file AMBUSH, once it exists, tells the process whose pid it holds what befalls it at its next
-send, as ``<pid> SIGSTOP send``; ``permit`` for ``send``: just before it asks the store.
+send, as ``<pid> SIGSTOP send``; ``authorize`` for ``send``: just before it asks the store.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _authorize_tick = RedisStore.authorize_tick
 
 def authorize_tick(self: RedisStore, call: AuthorizeTick, *, timeout: float) -> Authorization:
     """Called by beat when it has looked at its lease for the last time."""
-    ambush("permit")
+    ambush("authorize")
     return _authorize_tick(self, call, timeout=timeout)
 
 

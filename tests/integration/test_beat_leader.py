@@ -108,7 +108,7 @@ def test_a_leader_stopped_before_it_asks_is_refused_by_the_store(
     # It has looked at its lease, and looks at it no more before it sends.
     beats.add(2)
     ticks.wait_for(2)
-    beats.prepare(stopped := beats.leader(), "SIGSTOP", "permit")
+    beats.prepare(stopped := beats.leader(), "SIGSTOP", "authorize")
     leader = beats.leader(but=stopped)
     ticks.wait_for(2)
     woken, seen = time.time(), len(stopped.lines)
@@ -120,7 +120,7 @@ def test_a_leader_stopped_before_it_asks_is_refused_by_the_store(
 
 
 @pytest.mark.slow
-def test_a_leader_stopped_between_permit_and_send_sends_late_and_once(
+def test_a_leader_stopped_between_authorization_and_send_sends_late_and_once(
     beats: Beats, ticks: Ticks
 ) -> None:
     beats.add(2)
@@ -200,7 +200,7 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     )
     ticks.wait_for(3)
     assert process.alive
-    # A permit that the store gave as it went.
+    # An authorization that the store gave as it went.
     assert [tick for tick in ticks.of() if at + 0.1 < tick.sent_at < back] == []
     assert faults(ticks.of(), EVERY) == []
     # Told when it changes, not at each tick.

@@ -90,7 +90,7 @@ def test_killed_and_stopped_leaders_are_replaced_and_no_tick_comes_twice(
     stopped = beats.leader(but=killed)
     ticks.wait_for(2)
     # There, and not anywhere: else it might stand still with the lock on the SQLite file.
-    beats.prepare(stopped, "SIGSTOP", "permit")
+    beats.prepare(stopped, "SIGSTOP", "authorize")
     beats.leader(but=stopped)
     ticks.wait_for(2)
     seen = len(stopped.lines)
@@ -138,7 +138,7 @@ def test_a_clean_stop_hands_over_at_once_and_on_the_grid(beats: Beats, ticks: Ti
     assert longest_gap(ticks.of()) < EVERY + 1
 
 
-def test_a_leader_stopped_between_permit_and_send_sends_late_and_once(
+def test_a_leader_stopped_between_authorization_and_send_sends_late_and_once(
     beats: Beats, ticks: Ticks
 ) -> None:
     beats.add(2)
@@ -153,7 +153,7 @@ def test_a_leader_stopped_between_permit_and_send_sends_late_and_once(
     assert faults(ticks.of(), EVERY) == []
 
 
-def test_a_leader_killed_between_permit_and_send_loses_that_tick_alone(
+def test_a_leader_killed_between_authorization_and_send_loses_that_tick_alone(
     beats: Beats, ticks: Ticks
 ) -> None:
     beats.add(2)
@@ -200,7 +200,7 @@ def test_a_leader_that_stood_still_does_not_set_a_row_back(
     django_beats.add(2)
     ticks.wait_for(3)
     stopped = django_beats.leader()  # it has runs that it has not written yet
-    django_beats.prepare(stopped, "SIGSTOP", "permit")
+    django_beats.prepare(stopped, "SIGSTOP", "authorize")
     other = django_beats.leader(but=stopped)
     ticks.wait_for(2)
     other.terminate()

@@ -35,10 +35,10 @@ class CuedStore(MemoryStore):
     """The memory store, whose answers get lost on cue."""
 
     away = False
-    #: How many of the next permits are carried out without a reply.
-    deaf_permits = 0
-    #: What happens while a permit is on its way.
-    before_permit: Callable[[], object] = staticmethod(lambda: None)
+    #: How many of the next authorizations are carried out without a reply.
+    lost_replies = 0
+    #: What happens while an authorization is on its way.
+    before_authorization: Callable[[], object] = staticmethod(lambda: None)
 
     def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
         self._check()
@@ -54,10 +54,10 @@ class CuedStore(MemoryStore):
 
     def authorize_tick(self, call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
         self._check()
-        self.before_permit()
+        self.before_authorization()
         reply = super().authorize_tick(call, timeout=timeout)
-        if self.deaf_permits:
-            self.deaf_permits -= 1
+        if self.lost_replies:
+            self.lost_replies -= 1
             raise StoreUnavailable("no reply")
         return reply
 
@@ -177,14 +177,14 @@ def test_who_is_deposed_while_its_keeper_finds_out_says_that_it_leads_again(benc
     a.election.campaign()
     assert bench.store.free(KEY, None)
     bench.clock.advance(TTL / 3)
-    bench.store.before_permit = a.heartbeat.sweep
+    bench.store.before_authorization = a.heartbeat.sweep
     assert not a.election.authorize_tick("e", 1.0)
     assert a.election.campaign()
     assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
 
 
 def test_a_leader_whose_lease_is_near_its_end_leads_no_more(bench: Bench) -> None:
-    # The store would still give it a permit; its own deadline comes first.
+    # The store would still authorize it; its own deadline comes first.
     bench.a.election.campaign()
     bench.clock.advance(TTL - 0.1)
     assert not bench.b.election.campaign()
@@ -219,7 +219,7 @@ def test_a_grant_whose_reply_was_lost_blocks_nobody_for_a_ttl(bench: Bench) -> N
 # --- who may send --------------------------------------------------------------------------------
 
 
-def test_only_the_leader_is_permitted(bench: Bench) -> None:
+def test_only_the_leader_is_authorized(bench: Bench) -> None:
     a, b = bench.a.election, bench.b.election
     assert not a.authorize_tick("e", 1.0)
     a.campaign()
@@ -229,7 +229,7 @@ def test_only_the_leader_is_permitted(bench: Bench) -> None:
     assert a.last_run("e") == 1.0
 
 
-def test_the_next_leader_sees_every_run_that_was_permitted(bench: Bench) -> None:
+def test_the_next_leader_sees_every_run_that_was_authorized(bench: Bench) -> None:
     a, b = bench.a.election, bench.b.election
     a.campaign()
     for entry in ("e", "f"):
@@ -249,7 +249,7 @@ def test_the_next_leader_sees_every_run_that_was_permitted(bench: Bench) -> None
 
 
 def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None:
-    # It has looked at its lease, is stopped, and wakes at the permit itself.
+    # It has looked at its lease, is stopped, and wakes at the authorization itself.
     a, b = bench.a.election, bench.b.election
     a.campaign()
     a.authorize_tick("e", 1.0)
@@ -267,7 +267,7 @@ def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None
     assert b.authorize_tick("e", 3.0)
 
 
-def test_without_the_token_in_the_script_it_would_be_permitted(
+def test_without_the_token_in_the_script_it_would_be_authorized(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = bench.a.election, bench.b.election
@@ -316,7 +316,7 @@ def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> 
         assert a.authorize_tick(name, 5.0)
 
 
-def test_a_corrected_last_run_is_overwritten_by_the_next_permit(bench: Bench) -> None:
+def test_a_corrected_last_run_is_overwritten_by_the_next_authorization(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
     a.authorize_tick("e", 9e9)
@@ -365,19 +365,19 @@ def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
     assert a.election.term == 2
 
 
-def test_a_permit_whose_reply_was_lost_is_asked_again_and_given(bench: Bench) -> None:
+def test_an_authorization_whose_reply_was_lost_is_asked_again_and_given(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
-    bench.store.deaf_permits = 1
+    bench.store.lost_replies = 1
     assert a.authorize_tick("e", 1.0)
     assert bench.a.names() == [EventName.LEADING]
 
 
-def test_what_lost_permits_left_is_swapped_by_the_next_one(bench: Bench) -> None:
+def test_what_lost_authorizations_left_is_swapped_by_the_next_one(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
     a.authorize_tick("e", 1.0)
-    bench.store.deaf_permits = 2
+    bench.store.lost_replies = 2
     with pytest.raises(StoreUnavailable):
         a.authorize_tick("e", 2.0)
     bench.store.away = True
