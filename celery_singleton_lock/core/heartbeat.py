@@ -1,70 +1,95 @@
-"""The heartbeat: one thread of a process renews all of its leases at once.
+"""The heartbeat: one thread per process renews all leases of the process and declares losses.
 
-Promises
-    Each registered lease is renewed every ttl/3, all of them in one pipeline; of a store that can
-    answer piece by piece, some are noted while it has the others. A renewal answered "not yours" is
-    a loss at once. No answer means try again until ``valid_until``; then the lease is lost for
-    good, whatever the store says later. A loss is reported once, before anybody else can hold the
-    key, unless this thread starves.
+Overview
+    Each lease is renewed every ttl/3. The first renewal comes up to a tenth early. Leases that are
+    due before the next sweep are renewed together, in batches of `Capabilities.renewal_batch`.
 
-Does not promise
-    To run while a C call in the body holds the GIL. In a prefork worker the parent renews then (see
-    ``parent_heartbeat``), and its renewals count here too: a lease is lost at the later one of
-    both deadlines. Elsewhere ``lease.check()`` after the call tells, by the clock.
+Guarantees
+    A lease that the store no longer has is lost at its next renewal. A renewal without a reply is
+    repeated until the deadline; then the lease is lost for good, whatever the store replies later.
+    A loss is reported once, and before another client can hold the key, unless this thread starves.
+    The replies of one batch take effect before the next batch is sent.
 
-States of a lease here::
+Non-guarantees
+    This thread does not run while a C call in the body holds the GIL. In a prefork worker the
+    parent then renews (see ``parent_heartbeat``), and the later deadline of both counts. Elsewhere
+    ``lease.check()`` after the call finds the loss by the clock.
+
+State model::
 
     add() -> renewing --"not yours"----------------------> lost (gone, replaced)
-               |  ^ \\--no answer--> retrying --deadline--> lost (unreachable)
-               |  +--------answer-------/
-               +--"dying"--> gone: the worker parent has told the outcome, and ends this process
+               |  ^ \\--no reply--> retrying --deadline--> lost (unreachable)
+               |  +--------reply--------/
+               +--"dying"--> removed: the worker parent has reported the end of this process
                +--max_hold reached--> ending --deadline--> lost (expired)
-    discard() from any state: a late reply is ignored
-    let_go() from any state: as discard(); but when the lease's next turn would have come, the store
-    is asked what it has heard of the release that nobody waited for
+    discard() from any state: removed, a late reply is ignored
+    let_go() from any state: as discard(), for an asynchronous release. When the next renewal would
+    have been due, the store is drained, unless the release was confirmed before
 
-Threads
-    ``add``, ``discard`` and ``declare`` run on the bodies' threads, ``sweep`` on the heartbeat's
-    own. The guard is held for dictionary operations only, never over I/O. After a fork the child
-    has none of this: its runtime makes a new heartbeat.
+Failure handling
+    A failed sweep is logged and repeated: the thread never ends before close(). ``add``,
+    ``discard`` and ``declare`` run on the threads of the bodies, ``sweep`` on the heartbeat's own.
+    The guard is held for dictionary operations only, never over I/O. A forked child creates a new
+    heartbeat.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.entry import Entry, note_renewed
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.lease import Lease, Loss, LossReason, reason_of_loss
-from celery_singleton_lock.core.pace import MAX_TIMEOUT, patience, timeout_for
+from celery_singleton_lock.core.lease import Lease, Loss, LossReason, reason_of_loss, trust_of
 from celery_singleton_lock.core.store import RENEWED, Renewal, Store
 from celery_singleton_lock.errors import StoreError
 
-__all__ = ["MAX_TIMEOUT", "Heartbeat", "timeout_for"]
+__all__ = [
+    "MAX_TIMEOUT",
+    "Heartbeat",
+    "Schedule",
+    "interval_of",
+    "patience",
+    "retry_pause",
+    "timeout_for",
+]
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Renewals of many processes that started together shall not come together: the first of each lease
-# is up to a tenth early. Only the first: of a thousand leases the earliest would always win.
+# Spreads the renewals of processes that started together: the first renewal of each lease is up to
+# a tenth early. Only the first: of a thousand leases in one batch the earliest would always decide.
 _JITTER: Final = 0.1
-# Seconds; of a failure that is a defect of ours.
+# Seconds until the next sweep after one that failed by a defect.
 _PAUSE_AFTER_FAILURE: Final = 1.0
 _FOREVER: Final = float("inf")
-# What a sweep reads of thousands, without a step of Python for each.
+# What a sweep reads of each schedule or lease, without a Python frame for each.
 _TURN, _INTERVAL = attrgetter("turn"), attrgetter("interval")
 _TTL, _VALID_UNTIL = attrgetter("ttl"), attrgetter("valid_until")
-# The replies that a silent store is waited for, one after the other, where it is asked about posted
-# releases: the one that it owes, and those to two tries to make the release again.
+# The replies that draining may wait for in sequence while the store does not answer: the pending
+# one, and those to two tries to resend the release.
 _WAITS: Final = 3
-# Leases whose renewal is noted after one look at the clock: some tens of microseconds' work.
+# Leases whose renewal is noted after one reading of the clock: some tens of microseconds of work.
 _PER_LOOK: Final = 64
+
+# Three renewals fit in a ttl: two may fail before the lease is at risk.
+_RENEWALS_PER_TTL: Final = 3
+# A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
+# In steps, because a store keeps connections per timeout: each remaining time would need its own.
+_TIMEOUTS_PER_TTL: Final = 6
+_TIMEOUT_STEPS: Final = (2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+MAX_TIMEOUT: Final = _TIMEOUT_STEPS[0]
+_MIN_TIMEOUT: Final = 0.05
+# Pauses while the store does not answer: short enough to notice its return soon, long enough not to
+# overload it.
+_RETRY_RATIO: Final = 0.05
+_MAX_RETRY_PAUSE: Final = 1.0
+_MIN_RETRY_PAUSE: Final = 0.01
 
 
 class Heartbeat:
@@ -74,8 +99,8 @@ class Heartbeat:
         self._store = store
         self._clock = clock
         self._events = events
-        self._entries: dict[int, Entry] = {}
-        # Of leases whose release nobody waits for: when to ask, and how.
+        self._entries: dict[int, Schedule] = {}
+        # For each asynchronous release without a reply: when to drain, and how.
         self._let_go: dict[Lease, tuple[float, Callable[..., None]]] = {}
         self._guard: Any = native.allocate_lock()
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
@@ -92,7 +117,7 @@ class Heartbeat:
     def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the heartbeat's
         thread."""
-        entry = Entry(lease, on_lost, _JITTER * random.random())
+        entry = Schedule(lease, on_lost, _JITTER * random.random())
         with self._guard:
             self._entries[id(lease)] = entry
             if entry.interval < self._shortest:
@@ -100,17 +125,17 @@ class Heartbeat:
             start = not self._running
             ring = entry.turn < self._wakes_at
         if start:
-            # The thread itself says that it runs. Were it said here, a start that failed or was
+            # The thread itself sets _running. If this method did, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.
             native.start_new_thread(self._run, "singleton-heartbeat")
         elif ring:
             self._ring()
 
-    def discard(self, lease: Lease) -> Entry | None:
+    def discard(self, lease: Lease) -> Schedule | None:
         """Stop renewing ``lease``; a reply under way is ignored.
 
         Returns:
-            What there was of it; None: it was renewed no more, or its loss is told already.
+            Its schedule; None: it was not renewed any more, or its loss is reported already.
         """
         # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
@@ -119,38 +144,44 @@ class Heartbeat:
         return entry
 
     def declare(self, lease: Lease) -> None:
-        """Declare ``lease`` lost, unless that is done: its holder saw it end before this thread."""
+        """Declare ``lease`` lost if its deadline has passed: its holder noticed first."""
         entry = self._entries.get(id(lease))
         if entry is not None:
             self._lose_overdue(entry, self._clock.now())
 
     def let_go(self, lease: Lease, collect: Callable[..., None]) -> bool:
-        """As :meth:`discard`; ``collect`` is called at its next turn, if it isn't confirmed before.
+        """:meth:`discard` for an asynchronous release.
 
-        The thread has planned that turn already: to be woken by each release would cost the body as
-        much as a round trip. False: the lease isn't renewed, and has no turn.
+        When the next renewal would have been due, ``collect`` is called, unless the release is
+        confirmed before. The thread wakes then in any case: waking it for each release would cost
+        the body as much as a round trip.
+
+        Returns:
+            Whether the lease was being renewed; if not, ``collect`` is not called.
         """
         entry = self._entries.get(id(lease))
         if entry is None:
             return False
-        # As early as any lease of this kind has its turn, so that the next one doesn't wake the
-        # thread either. Noted here before it is gone there: a sweep in between finds it in one.
+        # As early as the first renewal of such a lease may come, so that the next lease does not
+        # wake the thread either. Added here before it is removed there, so that a sweep in between
+        # finds it.
         due = lease.acquired_at + entry.interval * (1 - _JITTER)
         self._let_go[lease] = due, collect
         self.discard(lease)
         return True
 
     def sent(self, lease: Lease, collect: Callable[..., None]) -> None:
-        """The release of what was let go is on its way: its turn comes from now on.
+        """The asynchronous release of ``lease`` was sent.
 
-        A short ttl's may have come since :meth:`let_go`, and found nothing to hear of.
+        With a short ttl, the drain may have come since :meth:`let_go`, before there was a release
+        to drain: then it is repeated now.
         """
         if lease not in self._let_go:
             self._let_go[lease] = self._clock.now(), collect
             self._ring()
 
     def confirmed(self, lease: Lease) -> None:
-        """Its release was heard of, or is waited for."""
+        """The release was acknowledged, or is sent in another way."""
         self._let_go.pop(lease, None)
 
     def ask(self, lease: Lease) -> None:
@@ -181,16 +212,16 @@ class Heartbeat:
             entries = self._snapshot()
             if min(map(_TURN, entries), default=_FOREVER) <= now:
                 for entry in entries:
-                    # Another process has put its deadline off, or its renewal has ended meanwhile.
+                    # The worker parent has extended the deadline, or max_hold has ended renewal.
                     entry.plan(entry.due, now)
             turns = [due for due, _ in list(self._let_go.values())]
             turns += map(_TURN, entries)
             if turns:
                 self._wakes_at = min(turns)
             else:
-                # The next short body's lease has likely no shorter interval, so it needn't wake
-                # this thread: that costs each body as much as a round trip. Once nothing has come
-                # for an interval, the thread sleeps on.
+                # The next short body's lease has likely no shorter interval, so it does not wake
+                # this thread: that costs each body as much as a round trip. After an interval
+                # without a lease, the thread sleeps until it is woken.
                 self._wakes_at = now + shortest * (1 - _JITTER)
             return None if self._wakes_at == float("inf") else max(0.0, self._wakes_at - now)
 
@@ -199,22 +230,22 @@ class Heartbeat:
         waiting = list(self._let_go.items())
         overdue = [(lease, collect) for lease, (due, collect) in waiting if due <= now]
         for lease, _ in overdue:
-            self._let_go.pop(lease, None)  # asked once
+            self._let_go.pop(lease, None)  # once
         for collect in {collect for _, collect in overdue}:
             try:
                 collect(timeout=self._patience(now, [lease for lease, _ in overdue], _WAITS))
             except Exception:
-                logger.exception("nothing was heard of releases that nobody waited for")
+                logger.exception("draining asynchronous releases failed")
         if overdue:
             self._declare_overdue()
 
-    def _snapshot(self) -> list[Entry]:
-        # One step of the interpreter: a release takes no guard, and may come between any two
-        # entries of a loop over the dictionary.
+    def _snapshot(self) -> list[Schedule]:
+        # One step of the interpreter: a release takes no guard, and may come between any two steps
+        # of a loop over the dictionary.
         return list(self._entries.values())
 
-    def _due(self) -> list[Entry]:
-        """What is due, and with it what would be before the next sweep: one pipeline, not two."""
+    def _due(self) -> list[Schedule]:
+        """What is due, and what would be due before the next sweep: one pipeline, not two."""
         now = self._clock.now()
         entries = self._snapshot()
         if not any(entry.due <= now < entry.ends for entry in entries):
@@ -222,10 +253,10 @@ class Heartbeat:
         horizon = now + min(map(_INTERVAL, entries))
         return [entry for entry in entries if now < entry.ends and entry.due <= horizon]
 
-    def _renew(self, batch: list[Entry]) -> None:
+    def _renew(self, batch: list[Schedule]) -> None:
         leases = [entry.lease for entry in batch]
         sent = self._clock.now()
-        others: list[tuple[Entry, Renewal]] = []
+        others: list[tuple[Schedule, Renewal]] = []
         known = 0
         try:
             for replies in self._ask(leases, self._patience(sent)):
@@ -233,11 +264,11 @@ class Heartbeat:
                 known += len(replies)
         except Exception as exc:
             if not isinstance(exc, StoreError):
-                logger.exception("the store failed as it should not; it is asked again")
+                logger.exception("the store raised an unexpected error; the renewal is repeated")
             now = self._clock.now()
             for entry in batch[known:]:
                 entry.postpone(str(exc), now)
-        # Who hears of a loss may take time over it: nobody's renewal waits for that.
+        # Losses last: on_lost may take time, and no renewal waits for it.
         for entry, reply in others:
             self._take(entry, reply)
 
@@ -247,33 +278,33 @@ class Heartbeat:
             yield self._store.renew(leases[start : start + size], timeout=timeout)
 
     def _note(
-        self, batch: list[Entry], replies: Sequence[Renewal], sent: float
-    ) -> list[tuple[Entry, Renewal]]:
-        """Note what was renewed; the others are returned, with what they are."""
-        others: list[tuple[Entry, Renewal]] = []
+        self, batch: list[Schedule], replies: Sequence[Renewal], sent: float
+    ) -> list[tuple[Schedule, Renewal]]:
+        """Note the renewed leases; return the others with their replies."""
+        others: list[tuple[Schedule, Renewal]] = []
         if replies.count(RENEWED) < len(replies):
             named = [*zip(batch, replies, strict=True)]
             others = [one for one in named if one[1] is not RENEWED]
             batch = [entry for entry, reply in named if reply is RENEWED]
         for start in range(0, len(batch), _PER_LOOK):
             some = batch[start : start + _PER_LOOK]
-            # But for what was released meanwhile; and what is renewed too late is overdue.
+            # Without those that were released meanwhile.
             some = [entry for entry in some if id(entry.lease) in self._entries]
             note_renewed(some, sent, self._clock.now())
         return others
 
     def _patience(self, now: float, others: list[Lease] | None = None, waits: int = 1) -> float:
-        """Seconds to wait for each of so many replies, about ``others`` or what is renewed."""
-        # At its deadline a body is told of its loss, so nobody waits for a reply beyond that; and
-        # not of who is asked about alone: who isn't due yet waits for this reply too.
+        """Seconds to wait for each of ``waits`` replies, about ``others`` or what is renewed."""
+        # A loss is reported at the deadline, so no wait goes beyond the first deadline of all
+        # leases: those that are not due yet wait for this reply too.
         leases = [entry.lease for entry in self._snapshot()]
         left = min(map(_VALID_UNTIL, leases), default=_FOREVER) - now
-        if left < waits * MAX_TIMEOUT:  # else it doesn't matter that others have put off a deadline
+        if left < waits * MAX_TIMEOUT:  # else extended deadlines do not matter
             left = min([lease.deadline for lease in leases]) - now
         return patience(min(map(_TTL, chain(leases, others or ())), default=_FOREVER), left / waits)
 
-    def _take(self, entry: Entry, reply: Renewal) -> None:
-        """What another reply than "renewed" means."""
+    def _take(self, entry: Schedule, reply: Renewal) -> None:
+        """Act on a reply other than RENEWED."""
         if id(entry.lease) not in self._entries:
             return  # released meanwhile
         if reply is LossReason.DYING:
@@ -293,7 +324,7 @@ class Heartbeat:
         for entry in [one for one in overdue if now >= one.lease.deadline]:
             self._lose_overdue(entry, now)
 
-    def _lose_overdue(self, entry: Entry, now: float) -> None:
+    def _lose_overdue(self, entry: Schedule, now: float) -> None:
         if entry.failures:
             detail = f"{entry.failures} renewals failed: {entry.error}"
             self._lose(entry, LossReason.UNREACHABLE, detail)
@@ -303,18 +334,18 @@ class Heartbeat:
         else:
             self._lose(entry, LossReason.EXPIRED, "the process was stopped or starved")
 
-    def _lose(self, entry: Entry, reason: LossReason, detail: str) -> None:
+    def _lose(self, entry: Schedule, reason: LossReason, detail: str) -> None:
         lease = entry.lease
         if self._entries.pop(id(lease), None) is None:
-            return  # released meanwhile, and that thread reports how it ended
+            return  # released meanwhile; the releasing thread reports the end
         lease.reported = True
         lease.loss = Loss(reason=reason, at=min(self._clock.now(), lease.deadline), detail=detail)
         lease.end()
-        # The body first: it may be writing. Telling of it can wait.
+        # The body first: it may be writing. The event can wait.
         try:
             entry.on_lost(lease)
         except Exception:
-            logger.exception("telling the holder of %r of its loss failed", lease.key)
+            logger.exception("the loss of %r could not be reported to its body", lease.key)
         self._events.emit(
             Event(
                 name=EventName.LOST,
@@ -330,18 +361,114 @@ class Heartbeat:
         try:
             self._alarm.release()
         except RuntimeError:
-            pass  # rung already, and not heard yet: once is enough
+            pass  # rung already: once is enough
 
     def _run(self) -> None:
         with self._guard:
             if self._running:
-                return  # two bodies came first, and each started a thread
+                return  # two bodies were first at once, and each started a thread
             self._running = True
         while not self._closed:
             try:
                 pause = self.sweep()
             except Exception:
-                # This thread is what keeps every lease of the process; it must not end.
+                # This thread renews every lease of the process; it must not end.
                 logger.exception("the heartbeat failed; it goes on")
                 pause = _PAUSE_AFTER_FAILURE
             self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))
+
+
+class Schedule:
+    """The renewal schedule of one lease; times in seconds, on the clock of the lease.
+
+    A process may have thousands, and a sweep reads each several times: so times are stored, not
+    computed.
+
+    Args:
+        lease: The lease.
+        on_lost: Called with the lease if it is lost.
+        early: The share of an interval by which the first renewal comes early.
+
+    Attributes:
+        interval: Seconds from one renewal to the next.
+        ends: When renewal stops.
+        due: When the lease is to be renewed.
+        turn: When a sweep has to examine the lease: at ``due``, or at the deadline if that is
+            earlier. Never later than the deadline, which the worker parent can only extend.
+        failures: How many renewals in a row got no reply.
+        error: The error of the last of these.
+    """
+
+    __slots__ = ("due", "ends", "error", "failures", "interval", "lease", "on_lost", "turn")
+
+    def __init__(self, lease: Lease, on_lost: Callable[[Lease], None], early: float) -> None:
+        self.lease = lease
+        self.on_lost = on_lost
+        self.interval = interval_of(lease.ttl, lease.trusted)
+        hold_until = lease.hold_until
+        self.ends = _FOREVER if hold_until is None else hold_until
+        self.failures = 0
+        self.error = ""
+        begin = lease.acquired_at
+        self.plan(begin + self.interval * (1 - early), begin)
+
+    def plan(self, due: float, now: float) -> None:
+        """Renew it at ``due``."""
+        self.due = due
+        deadline = self.lease.deadline
+        self.turn = due if due < deadline and now < self.ends else deadline
+
+    def postpone(self, error: str, now: float) -> None:
+        """A renewal failed with ``error``: repeat it after a pause."""
+        self.failures += 1
+        self.error = error
+        lease = self.lease
+        self.plan(now + retry_pause(lease.ttl, lease.deadline - now), now)
+
+
+def note_renewed(schedules: Iterable[Schedule], sent: float, now: float) -> None:
+    """A request that was sent at ``sent`` renewed the leases, except those lost by ``now``.
+
+    Leases of the same ttl share two number objects: creating thousands of others costs time and
+    space in the processor's cache.
+    """
+    ttl = trusted = due = until = 0.0
+    for entry in schedules:
+        lease = entry.lease
+        if now >= lease.valid_until and now >= lease.deadline:
+            continue  # it stays lost, whatever the store replies
+        if lease.ttl != ttl or lease.trusted != trusted:
+            ttl, trusted = lease.ttl, lease.trusted
+            due, until = sent + entry.interval, sent + trust_of(ttl, trusted)
+        lease.renewed(until)
+        entry.failures = 0
+        if now < due < until:
+            entry.due = entry.turn = due  # as plan(), without the call
+        else:
+            entry.plan(due, now)
+
+
+@lru_cache(maxsize=64)
+def interval_of(ttl: float, trusted: float) -> float:
+    """Seconds between renewals; a reply vouches for the share ``trusted`` of ``ttl``."""
+    return ttl * trusted / _RENEWALS_PER_TTL
+
+
+@lru_cache(maxsize=64)
+def timeout_for(ttl: float) -> float:
+    """Seconds to wait for one reply about a lease of ``ttl``."""
+    return max(_step(ttl / _TIMEOUTS_PER_TTL), _MIN_TIMEOUT)
+
+
+def patience(ttl: float, left: float) -> float:
+    """As :func:`timeout_for`, but not beyond the ``left`` time until the deadline."""
+    return min(timeout_for(ttl), _step(left))
+
+
+def retry_pause(ttl: float, left: float) -> float:
+    """Seconds until a store that did not answer is asked again, also just before the deadline."""
+    return min(ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE, max(left / 2, _MIN_RETRY_PAUSE))
+
+
+def _step(longest: float) -> float:
+    return next((step for step in _TIMEOUT_STEPS if step <= longest), _TIMEOUT_STEPS[-1])

@@ -1,22 +1,32 @@
 """Acquire and release around the store: retries with one token, deadlines, registration.
 
-Promises
-    A Lease that is returned was granted to its token, is registered with the heartbeat, and its
+Overview
+    The locker notes each lease for the worker's parent, acquires it, and registers it with the
+    heartbeat. A release ends the renewal first. It waits for the reply, or leaves the reply to a
+    later request of the process (`Store.release_async`).
+
+Guarantees
+    A lease that is returned was granted to its token, is registered with the heartbeat, and its
     ``valid_until`` lies before the store's expiry. An acquire whose outcome is unknown is released
-    by token on the way out, whatever the exception. A release never raises.
+    by token, whatever the exception. A release never raises. The end of a lease is reported once.
 
-Does not promise
-    That a release reaches the store: if it doesn't, the ttl frees the key. One that nobody waits
-    for has reached the kernel when the task ends. Should the connection break in that moment, it is
-    made again when this process asks the store next, or within a third of the ttl. Only if the
-    process dies before, it is left to the worker parent, or the ttl.
+Non-guarantees
+    A release may not reach the store: then the ttl frees the key. An asynchronous release is in the
+    kernel's hands when the task ends. If its connection breaks at that moment, it is resent with
+    the next request of the process, or within a third of the ttl. If the process dies before, the
+    worker's parent or the ttl frees the key.
 
-Sequence of an acquire::
+State model::
 
     read clock -> send -> Granted -> still valid? -> heartbeat.add -> Lease
                     |        |            +--no--> release by token -> StoreUnavailable
                     |        +-- Refused -> returned as a value
-                    +--no answer--> once more, same token --no answer--> release, StoreUnavailable
+                    +--no reply--> once more, same token --no reply--> release, StoreUnavailable
+
+Failure handling
+    A request without a reply is sent twice: the second try uses a new connection. If the second
+    release finds nothing, the trace of the key decides between a release that the first try carried
+    out and a loss; if it can't, the event says so.
 """
 
 from __future__ import annotations
@@ -52,10 +62,10 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 __all__ = ["Locker", "was_lost"]
 
-# Seconds after an acquire for which its connection counts as one that stands. Idle for longer, it
-# may have been cut; and whose body took longer doesn't notice a round trip.
+# Seconds after an acquire within which a release may be asynchronous. A connection that was idle
+# for longer may be broken, and beside a longer body a round trip does not matter.
 _FRESH: Final = 1.0
-# Seconds. The heartbeat's thread may ask too, and renewals wait for the reply then.
+# Seconds. The heartbeat's thread may send this request too, and renewals wait for the reply then.
 _TRACE_TIMEOUT: Final = 0.2
 _UNKNOWN: Final = (
     "the release got no reply, and the store no longer had the lease when the release was sent "
@@ -64,7 +74,7 @@ _UNKNOWN: Final = (
 
 
 class LeaseNotes(Protocol):
-    """Where a process writes down what it holds, for whoever survives it."""
+    """Where a process notes its leases for the worker's parent, which survives it."""
 
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None: ...
 
@@ -74,7 +84,7 @@ class LeaseNotes(Protocol):
 
 
 class Locker:
-    """The one way by which this process takes and gives back leases."""
+    """Acquires and releases the leases of this process."""
 
     def __init__(
         self,
@@ -82,114 +92,114 @@ class Locker:
         clock: Clock,
         heartbeat: Heartbeat,
         events: Events,
-        ledger: LeaseNotes | None = None,
+        lease_notes: LeaseNotes | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
         self._heartbeat = heartbeat
         self._events = events
-        self._ledger = ledger
+        self._lease_notes = lease_notes
         self._releases_async = store.capabilities.releases_async
 
     def acquire(
         self,
-        call: Acquire,
+        request: Acquire,
         *,
         max_hold: float | None = None,
         on_lost: Callable[[Lease], None] = lambda lease: None,
     ) -> Lease | Refused:
-        """Ask once; a conflict is a value.
+        """Acquire once; a conflict is a value.
 
         Args:
-            call: What is asked for.
+            request: The request.
             max_hold: Seconds after which renewal stops.
             on_lost: Called on the heartbeat's thread if the lease is lost before its release.
 
         Raises:
             StoreError: The store refuses.
-            StoreUnavailable: It doesn't answer; nothing is held.
+            StoreUnavailable: The store doesn't answer; nothing is held.
         """
         lease = None
-        self._note(call.slots, call)
+        self._note(request.slots, request)
         try:
-            sent, reply = self._send(call)
+            sent, reply = self._send(request)
             if isinstance(reply, Refused):
-                self._strike(call.token)
+                self._strike(request.token)
                 return reply
-            ttl = call.ttl if reply.ttl is None else min(call.ttl, reply.ttl)
+            ttl = request.ttl if reply.ttl is None else min(request.ttl, reply.ttl)
             trusted = self.store.capabilities.trusted
             lease = Lease(
                 key=reply.key,
-                token=call.token,
+                token=request.token,
                 ttl=ttl,
-                holder=call.holder,
+                holder=request.holder,
                 valid_until=sent + trust_of(ttl, trusted),
                 acquired_at=sent,
                 clock=self.clock,
                 fence_number=reply.fence,
                 max_hold=max_hold,
-                claim_key=call.claim.key if call.claim and call.claim.phase else "",
+                claim_key=request.claim.key if request.claim and request.claim.phase else "",
                 trusted=trusted,
             )
             if self.clock.now() >= lease.valid_until:
                 raise StoreUnavailable(
-                    f"the grant of {call.slots[0]!r} arrived after its ttl of {lease.ttl} s"
+                    f"the grant of {request.slots[0]!r} arrived after its ttl of {lease.ttl} s"
                 )
-            if self._ledger is not None:
-                if len(call.slots) > 1:
-                    self._note((reply.key,), call)
-                lease.shared = self._ledger.share(lease)
+            if self._lease_notes is not None:
+                if len(request.slots) > 1:
+                    self._note((reply.key,), request)
+                lease.shared = self._lease_notes.share(lease)
             self._heartbeat.add(lease, on_lost)
             if self._events.hears(EventName.ACQUIRED):
-                self._tell(EventName.ACQUIRED, lease, fence=reply.fence, ttl=ttl)
+                self._emit(EventName.ACQUIRED, lease, fence=reply.fence, ttl=ttl)
         except BaseException:
-            # Also a soft time limit or SIGTERM between sending and reading, or while others are
-            # told: the grant may stand, and the caller never saw it.
+            # Also a soft time limit or SIGTERM, between sending and reading or while sinks run: the
+            # grant may stand, and the caller never saw it.
             if lease is not None:
                 self._heartbeat.discard(lease)
-            self.forget(call)
+            self.forget(request)
             raise
         return lease
 
-    def release(self, lease: Lease, call: Release) -> Relation | None:
+    def release(self, lease: Lease, request: Release) -> Relation | None:
         """Give back ``lease`` as ``call`` says; None if the store didn't answer. Never raises."""
         if lease.process != os.getpid():
-            return None  # a fork of the holder leaves the block: the lease is its parent's
-        # First of all: if the store never hears of the release, nobody may go on renewing.
+            return None  # a forked child of the holder leaves the block: the lease is its parent's
+        # First: if the release never reaches the store, the renewal must have ended.
         self._heartbeat.discard(lease)
-        # A soft time limit, or SIGTERM, may have interrupted an earlier call of this.
+        # A soft time limit, or SIGTERM, may have interrupted an earlier call of this method.
         interrupted = lease.released_at is not None
         if not interrupted:
             lease.released_at = self.clock.now()
         try:
-            reply, resent = self._release(call, timeout_for(lease.ttl))
+            reply, resent = self._release(request, timeout_for(lease.ttl))
         except StoreError as exc:
             self._report_failed(lease, str(exc), frees_in=lease.ttl)
             return None
         self._strike(lease.token)
-        self._report_end(lease, call, reply, resent or interrupted)
+        self._report_end(lease, request, reply, resent or interrupted)
         return reply
 
-    def give_back(self, lease: Lease, call: Release) -> None:
+    def give_back(self, lease: Lease, request: Release) -> None:
         """As :meth:`release`, for a caller that needs no reply; usually does not wait for it.
 
         If RELEASED is observed, this waits for the reply, because only the reply shows that the
         lease was still held. Otherwise the reply, and with it a loss, is read later, on another
-        thread or in another task. The ledger keeps the lease until the store has confirmed the
-        release: if this process dies before that, its parent frees the lease.
+        thread or in another task. The lease note stays until the store has confirmed the release:
+        if this process dies before that, its parent frees the lease.
         """
         try:
-            if not self._events.hears(EventName.RELEASED) and self._post(lease, call):
+            if not self._events.hears(EventName.RELEASED) and self._release_async(lease, request):
                 return
         except BaseException:
-            # A soft time limit, or SIGTERM. If it was about to be sent, the heartbeat will hear of
-            # it.
+            # A soft time limit, or SIGTERM. If the release was about to be sent, the heartbeat
+            # drains it.
             self._heartbeat.discard(lease)
             raise
-        self.release(lease, call)
+        self.release(lease, request)
 
-    def _post(self, lease: Lease, call: Release) -> bool:
-        """Whether the release was sent, and will be heard of."""
+    def _release_async(self, lease: Lease, request: Release) -> bool:
+        """Send an asynchronous release; whether it was sent."""
         store, now = self.store, self.clock.now()
         age = now - lease.acquired_at
         if not self._releases_async or age > _FRESH or lease.lost or lease.process != os.getpid():
@@ -197,68 +207,68 @@ class Locker:
         if not self._heartbeat.let_go(lease, store.drain):
             return False
         lease.released_at = now
-        on_reply = partial(self._heard, lease, call)
-        if store.release_async(call, timeout=timeout_for(lease.ttl), on_reply=on_reply):
+        on_reply = partial(self._on_reply, lease, request)
+        if store.release_async(request, timeout=timeout_for(lease.ttl), on_reply=on_reply):
             self._heartbeat.sent(lease, store.drain)
             return True
         self._heartbeat.confirmed(lease)
         lease.released_at = None  # nothing has left this process
         return False
 
-    def _heard(
-        self, lease: Lease, call: Release, outcome: Relation | StoreError, resent: bool
+    def _on_reply(
+        self, lease: Lease, request: Release, outcome: Relation | StoreError, resent: bool
     ) -> None:
         self._heartbeat.confirmed(lease)
         if isinstance(outcome, StoreError):
             self._report_failed(lease, str(outcome), frees_in=lease.ttl)
             return
         self._strike(lease.token)
-        self._report_end(lease, call, outcome, resent)
+        self._report_end(lease, request, outcome, resent)
 
-    def forget(self, call: Acquire) -> None:
+    def forget(self, request: Acquire) -> None:
         """Release by token what ``call`` may have been granted; ignores an unavailable store.
 
         If the grant set the claim to running, it is queued again: the body has not begun, and the
         caller that was interrupted decides what happens to the claim next.
         """
-        claim = call.claim
+        claim = request.claim
         queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
         try:
             self.store.release(
-                Release(keys=call.slots, token=call.token, claim=queued),
-                timeout=timeout_for(call.ttl),
+                Release(keys=request.slots, token=request.token, claim=queued),
+                timeout=timeout_for(request.ttl),
             )
         except StoreError:
             pass  # the ttl frees it, if it was granted at all
-        self._strike(call.token)
+        self._strike(request.token)
 
-    def _note(self, keys: Sequence[str], call: Acquire) -> None:
-        if self._ledger is not None:
-            claim = call.claim.key if call.claim else ""
-            self._ledger.note(keys, str(call.token), call.ttl, claim)
+    def _note(self, keys: Sequence[str], request: Acquire) -> None:
+        if self._lease_notes is not None:
+            claim = request.claim.key if request.claim else ""
+            self._lease_notes.note(keys, str(request.token), request.ttl, claim)
 
     def _strike(self, token: Token) -> None:
-        if self._ledger is not None:
-            self._ledger.strike(str(token))
+        if self._lease_notes is not None:
+            self._lease_notes.strike(str(token))
 
-    def _send(self, call: Acquire) -> tuple[float, Granted | Refused]:
-        timeout = timeout_for(call.ttl)
+    def _send(self, request: Acquire) -> tuple[float, Granted | Refused]:
+        timeout = timeout_for(request.ttl)
         sent = self.clock.now()
         try:
-            return sent, self.store.acquire(call, timeout=timeout)
+            return sent, self.store.acquire(request, timeout=timeout)
         except StoreUnavailable:
             # The second try meets a fresh connection: a restart leaves every idle one broken.
             sent = self.clock.now()
-            return sent, self.store.acquire(call, timeout=timeout)
+            return sent, self.store.acquire(request, timeout=timeout)
 
-    def _release(self, call: Release, timeout: float) -> tuple[Relation, bool]:
+    def _release(self, request: Release, timeout: float) -> tuple[Relation, bool]:
         try:
-            return self.store.release(call, timeout=timeout), False
+            return self.store.release(request, timeout=timeout), False
         except StoreUnavailable:
             # The first try may have been carried out and its reply lost: then "not ours" is ours.
-            return self.store.release(call, timeout=timeout), True
+            return self.store.release(request, timeout=timeout), True
 
-    def _report_end(self, lease: Lease, call: Release, reply: Relation, resent: bool) -> None:
+    def _report_end(self, lease: Lease, request: Release, reply: Relation, resent: bool) -> None:
         """Report ``lease`` as released or lost; once, and not if its loss was reported before.
 
         Args:
@@ -273,17 +283,17 @@ class Locker:
             lease.reported = True
             if self._events.hears(EventName.RELEASED):
                 held = self.clock.now() - lease.acquired_at
-                self._tell(EventName.RELEASED, lease, held=round(held, 3))
+                self._emit(EventName.RELEASED, lease, held=round(held, 3))
             return
         trace = self._trace(lease)
         if resent:
             elapsed = self.clock.now() - (lease.released_at or 0.0)
-            lost = was_lost(lease, call, trace, elapsed)
+            lost = was_lost(lease, request, trace, elapsed)
             if lost is None:
                 self._report_failed(lease, _UNKNOWN, frees_in=0.0)
                 return
             if not lost:
-                self._report_end(lease, call, Relation.OURS, resent)
+                self._report_end(lease, request, Relation.OURS, resent)
                 return
         # The body may not have been alone: between two renewals the store was emptied, or an
         # operator freed the key; or this process was stopped, and its body went on before the
@@ -291,12 +301,12 @@ class Locker:
         lease.reported = True
         reason, detail = reason_of_loss(lease, trace.record is not None)
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
-        self._tell(EventName.LOST, lease, reason=str(reason), detail=detail)
+        self._emit(EventName.LOST, lease, reason=str(reason), detail=detail)
 
     def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
         if not lease.reported:
             lease.reported = True
-            self._tell(EventName.RELEASE_FAILED, lease, error=error, frees_in=frees_in)
+            self._emit(EventName.RELEASE_FAILED, lease, error=error, frees_in=frees_in)
 
     def _trace(self, lease: Lease) -> Trace:
         try:
@@ -305,7 +315,7 @@ class Locker:
         except StoreError:
             return Trace(record=None)
 
-    def _tell(self, name: EventName, lease: Lease, **data: object) -> None:
+    def _emit(self, name: EventName, lease: Lease, **data: object) -> None:
         self._events.emit(
             Event(
                 name=name,
@@ -318,7 +328,7 @@ class Locker:
         )
 
 
-def was_lost(lease: Lease, call: Release, trace: Trace, elapsed: float) -> bool | None:
+def was_lost(lease: Lease, request: Release, trace: Trace, elapsed: float) -> bool | None:
     """Whether a lease that a release sent twice did not find was lost before the first try.
 
     Args:
@@ -333,7 +343,7 @@ def was_lost(lease: Lease, call: Release, trace: Trace, elapsed: float) -> bool 
     """
     record = trace.record
     if record is not None and (
-        record.token == str(call.next_token) or record.token.endswith(f"|{call.token.nonce}")
+        record.token == str(request.next_token) or record.token.endswith(f"|{request.token.nonce}")
     ):
         return False  # what the first try made of the key: reserved, cooling, kept for a waiter
     if trace.fence is None:

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.pace import timeout_for
 from celery_singleton_lock.core.store import Acquire, Refused, Relation
 from celery_singleton_lock.task.put_back import backoff
 

@@ -13,8 +13,8 @@ import click
 from celery import Celery, bootsteps
 
 from celery_singleton_lock.celery_compat import forks
+from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.pace import MAX_TIMEOUT
 from celery_singleton_lock.core.store import Acquire, Release, Store
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.instrumentation.monitor import Monitor

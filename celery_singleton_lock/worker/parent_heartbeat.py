@@ -61,8 +61,8 @@ from weakref import WeakSet
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
+from celery_singleton_lock.core.heartbeat import interval_of, patience, retry_pause
 from celery_singleton_lock.core.lease import Holder, Lease, LossReason, Token, trust_of
-from celery_singleton_lock.core.pace import interval_of, patience, retry_pause
 from celery_singleton_lock.core.store import RENEWED, Renewal, Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.worker.process_identity import lives

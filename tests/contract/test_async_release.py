@@ -20,11 +20,10 @@ from celery_singleton_lock import hold, singleton_task
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.pace import timeout_for
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,

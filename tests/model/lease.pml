@@ -400,7 +400,7 @@ end:
       fi;
       verify() }
 
-  /* No answer in time: once more with the same token. [core/locker.py Locker._send] [core/pace.py timeout_for] */
+  /* No answer in time: once more with the same token. [core/locker.py Locker._send] [core/heartbeat.py timeout_for] */
   :: d_step { c[me].at == ASKING && !c[me].again ->
       c[me].again = 1;
       ask() }
@@ -469,7 +469,7 @@ end:
         c[me].beat_trust = 0
       fi }
 
-  /* "Renewed" is read; after the deadline it counts no more. [core/heartbeat.py Heartbeat._renew] [core/entry.py note_renewed] */
+  /* "Renewed" is read; after the deadline it counts no more. [core/heartbeat.py Heartbeat._renew] [core/heartbeat.py note_renewed] */
   :: d_step { c[me].beat == YES ->
       if
       :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)
@@ -483,10 +483,10 @@ end:
       stop_trusting();
       stop_beating() }
 
-  /* No reply to the renewal: it will be sent again. [core/entry.py Entry.postpone] */
+  /* No reply to the renewal: it will be sent again. [core/heartbeat.py Schedule.postpone] */
   :: d_step { c[me].beat != NOTHING -> stop_beating() }
 
-  /* The same, and the first may still arrive. [core/entry.py Entry.postpone] */
+  /* The same, and the first may still arrive. [core/heartbeat.py Schedule.postpone] */
   :: d_step { c[me].beat == SENT ->
       stray_on(RENEW);
       stop_beating() }
@@ -534,7 +534,7 @@ end:
   :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
 
 #ifdef POSTS
-  /* The body ends, well within its deadline, and nobody needs the reply: first the keeper lets go, and will ask. [core/locker.py Locker.give_back] [core/locker.py Locker._post] [core/heartbeat.py Heartbeat.let_go] */
+  /* The body ends, well within its deadline, and nobody needs the reply: first the keeper lets go, and will ask. [core/locker.py Locker.give_back] [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED ->
       stop_trusting();
       stop_beating();
@@ -542,7 +542,7 @@ end:
       c[me].at = POSTING;
       verify() }
 
-  /* The same, and a renewal that is under way arrives later. [core/locker.py Locker._post] [core/heartbeat.py Heartbeat.let_go] */
+  /* The same, and a renewal that is under way arrives later. [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED && c[me].beat == SENT ->
       stop_trusting();
       stray_on(RENEW);
@@ -584,7 +584,7 @@ end:
       c[me].owed = NO;
       verify() }
 
-  /* Its reply is read, before that of the connection's next command. [stores/redis/connection.py Connection.replies] [stores/redis/async_release.py PendingRelease.acknowledge] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._heard] [core/heartbeat.py Heartbeat.confirmed] */
+  /* Its reply is read, before that of the connection's next command. [stores/redis/connection.py Connection.replies] [stores/redis/async_release.py PendingRelease.acknowledge] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] [core/heartbeat.py Heartbeat.confirmed] */
   :: d_step { c[me].owed == YES -> settle_post(NOTHING) }
 
   /* It was lost: the first answer of the store after that makes it again. [stores/redis/store.py RedisStore._run] [stores/redis/async_release.py PendingReleases.resend_lost] */
@@ -682,7 +682,7 @@ end:
       stray_of(RELEASE, c[me].owed_token);
       settle_post(NOTHING) }
 
-  /* In vain, and it may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._heard] */
+  /* In vain, and it may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] */
   :: d_step { HAPPENS(c[me].let_go && POSTED) -> settle_post(FAILED) }
   :: d_step { HAPPENS(c[me].let_go && POSTED) ->
       stray_of(RELEASE, c[me].owed_token);

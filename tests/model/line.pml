@@ -275,7 +275,7 @@ end:
       leave();
       verify() }
 
-  /* The heartbeat: never of a key that is kept. [stores/redis/lua/renew.lua] [core/entry.py note_renewed] */
+  /* The heartbeat: never of a key that is kept. [stores/redis/lua/renew.lua] [core/heartbeat.py note_renewed] */
   :: d_step { BELIEVES(me) && MINE ->
       left = TTL;
       c[me].trust = TRUST }
