@@ -16,7 +16,7 @@ from celery_singleton_lock.core.lease import LossReason, Phase, Token
 from celery_singleton_lock.core.store import RENEWED, MarkerState, Refused, Relation
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.scripts import Command, Packed, pack
+from celery_singleton_lock.stores.redis.scripts import Command
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
@@ -233,8 +233,11 @@ class Spoiled(Connections):
     """To a server that knows GET beside NX no more than one before Redis 7: it says so itself."""
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        data = pack(commands).replace(b"$3\r\nGET\r\n", b"$3\r\nGOT\r\n")
-        return super().run([Packed(("any", "any", data))] if b"SET" in data else commands, timeout)
+        return super().run([_spoiled(command) for command in commands], timeout)
+
+
+def _spoiled(command: Command) -> Command:
+    return command if command[0] != "SET" else (*command[:-1], command[-1].replace("GET", "GOT"))
 
 
 def asked(raw: redis.Redis) -> Counter[str]:

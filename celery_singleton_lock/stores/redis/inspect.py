@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.nodes import AnyConnections
 from celery_singleton_lock.stores.redis.replies import checked
-from celery_singleton_lock.stores.redis.scripts import Command, Packed, packed_word
+from celery_singleton_lock.stores.redis.scripts import Command
 
 __all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
 
@@ -142,8 +142,9 @@ class RedisOperators(Store):
         """
         reads: list[Command] = []
         for key in keys:
-            name = packed_word(key)
-            reads += (_packed(read, key, name), _packed("PTTL", key, name))
+            # Text is packed at half the cost of bytes.
+            name = key.decode() if key.isascii() else key
+            reads += ((read, name), ("PTTL", name))
         replies = self._connections.attempt(reads, OPERATOR_TIMEOUT) if reads else []
         refusals = [one for one in replies if isinstance(one, Exception) and not _is_of_type(one)]
         for refusal in refusals:
@@ -156,13 +157,6 @@ class RedisOperators(Store):
 
 def _is_of_type(error: Exception) -> bool:
     return str(error).startswith("WRONGTYPE ")
-
-
-def _packed(command: str, key: bytes, name: bytes) -> Packed:
-    return Packed((command, key, _NAMES[command] + name))
-
-
-_NAMES: Final = {command: b"*2\r\n" + packed_word(command) for command in ("GET", "PTTL", "TYPE")}
 
 
 def _stray(name: str, kind: bytes, ttl_ms: int) -> str:

@@ -31,13 +31,11 @@ __all__ = [
     "TRACE",
     "Command",
     "KeysAndArguments",
-    "Packed",
     "Script",
     "acquire_arguments",
     "chunks_of",
     "milliseconds",
     "pack",
-    "packed_word",
     "phase_of",
     "release_arguments",
     "renewal_arguments",
@@ -186,14 +184,6 @@ def milliseconds(seconds: float) -> int:
 _LENGTHS: Final = tuple(f"${length}" for length in range(512))
 
 
-class Packed(tuple[Any, ...]):
-    """A command whose last item is all of it as bytes. The items before it name the command and
-    its key.
-    """
-
-    __slots__ = ()
-
-
 def pack(commands: Iterable[Sequence[Any]]) -> bytes:
     """The bytes of ``commands`` in RESP.
 
@@ -207,9 +197,6 @@ def pack(commands: Iterable[Sequence[Any]]) -> bytes:
 
 
 def _packed(command: Sequence[Any]) -> bytes:
-    if type(command) is Packed:
-        data: bytes = command[-1]
-        return data
     name = command[0]
     words = [*name.split(" "), *command[1:]] if " " in name else command
     try:
@@ -223,10 +210,10 @@ def _packed(command: Sequence[Any]) -> bytes:
             return f"*{len(words)}\r\n{text}\r\n".encode()
     except (TypeError, IndexError):
         pass  # a number or bytes among them; a long text
-    return b"*%d\r\n" % len(words) + b"".join(map(packed_word, words))
+    return b"*%d\r\n" % len(words) + b"".join(map(_packed_word, words))
 
 
-def packed_word(value: Any) -> bytes:
+def _packed_word(value: Any) -> bytes:
     """One word of a command: text, bytes or a number."""
     data = value if isinstance(value, bytes) else str(value).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
