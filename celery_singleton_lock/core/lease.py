@@ -261,18 +261,18 @@ def reason_of_loss(lease: Lease, replaced: bool) -> tuple[LossReason, str]:
 
 
 class SharedDeadline(Protocol):
-    """Where a holder and its worker parent, which renews the lease too, tell each other of it."""
+    """A lease's deadline in memory that its holder shares with the worker's parent."""
 
-    def tell(self, valid_until: float) -> None:
-        """Holder: its own renewals vouch for this long."""
+    def write(self, valid_until: float) -> None:
+        """Holder: write until when its own renewals are valid."""
         ...
 
-    def heard(self) -> float:
-        """Until when the parent's renewals vouch; -inf if it has made none, or after the end."""
+    def parents(self) -> float:
+        """Until when the parent's renewals are valid; -inf if there are none, or after the end."""
         ...
 
     def close(self) -> None:
-        """Holder: renew it no more, and what is under way doesn't count. Harmless twice."""
+        """Holder: end renewal by the parent; a renewal under way does not count. Idempotent."""
         ...
 
 
@@ -322,7 +322,7 @@ class Lease:
         """Until when this process may trust the lease, whoever renewed it. No I/O."""
         if self.shared is None:
             return self.valid_until
-        return max(self.valid_until, self.shared.heard())
+        return max(self.valid_until, self.shared.parents())
 
     @property
     def released(self) -> bool:
@@ -333,7 +333,7 @@ class Lease:
         """The store has it: what it answered vouches for it ``until`` then, on ``clock``."""
         self.valid_until = until
         if self.shared is not None:
-            self.shared.tell(until)
+            self.shared.write(until)
 
     def end(self) -> None:
         """Nobody renews it any more."""

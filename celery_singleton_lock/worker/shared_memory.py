@@ -171,18 +171,18 @@ class SharedLease:
         self._terms = (hold_until, lease.ttl, lease.trusted, bool(lease.claim_key))
         self._stamp = _stamp_of(lease.key, str(lease.token))
         self.closed = False
-        self.tell(lease.valid_until)
+        self.write(lease.valid_until)
 
-    def tell(self, valid_until: float) -> None:
+    def write(self, valid_until: float) -> None:
         """As of ``SharedDeadline``."""
         if not self.closed:
-            self._write(sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms)))
+            self._write_deadline(sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms)))
         if self.closed:
             # The body's thread has closed it between the two lines above. This note is the last in
             # the queue of free ones, so no other lease has it yet.
-            self._write(_NO_DEADLINE)
+            self._write_deadline(_NO_DEADLINE)
 
-    def heard(self) -> float:
+    def parents(self) -> float:
         """As of ``SharedDeadline``."""
         if self.closed:
             return _NEVER
@@ -193,14 +193,14 @@ class SharedLease:
         if self.closed or os.getpid() != self._owner:
             return  # a fork of the holder may read, but decides nothing
         self.closed = True
-        self._write(_NO_DEADLINE)
+        self._write_deadline(_NO_DEADLINE)
 
     def erase(self) -> None:
         """Remove the note: the lease is released."""
         self.close()
         self._memory[self._text : self._text + len(_NO_TEXT)] = _NO_TEXT
 
-    def _write(self, deadline: bytes) -> None:
+    def _write_deadline(self, deadline: bytes) -> None:
         self._memory[self._deadline : self._deadline + _CHILDS_BYTES] = deadline
 
 

@@ -456,10 +456,10 @@ class _Vouched:
     def __init__(self, until: float) -> None:
         self.until = until
 
-    def heard(self) -> float:
+    def parents(self) -> float:
         return self.until
 
-    def tell(self, valid_until: float) -> None: ...
+    def write(self, valid_until: float) -> None: ...
 
     def close(self) -> None: ...
 

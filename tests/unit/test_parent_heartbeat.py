@@ -492,7 +492,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
             os.write(pid_pipe[1], os.getpid().to_bytes(8, "little"))
             while True:
                 for lease, slot in zip(leases, slots, strict=True):
-                    slot.tell(lease.ttl)  # type: ignore[union-attr]
+                    slot.write(lease.ttl)  # type: ignore[union-attr]
 
     pid_pipe = os.pipe()
     child = Child(1, life)
