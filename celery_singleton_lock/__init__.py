@@ -63,9 +63,9 @@ __all__ = [
     "singleton_task",
 ]
 
-# Imported when asked for, as Celery's own names are: the command `celery` imports whatever adds
-# a command to it, and a worker without singleton tasks has to pay nothing for this package. No name
-# is that of its module, which would take its place once something else imports that.
+# Imported on first access, as Celery's own names are: the command `celery` imports every package
+# that adds a command, and a worker without singleton tasks must not pay for this one. No name may
+# be that of its own module, which would replace it once the module is imported elsewhere.
 _LATER = {
     "PER_TASK": "core.key",
     "CallOptions": "policy",
@@ -99,7 +99,7 @@ if not TYPE_CHECKING:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-        globals()[name] = value  # asked for once
+        globals()[name] = value  # no second lookup
         return value
 
     def __dir__() -> list[str]:
