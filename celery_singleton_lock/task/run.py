@@ -20,8 +20,8 @@ Guarantees
     are sent.
 
 Non-guarantees
-    One execution: a worker that dies between two steps leaves the message to the broker, and the
-    lease to the worker parent or the ttl.
+    Exactly-once execution: a worker that dies between two steps leaves the message to the broker,
+    and the lease to the worker parent or the ttl.
 
 State model::
 

@@ -96,7 +96,7 @@ class Site:
         return task.apply_async((name,), task_id=str(UUID(int=next(_numbers))))
 
     def acquire(self, name: str = "k", task: Any = None) -> Lease | Refused:
-        """What an execution of a task (`ours`) asks the locker."""
+        """What a run of a task (`ours`) asks the locker."""
         task_name = (task or self.ours).name
         number = next(_numbers)
         task_id = str(UUID(int=number))
