@@ -123,21 +123,40 @@ class Fanout:
         _end_threads(self._nodes)
 
 
-# A child must not be forked while a thread is inside the client: locks that the thread holds there
-# (of imports, of the resolver, of OpenSSL) would stay locked in the child. And Python stops daemon
-# threads at exit, so the last requests of a short script would reach a majority only.
 _fanouts: WeakSet[Fanout] = WeakSet()
+# With a thread in this process; also nodes of closed stores.
+_started: WeakSet[Node] = WeakSet()
 
 
 @cache
 def _drain_at_fork_and_exit() -> None:
-    os.register_at_fork(before=_drain_all)
-    atexit.register(_drain_all)
+    # A child must not be forked while a thread is inside the client: locks that the thread holds
+    # there (of imports, of the resolver, of OpenSSL) would stay locked in the child.
+    os.register_at_fork(before=_drain_all, after_in_child=_started.clear)
+    # Python stops daemon threads at exit. The last requests of a short script would reach a
+    # majority only.
+    atexit.register(_at_exit)
 
 
 def _drain_all() -> None:
     for fanout in list(_fanouts):
         fanout.drain()
+
+
+def _at_exit() -> None:
+    _drain_all()
+    if not native.is_patched():
+        return
+    # A thread that Python stops inside a gevent or eventlet hub crashes the process. So the threads
+    # end before, though a silent node takes up to NODE_TIMEOUT seconds.
+    for fanout in list(_fanouts):
+        _end_threads(fanout._nodes)
+    nodes = list(_started)
+    for node in nodes:
+        node.discard()
+        node.stop()
+    for node in nodes:
+        node.join()
 
 
 def _end_threads(nodes: dict[int, tuple[Node, ...]]) -> None:
@@ -172,6 +191,7 @@ class Node:
         self._jobs: Any = native.make_queue()
         self._is_running = False
         self._running: Any = native.allocate_lock()  # held by the thread, and never released
+        self._ended: Any = native.make_queue()
 
     def submit(self, operation: Callable[[Node], Any], deliver: Callable[[Any], object]) -> None:
         """Queue ``operation``. ``deliver`` is called once, with its result or exception."""
@@ -185,6 +205,7 @@ class Node:
                 deliver(StoreUnavailable(f"{self.url}: {exc}"))
                 return
             self._is_running = True
+            _started.add(self)
         self._jobs.put(_Job(operation, deliver, self._clock.now() + NODE_TIMEOUT))
 
     def acquire(self, request: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
@@ -216,6 +237,17 @@ class Node:
         """End the thread when it has served the queue."""
         self._jobs.put(None)
 
+    def discard(self) -> None:
+        """Remove what is queued."""
+        with suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+
+    def join(self) -> None:
+        """Wait until the thread has ended; at most for one silent request and its login."""
+        with suppress(queue.Empty):
+            self._ended.get(timeout=2 * NODE_TIMEOUT)
+
     def _forget_arrived(self) -> None:
         """Forget releases that have arrived by now, or never will."""
         oldest = self._clock.now() - _LONGEST_DELAY
@@ -236,6 +268,7 @@ class Node:
                 job.deliver(self._answer(job))
             del job  # else an idle thread keeps the caller's objects alive
         self.store.close()
+        self._ended.put(None)
 
     def _answer(self, job: _Job) -> Any:
         try:
