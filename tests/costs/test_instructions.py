@@ -81,14 +81,14 @@ def renewals(site: Site) -> Instructions:
 
 WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "acquire and release, memory": (cycle, 2641),
-    "acquire and release, redis": (cycle, 2031),
-    "refused acquire, redis": (refusal, 1420),
+    "acquire and release, redis": (cycle, 2017),
+    "refused acquire, redis": (refusal, 1413),
     "key of a template, redis": (key, 171),
-    "task, redis": (task, 3164),
-    "skipped task, redis": (skip, 7069),
+    "task, redis": (task, 3148),
+    "skipped task, redis": (skip, 7062),
     "publish without a claim, redis": (publishing, 228),
-    "publish with a claim, redis": (claim, 1733),
-    "renewal of 200 leases, redis": (renewals, 31528),
+    "publish with a claim, redis": (claim, 1726),
+    "renewal of 200 leases, redis": (renewals, 31506),
 }
 
 
