@@ -1,4 +1,4 @@
-"""What happens to leases, as data, and the one place that tells others of it."""
+"""Events of leases as data, and their delivery to sinks."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Events:
     """Hands each event to every sink; a sink that raises never breaks a lock.
 
     Args:
-        sinks: Who is told.
-        hears: Whether any of them makes something of an event of this name, just now.
+        sinks: Called with each event.
+        hears: Whether any sink uses an event of this name at the moment.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Events:
         hears: Callable[[EventName], bool] = lambda name: True,
     ) -> None:
         self.sinks: list[Sink] = list(sinks or [])
-        #: Asked before an event is made of what happens in each task: mostly nobody listens, and
-        #: to make one costs more than to ask.
+        #: Called before an event of each task is created: most have no listener, and creating an
+        #: event costs more than this call.
         self.hears = hears
 
     def emit(self, event: Event) -> None:

@@ -181,7 +181,7 @@ class Holder:
     def from_json(cls, text: str, known_id: str = "") -> Holder:
         """What can be read of ``text``: a newer version may have written more, or otherwise."""
         try:
-            get = _read(text).get  # behind it may stand a blank: somebody waits
+            get = _read(text).get  # a blank may follow: a client waits
             return cls(
                 task=str(get("task", "")),
                 task_id=str(get("task_id", known_id)),
@@ -212,7 +212,7 @@ class Record:
     token: str
     fence: int | None
     holder: Holder
-    ttl: float  # seconds left in the store; nan where nobody asked for them
+    ttl: float  # seconds left in the store; nan if they were not requested
     phase: Phase | None = None  # of a claim
 
     @classmethod
@@ -281,7 +281,7 @@ class Lease:
     """A time-limited right to run one body.
 
     ``valid_until`` is what this process's own renewals vouch for, on ``clock``: earlier than the
-    store's expiry, so that whoever checks stops before anybody else may start.
+    store's expiry, so that a body that checks stops before another one may start.
     """
 
     key: str
@@ -319,7 +319,7 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """Until when this process may trust the lease, whoever renewed it. No I/O."""
+        """Until when this process may trust the lease, renewed by it or by its parent. No I/O."""
         if self.shared is None:
             return self.valid_until
         return max(self.valid_until, self.shared.parents())
@@ -336,7 +336,7 @@ class Lease:
             self.shared.write(until)
 
     def end(self) -> None:
-        """Nobody renews it any more."""
+        """The lease is not renewed any more."""
         if self.shared is not None:
             self.shared.close()
 
@@ -358,7 +358,7 @@ class Lease:
     def held_here(self) -> bool:
         """Whether this process has it, so that who holds it may re-enter it. No I/O.
 
-        A fork of the holder has a copy, which nobody tells of the release.
+        A forked child of the holder has a copy, which does not learn of the release.
         """
         return self.process == os.getpid() and not self.lost
 
@@ -372,13 +372,13 @@ class Lease:
         """Do nothing while the lease holds; call it before each write that matters. No I/O.
 
         Raises:
-            LeaseLost: The lease is lost, and somebody else may be running this task.
+            LeaseLost: The lease is lost, and another worker may be running this task.
         """
         if self.lost:
             raise self.lost_error()
 
     def lost_error(self) -> LeaseLost:
-        """The exception that tells of this lease's loss."""
+        """The exception for the loss of this lease."""
         now = self.clock.now()
         if self.released and self.loss is None:
             return LeaseLost(

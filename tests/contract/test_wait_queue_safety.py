@@ -171,7 +171,7 @@ def test_operators_see_that_nobody_has_it(scene: Scene) -> None:
     assert (record.kind, record.fence) == (Kind.RESERVED, None)
     assert (record.holder.worker, record.holder.pid) == ("", 0)
     row = row_of(record)
-    assert (row["state"], row["since"]) == ("kept for who waits", "")
+    assert (row["state"], row["since"]) == ("reserved for a waiting client", "")
     assert kept.holder.task_id not in table([record])
     assert [found.token for found in scene.store.scan(kept.key)] == [record.token]
     assert kept.key not in dict(scene.store.foreign_keys("csl:*"))

@@ -1,4 +1,4 @@
-"""What the command line and the doctor ask of Redis: they look at every server there is."""
+"""Requests of the command line and the doctor to all Redis servers of a store."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from celery_singleton_lock.stores.redis.scripts import Command
 
 __all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
 
-#: Seconds; nobody holds a lease meanwhile.
+#: Seconds; no lease is held meanwhile.
 OPERATOR_TIMEOUT: Final = 2.0
 
-# A step of the server's, which its other clients wait for: some 0.15 ms.
+# Keys per step of the server, for which its other clients wait: some 0.15 ms.
 _SCAN_COUNT: Final = 100
 # Reads in one pipeline. Each is a step of its own.
 _READ_AT_ONCE: Final = 500
 
 
 class RedisOperators(Store):
-    """The reading half of a store."""
+    """The requests of operators to a store."""
 
     _connections: AnyConnections
 
@@ -77,9 +77,9 @@ class RedisOperators(Store):
                     yield key.decode(errors="replace"), what
 
     def missing_rights(self, key: str) -> list[str]:
-        """Of the commands by which those who wait for ``key`` are called, what the login may not.
+        """See `Store.missing_rights`.
 
-        Nobody waits for ``key``; nothing stays.
+        No client waits for ``key``; nothing stays in the store.
         """
         line = Keyspace.wait_queue(key)
         called = f"{line}!"

@@ -1,10 +1,11 @@
--- Take a free slot, or the one that is one's own already or reserved for one; else say who has them.
--- KEYS: fence counter, marker of this attempt, slot, slot ..., the message's claim, if it has one, and
---       the line for the key, if ARGV[10] is there
--- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; and for a claim or a line: the claim's
---       phase once granted ('' freed, '-' there is none), '1' if a refusal by another ends the message,
---       '1' if another's claim refuses it, '1' if a grant keeps the claim as it is; and for a line: ms
---       to stand in it if another has the key ('0' leaves it), the turn that was called ('' none)
+-- Take a free slot, or a slot that the token holds already or that is reserved for it.
+-- KEYS: fence counter, marker of this attempt, slot, slot ..., the message's claim if it has one, and
+--       the key's wait queue if ARGV[10] is there
+-- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; with a claim or a wait queue: the
+--       claim's phase after a grant ('' freed, '-' no claim), '1' if a refusal by another task ends the
+--       message, '1' if another task's claim refuses it, '1' if a grant leaves the claim unchanged;
+--       with a wait queue: ms to wait if another token has the key ('0' leaves the queue), the handoff
+--       token that woke the client ('' none)
 -- Replies: the fence, of the one slot; {'granted', slot}, of several, which have none;
 --          or {relation [, slot, value, ttl left in ms]}
 local marker = redis.call('GET', KEYS[2])
@@ -14,11 +15,11 @@ if marker then
   if state == 'f' then return {'twin'} end
   if sequence and tonumber(sequence) > tonumber(ARGV[3]) then return {'superseded'} end
 end
-local line = ARGV[10] and table.remove(KEYS)
+local queue = ARGV[10] and table.remove(KEYS)
 local claim = ARGV[6] and ARGV[6] ~= '-' and table.remove(KEYS)
-local task, nesting, retries, nonce -- a free slot without a claim or a line asks for none of them
+local task, nesting, retries, nonce -- read only where they are needed
 local function read_token() return string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$') end
-if claim or line then task, nesting, retries, nonce = read_token() end
+if claim or queue then task, nesting, retries, nonce = read_token() end
 local chosen, taken, own, mine
 for i = 3, #KEYS do
   local value = redis.call('GET', KEYS[i])
@@ -29,12 +30,12 @@ for i = 3, #KEYS do
     if t == task then
       local age = (n - nesting) * 2e9 + r - retries -- both are below 1e9
       if age > 0 then own = {'later', KEYS[i], value}
-      elseif kind == 'c' then own = nil -- its cooling holds for all
+      elseif kind == 'c' then own = nil -- min_hold applies to all
       elseif age < 0 then own = {'earlier', KEYS[i], value}
       elseif kind == 'r' or (kind == 'l' and c == nonce) then chosen, mine = KEYS[i], true; break
       else own = {'twin', KEYS[i], value} end
       if own then break end
-    elseif t == '%waiter' and c == ARGV[11] then chosen = KEYS[i] end -- kept for who was called
+    elseif t == '%waiter' and c == ARGV[11] then chosen = KEYS[i] end -- reserved for the woken client
   end
 end
 local refused = own or (not chosen and taken)
@@ -43,12 +44,13 @@ if claim and ARGV[8] == '1' and not refused and not mine then
   if claimant and claimant ~= task then refused = {'other', claim, value} end
 end
 local others = ''
-if line then
-  local lines = of_lines()
-  -- Who is refused by a claim has nothing to be called for: no release tells of its end.
+if queue then
+  local queues = wait_queues()
+  -- A caller refused by a claim is not queued: claims end without running release.lua, so nothing
+  -- would wake it.
   local waits = refused and refused[1] == 'other' and refused[2] ~= claim
-  lines.stand(line, nonce, waits and ARGV[10] or '0', KEYS)
-  if not refused and lines.somebody_waits(line) then others = ' ' end
+  queues.join(queue, nonce, waits and ARGV[10] or '0', KEYS)
+  if not refused and queues.has_waiters(queue) then others = ' ' end
 end
 if refused then
   if claim and ARGV[7] == '1' and refused[1] == 'other' then change_claim(claim, task, '') end
@@ -56,7 +58,7 @@ if refused then
   return refused
 end
 local fence = '0'
-if #KEYS == 3 then -- the counter first: a fence that nobody got is better than one that two got
+if #KEYS == 3 then -- the counter first: an unused fence is better than one granted twice
   local now = redis.call('TIME')
   local next = math.max((redis.call('GET', KEYS[1]) or 0) + 1, ARGV[5] + 1)
   fence = string.format('%.0f', math.max(now[1] * 1000000 + now[2], next))

@@ -11,7 +11,7 @@ local left = redis.call('PTTL', KEYS[1])
 local ttl = math.max(left, tonumber(ARGV[4]))
 if state == 'f' then ttl = ARGV[1] == 'f' and ARGV[4] or math.max(left, 1) end
 redis.call('SET', KEYS[1], string.format('%s %d %s', state, sequence, nonce), 'PX', ttl)
--- Never made anew: the copy that this message was put back as may have run, and freed it, by now.
+-- A missing claim is not created: the copy that replaced this message may have run and freed it.
 if KEYS[2] and state ~= 'd' and read_claim(KEYS[2]) then
   change_claim(KEYS[2], ARGV[5], ARGV[6], ARGV[7])
 end

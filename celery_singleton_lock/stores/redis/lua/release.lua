@@ -1,7 +1,7 @@
--- Give back what the token holds, or turn it into another kind; never touch another's key.
--- KEYS: marker of the token's attempt, the line for the key, the list by which its first is called,
---       key, key ... and the message's claim, if it shall change
--- ARGV: attempt, nonce; where they are not left out: new state of the marker ('' none), its ttl in ms,
+-- Release what the token holds, or turn it into another kind; never touch the key of another token.
+-- KEYS: marker of the token's attempt, the key's wait queue, the list that its clients block on,
+--       key, key ... and the message's claim, if it changes
+-- ARGV: attempt, nonce; optionally: new state of the marker ('' none), its ttl in ms,
 --       new kind ('' deletes), its ttl in ms, its token, the claim's new phase ('' freed), its ttl in ms
 -- Replies: 'released', 'not_ours', 'twin' (another delivery has it) or 'done' (another finished it)
 local attempt, token = ARGV[1], ARGV[1] .. '|' .. ARGV[2]
@@ -15,8 +15,8 @@ for i = 4, #KEYS do
     local kind, rest = string.sub(value, 1, 1), string.sub(value, #token + 4)
     if claim then holder = string.match(rest, '^%S+ (.*)$') end
     if kind == 'l' or kind == 'd' then
-      if become == '' then -- a blank at the end: somebody waits
-        if string.byte(value, -1) ~= 32 or not of_lines().call_next(KEYS[i], ARGV[2], KEYS[2], KEYS[3]) then
+      if become == '' then -- a blank at the end: a client waits
+        if string.byte(value, -1) ~= 32 or not wait_queues().wake_next(KEYS[i], ARGV[2], KEYS[2], KEYS[3]) then
           redis.call('DEL', KEYS[i])
         end
       else redis.call('SET', KEYS[i], become .. ' ' .. ARGV[7] .. ' ' .. rest, 'PX', ARGV[6]) end

@@ -16,7 +16,7 @@ local knows, may = pcall(redis.acl_check_cmd, 'MGET', keys[1])
 local values = knows and may and get('MGET', unpack(keys)) or {}
 for i = 1, leases do
   local value, ours = values[i] or get('GET', keys[i]), words[i + 2]
-  local is_text = type(value) == 'string' -- a table: somebody's list, which must not fail the others
+  local is_text = type(value) == 'string' -- a table: a foreign list, which must not fail the others
   if is_text and find(value, ours, 1, true) == 1 then -- no pattern: that takes twice as long
     call('PEXPIRE', keys[i], ttl or words[#keys + 2 + i])
   else

@@ -1,7 +1,7 @@
--- Write down how many shards a prefix has, unless somebody did.
--- KEYS: where it is written
+-- Store the number of shards of a prefix, unless it is stored.
+-- KEYS: the note
 -- ARGV: the number
--- Reply: the number that is written there
+-- Reply: the stored number
 local written = redis.call('GET', KEYS[1])
 if written then return written end
 redis.call('SET', KEYS[1], ARGV[1])
