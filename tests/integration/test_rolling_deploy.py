@@ -19,7 +19,6 @@ import redis
 
 from celery_singleton_lock import is_skipped
 from tests.apps.gate import Gate
-from tests.conftest import missing
 from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, most_at_once
 from tests.harness.processes import ROOT
@@ -45,7 +44,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return export_deployed(tmp_path_factory.mktemp("deployed"))
     except HistoryNotFound as error:
-        missing(str(error))
+        # Not a missing part, which would be a failure in CI: a source archive or a shallow clone
+        # has no way to get it.
+        pytest.skip(str(error))
 
 
 class Deploy:

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 
-import celery_singleton_lock
+from tests.harness.references import exists
 from tests.model.checks import CHECKS
 from tests.model.coverage import ENVIRONMENT, actions_of, unlabelled
 
-PACKAGE = Path(celery_singleton_lock.__file__).parent
 MODELS = sorted({check.model for check in CHECKS})
-
-
-def names_in(source: str) -> set[str]:
-    """Functions, classes, and methods as ``Class.method``."""
-    names: set[str] = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            names.update(
-                f"{node.name}.{inner.name}"
-                for inner in node.body
-                if isinstance(inner, ast.FunctionDef)
-            )
-    return names
-
-
-def exists(reference: str) -> bool:
-    """Whether ``path`` or ``path name`` is there."""
-    path, _, name = reference.partition(" ")
-    file = PACKAGE / path
-    return file.is_file() and (not name or name in names_in(file.read_text()))
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
