@@ -30,6 +30,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.stores.redlock.fanout import Node
 from tests.harness.journal import Journal
 
 #: Seconds; a body that outlives it needs the heartbeat.
@@ -56,9 +57,13 @@ WITHOUT = os.environ.get("WITHOUT")
 if WITHOUT == "renewal":
     Heartbeat.sweep = lambda self: None  # type: ignore[method-assign]
 if WITHOUT == "native":
+    start_native_thread = native.start_new_thread
 
     def start_new_thread(function: Callable[[], None], name: str) -> None:
-        threading.Thread(target=function, name=name, daemon=True).start()
+        if isinstance(getattr(function, "__self__", None), Node):
+            start_native_thread(function, name)  # it waits for a queue that blocks the whole thread
+        else:
+            threading.Thread(target=function, name=name, daemon=True).start()
 
     native.start_new_thread = start_new_thread
     native.allocate_lock = threading.Lock
