@@ -146,5 +146,5 @@ def test_the_worker_says_once_per_task_that_nobody_read_the_word_singleton(
         sent.get(timeout=30)
     # The log is behind the results; what a later call had said would be behind this one's line.
     worker.wait_for_log(rf"Task \S+\[{sent.id}\] succeeded")
-    assert worker.log.count("that nobody read") == 1
+    assert worker.log.count("that no code read") == 1
     assert f"a call of {WORK} came with" in worker.log
