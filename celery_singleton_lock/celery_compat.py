@@ -19,37 +19,6 @@ from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.task import Context, Task
 from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
 
-__all__ = [
-    "CONTEXT_FIELDS",
-    "CONTEXT_METHODS",
-    "acks_failures",
-    "convert_row_options",
-    "create_in_all_apps",
-    "delays_natively",
-    "driver_of",
-    "dump_models",
-    "entry_after",
-    "exception_of",
-    "fail_as_body",
-    "forget_row_changes",
-    "forks",
-    "hide_setting",
-    "is_cancelled",
-    "is_revoked",
-    "limit_backend_timeouts",
-    "namespace_of",
-    "pool_index",
-    "real_app",
-    "rebuild_heap",
-    "requeues_on_timeout",
-    "reread_rows",
-    "result_meta",
-    "retries_lost_worker",
-    "row_now",
-    "serializer_of",
-    "task_from_function",
-]
-
 _state: Any = _celery_state
 
 # Apps and tasks.

@@ -14,28 +14,6 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from celery_singleton_lock.core.key import KeySpec
 
-__all__ = [
-    "APP_OPTIONS",
-    "CALL_OPTIONS",
-    "DEFAULT_MAX_WAIT",
-    "MIN_TTL",
-    "OPTIONS",
-    "CallOptions",
-    "ConflictAction",
-    "OnConflict",
-    "OnDuplicate",
-    "OnLost",
-    "OnStoreError",
-    "Policy",
-    "Unique",
-    "check_call",
-    "check_claim_options",
-    "choice",
-    "merge",
-    "seconds",
-    "suggestion",
-]
-
 _E = TypeVar("_E", bound=StrEnum)
 
 #: Seconds that ``on_conflict="retry"`` waits by default.

@@ -25,8 +25,6 @@ from celery_singleton_lock.instrumentation.signals import SIGNALS, send_signal
 from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
 from celery_singleton_lock.stores import open_store, shards_of
 
-__all__ = ["IN_MEMORY", "Runtime", "singleton_tasks"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 #: Why a store in memory is refused.

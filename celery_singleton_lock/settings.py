@@ -22,8 +22,6 @@ from celery_singleton_lock.policy import APP_OPTIONS, MIN_TTL, Policy, merge, se
 from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
 from celery_singleton_lock.stores.urls import check_url, masked, split_url
 
-__all__ = ["Settings", "has_broker_in_memory", "read_settings"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 _PREFIX: Final = "singleton_lock_"

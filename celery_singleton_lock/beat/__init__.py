@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.beat.scheduler import TICK_HEADER, LeaderMixin, LeaderScheduler
+from celery_singleton_lock.beat.scheduler import LeaderMixin, LeaderScheduler
+from celery_singleton_lock.publish.header import TICK_HEADER
 
 __all__ = ["TICK_HEADER", "LeaderMixin", "LeaderScheduler"]

@@ -7,8 +7,6 @@ import threading
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["SignalDeferral"]
-
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

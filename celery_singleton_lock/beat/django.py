@@ -18,8 +18,6 @@ from celery_singleton_lock.celery_compat import (
     row_now,
 )
 
-__all__ = ["LeaderDatabaseScheduler", "LeaderEntry"]
-
 # A row has no column for options['singleton'], so an entry stores it in the column of headers.
 _HEADER = "singleton"
 

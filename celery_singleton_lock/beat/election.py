@@ -75,8 +75,6 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.worker.bootstep import check_eviction
 
-__all__ = ["Election", "check_leader_ttl"]
-
 # A yearly entry must find its last run; that of a deleted entry must not stay for ever.
 _LAST_RUN_TTL: Final = 400 * 86400.0
 _YEAR_9999: Final = 253e9

@@ -13,8 +13,6 @@ from celery_singleton_lock.beat.schedule_grid import like
 from celery_singleton_lock.beat.scheduler import LeaderMixin
 from celery_singleton_lock.celery_compat import entry_after
 
-__all__ = ["LeaderRedBeatScheduler"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 from celery.beat import ScheduleEntry
 from celery.schedules import schedule
 
-__all__ = ["believable", "interval_of", "latest_point", "like", "period_of", "tick_of", "utc"]
-
 # The period of a schedule that can't compute one: a user's own class.
 _UNKNOWN_PERIOD: Final = timedelta(days=1)
 # Clocks under NTP are within a second of each other, neglected ones within a minute.

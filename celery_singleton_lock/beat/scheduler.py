@@ -30,8 +30,6 @@ from celery_singleton_lock.publish.apply_async import claim_and_send
 from celery_singleton_lock.publish.header import TICK_HEADER
 from celery_singleton_lock.runtime import Runtime
 
-__all__ = ["TICK_HEADER", "LeaderMixin", "LeaderScheduler"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import click
 
-__all__ = ["singleton"]
-
 
 class _LazyGroup(click.Group):
     """A group whose commands are those of another module."""

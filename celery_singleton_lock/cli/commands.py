@@ -19,8 +19,6 @@ from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 
-__all__ = ["COMMANDS"]
-
 # The keys of the leases by which Beat processes elect a leader.
 _KEYS_OF_BEAT: Final = "celery.beat:{name}"
 # What a release leads to.

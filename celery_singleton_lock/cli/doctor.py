@@ -11,8 +11,6 @@ from celery.bin.base import CeleryCommand
 
 from celery_singleton_lock.doctor import Finding, Severity, diagnose
 
-__all__ = ["doctor"]
-
 
 @click.command(cls=CeleryCommand)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")

@@ -11,8 +11,6 @@ from typing import Any, Final
 from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.core.wait_queue import HANDOFF_TASK
 
-__all__ = ["describe", "json_array", "row_of", "table"]
-
 # json.dumps(indent=2) runs in Python. This encoder runs in C, and its separators indent a flat
 # object as a part of an array.
 _encode: Final = json.JSONEncoder(separators=(",\n    ", ": ")).encode

@@ -6,8 +6,6 @@ import time
 from functools import partial
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
-
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the store's clock does; CLOCK_MONOTONIC
 # doesn't, and a laptop that wakes after an hour would trust an hour-old lease. It is one clock for
 # all processes of a host, so a worker parent can compare what its children wrote. macOS lacks it;

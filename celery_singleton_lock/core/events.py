@@ -10,8 +10,6 @@ from typing import Any
 
 from celery_singleton_lock.core.lease import Holder
 
-__all__ = ["Event", "EventName", "Events", "Sink"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 

@@ -50,16 +50,6 @@ from celery_singleton_lock.core.lease import Lease, Loss, LossReason, reason_of_
 from celery_singleton_lock.core.store import RENEWED, Renewal, Store
 from celery_singleton_lock.errors import StoreError
 
-__all__ = [
-    "MAX_TIMEOUT",
-    "Heartbeat",
-    "Schedule",
-    "interval_of",
-    "patience",
-    "retry_pause",
-    "timeout_for",
-]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # Spreads the renewals of processes that started together: the first renewal of each lease is up to

@@ -24,18 +24,6 @@ from celery_singleton_lock.errors import LockKeyError
 if TYPE_CHECKING:
     import hashlib
 
-__all__ = [
-    "PER_TASK",
-    "SCALARS",
-    "KeyMaker",
-    "KeySpec",
-    "Keyspace",
-    "PerTask",
-    "digest",
-    "stored_names",
-]
-
-
 # json.dumps(sort_keys=True) makes a new encoder for each call.
 _sorted_json: Final = json.JSONEncoder(sort_keys=True).encode
 

@@ -60,8 +60,6 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-__all__ = ["Locker", "was_lost"]
-
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.
 _FRESH: Final = 1.0

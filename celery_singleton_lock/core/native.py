@@ -18,18 +18,6 @@ from collections.abc import Callable
 from types import BuiltinFunctionType
 from typing import Any
 
-__all__ = [
-    "allocate_lock",
-    "get_ident",
-    "greenlet_thrower",
-    "inbox",
-    "is_patched",
-    "is_readable",
-    "make_queue",
-    "socket_owner",
-    "start_new_thread",
-]
-
 #: Raises an exception in one greenlet if the condition holds when its hub runs the request.
 Throw = Callable[[type[BaseException], Callable[[], bool]], None]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-__all__ = ["HANDOFF_TASK", "Ticket"]
-
 #: The task in the token of a key that is reserved for the client that was woken. No task id is
 #: quoted like this, so no delivery, release or renewal matches such a key.
 HANDOFF_TASK: Final = "%waiter"

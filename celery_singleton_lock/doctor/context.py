@@ -15,8 +15,6 @@ from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.stores import is_sentinel_url
 
-__all__ = ["Context", "Finding", "Findings", "Server", "Severity"]
-
 T = TypeVar("T")
 
 # A lease waits up to ttl/6 for a reply. A reply that usually takes more than a tenth of that

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from celery_singleton_lock.core.events import Event, EventName
 
-__all__ = ["LEVELS", "log_event", "logger"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 #: The level at which each event is logged.

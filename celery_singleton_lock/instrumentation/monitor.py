@@ -9,8 +9,6 @@ from celery import Celery
 
 from celery_singleton_lock.core.events import Event, EventName
 
-__all__ = ["Monitor"]
-
 
 class Monitor:
     """Sends a worker event for a call that a conflict ends, if this worker sends events.

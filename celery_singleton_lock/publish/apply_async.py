@@ -26,8 +26,6 @@ from celery_singleton_lock.runtime import Runtime
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-__all__ = ["claim_and_send", "publish_call"]
-
 #: Publishes a task id and options, as Celery's ``apply_async`` does.
 Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 

@@ -16,8 +16,6 @@ from celery_singleton_lock.core.key import SCALARS, KeyMaker
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.policy import Policy, merge
 
-__all__ = ["as_sent", "signature_of", "signature_without_self", "stable_rest", "validate"]
-
 _TEXT: Final = frozenset({str})
 # Iterating another type may exhaust it.
 _SEQUENCES: Final = frozenset({list, tuple})

@@ -25,8 +25,6 @@ from celery_singleton_lock.core.lease import Phase
 from celery_singleton_lock.core.store import ClaimChange
 from celery_singleton_lock.policy import Unique, seconds
 
-__all__ = ["CARRIED", "CONTINUED", "Carried", "Claim"]
-
 #: Attribute of a running request: its :class:`Carried` claim.
 CARRIED: Final = "singleton_claim"
 #: Attribute of a running request: the claim's key of the message that continues it.

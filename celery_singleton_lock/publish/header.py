@@ -15,22 +15,6 @@ from typing import Any, Final
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.policy import CALL_OPTIONS, OnConflict
 
-__all__ = [
-    "HEADER",
-    "NONCE_KEY",
-    "QUEUE_KEY",
-    "SERIALIZER_KEY",
-    "TICK_HEADER",
-    "UNNAMED_KEY",
-    "Delivery",
-    "call_header",
-    "call_in_queue",
-    "call_of",
-    "count_published",
-    "header_of",
-    "is_unnamed",
-]
-
 #: Our message header, an object.
 HEADER: Final = "singleton_lock"
 #: Message header of runs sent by our beat: when the run was due, in ISO 8601 and UTC; the task's

@@ -16,8 +16,6 @@ else:
     # Before Celery 5.7 it takes no parameter when it runs.
     _EagerResult = EagerResult
 
-__all__ = ["SkippedResult", "is_skipped", "skipped_value"]
-
 _MARK: Final = "__singleton__"
 _SKIPPED: Final = "skipped"
 

@@ -44,14 +44,6 @@ from celery_singleton_lock.publish.claim import CARRIED, CONTINUED, Carried, Cla
 from celery_singleton_lock.publish.skipped import SkippedResult, skipped_value
 from celery_singleton_lock.runtime import Runtime
 
-__all__ = [
-    "RPC_CURE",
-    "Publication",
-    "carry_claim",
-    "continues",
-    "sends_results_to_first_caller",
-]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 #: What to do about results that only the first caller receives.

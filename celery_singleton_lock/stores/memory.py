@@ -15,8 +15,6 @@ from celery_singleton_lock.stores.transitions.entries import Entry
 from celery_singleton_lock.stores.transitions.store import TransitionStore
 from celery_singleton_lock.stores.transitions.transition import Draft, Transition
 
-__all__ = ["MemoryStore"]
-
 Reply = TypeVar("Reply")
 
 # Number of entries at which expired ones are removed. The next sweep is at twice the entries that

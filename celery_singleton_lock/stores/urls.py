@@ -18,8 +18,6 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.policy import suggestion
 
-__all__ = ["ClusterUrl", "Hosts", "check_url", "masked", "single_urls", "split_url"]
-
 # The redlock package parses these: each host may have a login of its own.
 _LOGIN_PER_HOST = ("redlock://", "redlocks://")
 _HOST_WITH_LOGIN = re.compile(r"(?:(.*)@)?((?:\[[^\]@]*\]|[^:@\[\]]+)(?::[0-9]*)?)")

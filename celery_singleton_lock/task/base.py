@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from celery_singleton_lock.runtime import Runtime
     from celery_singleton_lock.task.run import TaskRun
 
-__all__ = ["SingletonTask", "singleton_base"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # The store's URL may hold a password, and reports are pasted into issues.

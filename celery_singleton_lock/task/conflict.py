@@ -20,9 +20,6 @@ from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.policy import ConflictAction, OnConflict
 from celery_singleton_lock.publish.header import Delivery
 
-__all__ = ["AGAIN", "Decision", "Outcome", "Pace", "decide"]
-
-
 #: How soon a put-back message returns: seconds, doubled at each try up to the second number.
 Pace = tuple[float, float]
 # A predecessor of the same task releases within milliseconds: its retry was published from inside

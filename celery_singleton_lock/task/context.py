@@ -12,8 +12,6 @@ from celery_singleton_lock.errors import NoLease
 if TYPE_CHECKING:
     from celery_singleton_lock.core.lease import Lease
 
-__all__ = ["HeldLeases", "current_lease", "held_leases"]
-
 
 @dataclass(slots=True, eq=False)
 class HeldLeases:

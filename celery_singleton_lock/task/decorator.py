@@ -16,8 +16,6 @@ from celery_singleton_lock.policy import OPTIONS
 from celery_singleton_lock.publish.arguments import signature_without_self, validate
 from celery_singleton_lock.task.base import SingletonTask, singleton_base
 
-__all__ = ["singleton_task"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

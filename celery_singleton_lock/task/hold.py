@@ -22,8 +22,6 @@ from celery_singleton_lock.task.context import HeldLeases, held_leases
 from celery_singleton_lock.task.outcome import release_of
 from celery_singleton_lock.task.wait import Waiter
 
-__all__ = ["hold"]
-
 
 @contextmanager
 def hold(

@@ -33,8 +33,6 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import LeaseLost
 
-__all__ = ["Body", "LeaseInterrupt", "follows_interruption", "is_loss"]
-
 _R = TypeVar("_R")
 
 # Seconds until an unobserved signal is sent again; doubled each time, up to the second number.

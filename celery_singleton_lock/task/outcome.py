@@ -13,8 +13,6 @@ from celery_singleton_lock.celery_compat import acks_failures
 from celery_singleton_lock.core.lease import Kind, Lease
 from celery_singleton_lock.core.store import ClaimChange, MarkerState, Release
 
-__all__ = ["countdown_of", "is_done", "release_of", "reserve", "stores_result"]
-
 
 def is_done(task: Any, state: str | None, retval: Any) -> bool:
     """Whether this attempt's message is acknowledged, so that it will not run again.

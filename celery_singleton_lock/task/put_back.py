@@ -29,8 +29,6 @@ from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_K
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.worker.origin import reached_with_delay, without_delay
 
-__all__ = ["backoff", "put_back", "why_not"]
-
 _MAX_DOUBLINGS: Final = 30
 
 

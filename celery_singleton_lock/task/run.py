@@ -101,8 +101,6 @@ from celery_singleton_lock.task.outcome import (
 from celery_singleton_lock.task.put_back import backoff, put_back, why_not
 from celery_singleton_lock.task.wait import Waiter
 
-__all__ = ["TaskRun"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # Where a request keeps its run.

@@ -22,8 +22,6 @@ from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Refused, Relation
 from celery_singleton_lock.task.put_back import backoff
 
-__all__ = ["Waiter"]
-
 _POLL: Final = 0.05
 _LONGEST_POLL: Final = 0.5
 # The server's clock counts whole milliseconds: a look exactly at the end of a ttl is too early.

@@ -26,8 +26,6 @@ from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.shared_memory import SharedMemory
 
-__all__ = ["SingletonStep", "check_eviction", "check_results", "check_tasks"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds: ttl of the lease with which a starting worker tests the store.

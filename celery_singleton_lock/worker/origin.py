@@ -14,8 +14,6 @@ from typing import Any, Final
 from celery import Celery
 from kombu import Queue
 
-__all__ = ["Origin", "find_origin", "reached_with_delay", "without_delay"]
-
 # Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay,
 # and the message that arrives still has them.
 _DELAY_BITS: Final = re.compile(r"^(?:[01]\.){28}")

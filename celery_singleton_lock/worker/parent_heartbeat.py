@@ -68,8 +68,6 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.worker.process_identity import lives
 from celery_singleton_lock.worker.shared_memory import LeaseNote, RunningLease, SharedMemory
 
-__all__ = ["ParentHeartbeat"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds from one look at shared memory to the next. A child can't wake this thread without a

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["lives", "start_time_of"]
-
 # Fields of /proc/<pid>/stat behind the program's name, by their numbers in proc(5). The name has
 # number 2 and may contain blanks and parentheses.
 _STATE = 3 - 3

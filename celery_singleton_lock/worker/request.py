@@ -74,8 +74,6 @@ from celery_singleton_lock.worker.origin import find_origin
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.shared_memory import SharedMemory
 
-__all__ = ["SingletonRequest", "SingletonRequestMixin", "mixed_request"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds. The parent serves all of its children and must not wait longer for a store.

@@ -41,8 +41,6 @@ from celery_singleton_lock.celery_compat import pool_index
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.worker.process_identity import lives, start_time_of
 
-__all__ = ["NOTES", "LeaseNote", "RunningLease", "SharedLease", "SharedMemory"]
-
 #: Leases of one process that are noted; further ones are left to the process and to their ttl.
 NOTES: Final = 16
 

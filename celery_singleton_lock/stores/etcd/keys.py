@@ -21,8 +21,6 @@ from celery_singleton_lock.stores.transitions.entries import (
     parse_value,
 )
 
-__all__ = ["EtcdKeys", "Seen"]
-
 _PAGE: Final = 500
 
 

@@ -23,8 +23,6 @@ from typing import Any, Final
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.stores.etcd.gateway import Gateway, LeaseGone
 
-__all__ = ["TRUSTED", "EtcdLease", "EtcdLeases"]
-
 #: The share of a ttl that a holder may trust a grant for. The keepalive that the grant relies on
 #: may be as old as the rest: so a worker with many short bodies sends a keepalive per ttl/6 and
 #: not per body. The rest also covers a leader that was deposed and doesn't know it yet. For at

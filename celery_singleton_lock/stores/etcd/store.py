@@ -54,8 +54,6 @@ from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, Tra
 from celery_singleton_lock.stores.transitions.transition import Draft, Transition
 from celery_singleton_lock.stores.urls import ClusterUrl
 
-__all__ = ["EtcdStore"]
-
 Reply = TypeVar("Reply")
 
 _PORT: Final = 2379

@@ -37,8 +37,6 @@ from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.core.store import OnReply, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-__all__ = ["PendingRelease", "PendingReleases"]
-
 # The second try uses a new connection: a server restart leaves every idle one broken.
 _TRIES: Final = 2
 # Ended releases that are remembered: a release supersedes an acquire within a moment, or never.

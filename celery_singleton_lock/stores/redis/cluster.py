@@ -49,8 +49,6 @@ from celery_singleton_lock.stores.redis.scripts import (
 )
 from celery_singleton_lock.stores.redis.store import RedisStore
 
-__all__ = ["ClusterStore"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 

@@ -39,8 +39,6 @@ from celery_singleton_lock.stores.redis.replies import checked, classified, read
 from celery_singleton_lock.stores.redis.scripts import Command, pack
 from celery_singleton_lock.stores.redis.url_options import connection_options
 
-__all__ = ["MAX_IDLE", "Connection", "Connections"]
-
 #: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
 #: idle connections without notice; the shortest common timeout is 240 s.
 MAX_IDLE: Final = 60.0

@@ -17,8 +17,6 @@ from celery_singleton_lock.stores.redis.nodes import AnyConnections
 from celery_singleton_lock.stores.redis.replies import checked
 from celery_singleton_lock.stores.redis.scripts import Command
 
-__all__ = ["OPERATOR_TIMEOUT", "RedisOperators", "info_of", "record_of"]
-
 #: Seconds; no lease is held meanwhile.
 OPERATOR_TIMEOUT: Final = 2.0
 

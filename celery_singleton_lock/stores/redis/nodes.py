@@ -33,8 +33,6 @@ from celery_singleton_lock.stores.redis.replies import checked
 from celery_singleton_lock.stores.redis.scripts import Command
 from celery_singleton_lock.stores.urls import Hosts
 
-__all__ = ["Address", "AnyConnections", "NodeConnections", "Topology", "slot_of"]
-
 #: Host and port.
 Address = tuple[str, int]
 

@@ -8,8 +8,6 @@ import redis
 
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-__all__ = ["ScriptForgotten", "checked", "classified", "read"]
-
 # CLUSTERDOWN and MASTERDOWN end with a failover, TRYAGAIN with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
 

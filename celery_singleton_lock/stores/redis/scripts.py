@@ -17,31 +17,6 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.store import RENEWED, Acquire, ClaimChange, Release, Renewal
 
-__all__ = [
-    "ACQUIRE",
-    "ADMIT",
-    "AUTHORIZE_TICK",
-    "FREE",
-    "MARK",
-    "PROLONG",
-    "RELEASE",
-    "RENEW",
-    "SETTLE_CLAIM",
-    "SHARDS",
-    "TRACE",
-    "Command",
-    "KeysAndArguments",
-    "Script",
-    "acquire_arguments",
-    "chunks_of",
-    "milliseconds",
-    "pack",
-    "phase_of",
-    "release_arguments",
-    "renewal_arguments",
-    "renewals_of",
-]
-
 #: Name and arguments. A name of two words, such as CLUSTER SLOTS, is one string.
 Command = tuple[Any, ...]
 

@@ -29,8 +29,6 @@ from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.replies import read
 from celery_singleton_lock.stores.urls import Hosts
 
-__all__ = ["SentinelConnections"]
-
 _PORT: Final = 26379
 
 

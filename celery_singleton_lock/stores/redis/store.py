@@ -69,8 +69,6 @@ from celery_singleton_lock.stores.redis.scripts import (
 )
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
 
-__all__ = ["RedisStore"]
-
 _T = TypeVar("_T")
 
 _CAPABILITIES: Final = Capabilities(

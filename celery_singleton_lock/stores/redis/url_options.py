@@ -14,8 +14,6 @@ from redis.connection import parse_url
 
 from celery_singleton_lock.policy import suggestion
 
-__all__ = ["connection_options", "connection_url"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # Valkey speaks Redis' protocol; redis-py reads only the names that Redis has.

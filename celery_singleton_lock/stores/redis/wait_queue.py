@@ -32,8 +32,6 @@ from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
 
-__all__ = ["RedisTicket", "WaitQueues"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds until a BLPOP ends and the client joins the queue again, at its end: for as long, a host

@@ -34,8 +34,6 @@ from celery_singleton_lock.stores.redlock import votes
 from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout
 from celery_singleton_lock.stores.redlock.votes import Poll, Votes
 
-__all__ = ["Acquirer"]
-
 # Seconds to wait for nodes that granted to confirm that they took it back. Nothing depends on their
 # replies.
 _GIVE_BACK_TIMEOUT: Final = 0.25

@@ -23,8 +23,6 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.url import NodeUrl
 from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
 
-__all__ = ["NODE_TIMEOUT", "Fanout", "Node"]
-
 T = TypeVar("T")
 
 #: Seconds that a node has for one request. No caller waits longer. A connection that owes a reply

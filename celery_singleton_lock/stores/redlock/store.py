@@ -75,8 +75,6 @@ from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, No
 from celery_singleton_lock.stores.redlock.url import read_nodes
 from celery_singleton_lock.stores.redlock.votes import Poll
 
-__all__ = ["RedlockStore"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.policy import seconds, suggestion
 
-__all__ = ["NodeUrl", "Nodes", "read_nodes"]
-
 _MIN_NODES: Final = 3
 _PORT: Final = 6379
 _TLS_PATHS: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")

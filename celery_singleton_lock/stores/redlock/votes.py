@@ -29,26 +29,6 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-__all__ = [
-    "GrantWithoutVote",
-    "Poll",
-    "Votes",
-    "acquired",
-    "admitted",
-    "authorized",
-    "claimant",
-    "contended",
-    "contested",
-    "granted",
-    "holder",
-    "holders",
-    "last_run",
-    "released",
-    "renewed",
-    "standing",
-    "suspect",
-]
-
 T = TypeVar("T")
 
 # Reasons to drop a message come before reasons to let it wait.

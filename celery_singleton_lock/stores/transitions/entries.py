@@ -10,8 +10,6 @@ from typing import ClassVar, Final
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record, Token
 from celery_singleton_lock.core.store import MarkerState
 
-__all__ = ["Claim", "Entry", "Foreign", "Held", "LastRun", "Marker", "format_value", "parse_value"]
-
 # A marker's text has two blanks. That of a lease or of a claim has three, and a token in the place
 # of the number.
 _MARKER: Final = re.compile(r"([-fd]) ([0-9]+) (\S*)")

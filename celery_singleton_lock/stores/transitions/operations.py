@@ -30,20 +30,6 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.transitions.entries import Claim, Entry, Held, LastRun, Marker
 from celery_singleton_lock.stores.transitions.transition import Draft, Transition
 
-__all__ = [
-    "acquire",
-    "admit",
-    "authorize_tick",
-    "expire",
-    "free",
-    "inspect",
-    "last_runs",
-    "mark",
-    "release",
-    "renew",
-    "settle_claim",
-]
-
 _RANK: Final = {MarkerState.WAITING: 1, MarkerState.FINISHING: 2, MarkerState.DONE: 3}
 
 

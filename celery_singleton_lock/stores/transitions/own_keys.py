@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Name", "OwnKeys"]
-
 #: A key and its owner: the token of a lease or the task of a claim. Two acquires of one key may
 #: both lack a reply, and either may have been carried out. So each is noted under its own name.
 Name = tuple[str, str]

@@ -29,8 +29,6 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.stores.transitions import operations
 from celery_singleton_lock.stores.transitions.transition import Transition
 
-__all__ = ["OPERATOR_TIMEOUT", "TransitionStore"]
-
 Reply = TypeVar("Reply")
 
 #: Seconds to wait for the reply to an operator's request.

@@ -10,8 +10,6 @@ from celery_singleton_lock.core.lease import Holder, Record
 from celery_singleton_lock.core.store import ClaimChange
 from celery_singleton_lock.stores.transitions.entries import Claim, Entry, Held, LastRun, Marker
 
-__all__ = ["Draft", "Transition"]
-
 Reply = TypeVar("Reply")
 SomeValue = TypeVar("SomeValue", Held, Claim, Marker, LastRun)
 

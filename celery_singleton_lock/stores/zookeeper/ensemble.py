@@ -20,8 +20,6 @@ from celery_singleton_lock.stores.transitions.entries import Entry, format_value
 from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
 from celery_singleton_lock.stores.zookeeper.znodes import Layout, Seen, ServerTime
 
-__all__ = ["Ensemble", "Versions", "View"]
-
 #: The content of each key, and the versions of the buckets that were read. A key in a bucket
 #: without a version was not read, but is assumed to have no node.
 View = dict[str, Seen]

@@ -25,8 +25,6 @@ from celery_singleton_lock.stores.zookeeper.ensemble import Versions, View
 from celery_singleton_lock.stores.zookeeper.sessions import Session
 from celery_singleton_lock.stores.zookeeper.znodes import BUCKETS
 
-__all__ = ["Janitor", "Own"]
-
 logger = logging.getLogger("celery_singleton_lock")
 
 _MIN_WRITES: Final = 64

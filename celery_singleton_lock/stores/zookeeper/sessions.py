@@ -52,8 +52,6 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.urls import ClusterUrl
 
-__all__ = ["OPTIONS", "Session", "Sessions"]
-
 #: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key"})
 

@@ -67,8 +67,6 @@ from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Sessions
 from celery_singleton_lock.stores.zookeeper.znodes import BUCKETS, Layout, Seen, key_of
 
-__all__ = ["ZooKeeperStore"]
-
 Reply = TypeVar("Reply")
 
 _PORT: Final = 2181

@@ -22,8 +22,6 @@ from urllib.parse import quote, unquote
 
 from celery_singleton_lock.stores.transitions.entries import Entry, Foreign, parse_value
 
-__all__ = ["BUCKETS", "Layout", "Seen", "ServerTime", "key_of"]
-
 #: So many that the list of a bucket's names stays far below the limit of a reply, one megabyte, and
 #: that two concurrent operations seldom use the same bucket.
 BUCKETS: Final = 256
