@@ -1,20 +1,20 @@
-/* Messages on one key: jobs with retries, their deliveries, and what becomes of them.
+/* Messages on one key: jobs with retries, their deliveries, and the outcomes of these.
  *
  * A message is acknowledged late. It is delivered again when the child or the worker that has it
  * dies, and also while they are alive (visibility timeout). As with Redis as the broker, a delivery
- * has its message's tag: whoever acknowledges it acknowledges the message, whoever else has it.
+ * has its message's tag: acknowledging one delivery acknowledges the message for all of them.
  *
- * There is no time in here: that a lease stands in the store as long as its holder trusts it is what
- * lease.pml shows. So a lease may expire as soon as its holder trusts it no more, and a holder may
- * stop trusting at any time. What a nonce does is name a delivery among those that are alive: here
- * that is the number of the child, and 0 is a delivery that is over.
+ * There is no time in this model: that a lease stands in the store as long as its holder trusts it is
+ * shown by lease.pml. So a lease may expire as soon as its holder does not trust it any more, and a
+ * holder may stop trusting at any time. A nonce identifies a delivery among those that are alive: in
+ * this model that is the number of the child, and 0 is a delivery that has ended.
  *
- * That a delivery whose body has not begun is kept from beginning for longer than the visibility
- * timeout (in a worker's prefetch, or by a broker that takes no copy) is among the behaviours only
- * with SLOW_TO_BEGIN: then its second delivery may begin, die, and the first be skipped.
+ * A delivery whose body does not begin for longer than the visibility timeout (it waits in a worker's
+ * prefetch, or for a broker that takes no copy) is among the behaviours only with SLOW_TO_BEGIN: then
+ * its second delivery may begin and die, and the first one be skipped.
  *
  * The comment before an action names the functions that implement it, in brackets; [environment]
- * marks what happens to the protocol. FAULTS of these happen in a run.
+ * marks what happens to the protocol. FAULTS is the number of faults in a run.
  *
  * Must-fail variants, each a protection taken out: NO_NONCE, NO_MARKER, NO_ORDINAL, NO_RESERVATION,
  * ACK_FIRST, SKIP_STARTED, RELEASE_ON_ANNOUNCEMENT, TWIN_TAKES_ALL.
@@ -24,7 +24,7 @@
 #ifndef FAULTS
 #define FAULTS 2
 #endif
-#define COPIES 6 /* messages at a time; asserted to be enough */
+#define COPIES 6 /* messages at a time; an assertion checks that they are enough */
 #define JOBS 2
 #define ATTEMPTS 2 /* of the first job; the second doesn't retry */
 
@@ -38,7 +38,7 @@
 #define PUTTING_BACK 6
 #define PUBLISHED 7 /* the copy is with the broker */
 #define LEAVING 8 /* acknowledging is next */
-#define DOOMED 9 /* the hard limit was announced, the body runs on */
+#define DOOMED 9 /* the hard limit was announced, the body still runs */
 #define DEAD 10
 #define MARKING 11 /* released, the result is stored; "done" is next */
 
@@ -47,21 +47,21 @@
 #define READY 1
 #define UNACKED 2
 
-/* What stands in the key. [core/lease.py Kind] */
+/* The kind of the key's value. [core/lease.py Kind] */
 #define FREE 0
 #define LEASE 1
 #define RESERVED 2
 #define DYING 3
 
-/* What is known of an attempt. [core/store.py MarkerState] */
+/* The marker of an attempt. [core/store.py MarkerState] */
 #define UNKNOWN 0
 #define WAITING 1
 #define FINISHING 2
 #define DONE 3
 
-/* What a delivery has met. [core/store.py Relation] */
+/* What a delivery found in the store. [core/store.py Relation] */
 #define OWN 0
-#define DROPPED 1 /* done, superseded, or later: its message is over */
+#define DROPPED 1 /* done, superseded, or later: its message has ended */
 #define EARLIER 2
 #define TWIN 3
 #define OTHER 4
@@ -77,7 +77,7 @@ typedef Copy {
 typedef Child {
   byte at;
   byte copy; /* 1 and up; 0: none */
-  bit started; /* whether work is known to have begun: what the next copy's header says */
+  bit started; /* whether work is known to have begun; the header of the next copy says so */
   bit trusts;
 };
 
@@ -93,7 +93,7 @@ Child child[CHILDREN];
 byte kind;
 byte key_job;
 bit key_attempt;
-byte key_nonce; /* the child whose delivery has it, 1 and up; 0: a delivery that is over */
+byte key_nonce; /* the child whose delivery has it, 1 and up; 0: a delivery that has ended */
 Marker marker[JOBS * ATTEMPTS];
 
 byte faults = FAULTS;
@@ -102,7 +102,7 @@ byte faults = FAULTS;
 bit skips[JOBS]; /* on_conflict is "skip" (with SKIPS), else "retry" */
 bit began[JOBS]; /* a body of it has begun */
 bit done[JOBS]; /* it has a result */
-bit over[JOBS * ATTEMPTS]; /* an attempt's outcome is final, stored, and its lease given back */
+bit over[JOBS * ATTEMPTS]; /* an attempt's outcome is final and stored, and its lease released */
 byte between; /* the job (1 and up) whose key is reserved for its next attempt */
 
 #define MY(field) copy[child[me].copy - 1].field
@@ -129,7 +129,7 @@ inline free_key() {
   key_nonce = 0
 }
 
-/* What the store makes of an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/operations.py _relation] [stores/transitions/operations.py _refusal_by_marker] */
+/* The store's reply to an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/operations.py _relation] [stores/transitions/operations.py _refusal_by_marker] */
 inline relate() {
   if
 #ifndef NO_MARKER
@@ -165,8 +165,8 @@ inline grant() {
   key_nonce = me + 1
 }
 
-/* Give back, to become `next` of the next attempt or nothing, and write `mark`; met says what was
- * found. [stores/redis/lua/release.lua] [stores/transitions/operations.py _release] */
+/* Release: the key becomes `next` (a reservation, dying) or is freed, and the marker becomes `mark`; met
+ * is what was found. [stores/redis/lua/release.lua] [stores/transitions/operations.py _release] */
 inline release(next, mark) {
   if
   :: MINE ->
@@ -200,7 +200,7 @@ inline release(next, mark) {
   fi
 }
 
-/* Hand a message to the broker; `slot` is where it stands from then on. */
+/* Publish a message; it is stored in `slot`. */
 inline publish(job_, attempt_, sequence_, started_) {
   slot = 0;
   do
@@ -216,7 +216,7 @@ inline publish(job_, attempt_, sequence_, started_) {
   slot = 0
 }
 
-/* Numbers of copies matter by their order alone: close the gaps, so that they stay small. */
+/* Only the order of the copies' numbers matters: close the gaps, so that they stay small. */
 #define USES(i) (i.job == whose && i.attempt == which && i.sequence == v)
 inline close_gaps(whose, which) {
   v = COPIES + 1;
@@ -255,12 +255,12 @@ inline close_gaps(whose, which) {
 #define HAS(slot, j) (copy[slot].state != NONE && copy[slot].job == j)
 #define KEPT(j) (done[j] || HAS(0, j) || HAS(1, j) || HAS(2, j) || HAS(3, j) || HAS(4, j) || HAS(5, j))
 
-/* Acknowledge the delivery: the broker forgets its message, unless it waits to be delivered again. */
+/* Acknowledge the delivery: the broker deletes its message, unless it waits to be delivered again. */
 inline acknowledge() {
   MY(state) = (MY(state) == UNACKED -> NONE : MY(state))
 }
 
-/* No job is lost: what isn't done is with the broker, even if everybody crashes now. */
+/* No job is lost: the broker has a message of each job that is not done, even if all processes die. */
 inline leave() {
   slot = child[me].copy - 1;
   child[me].copy = 0;
@@ -286,7 +286,7 @@ inline leave_soon() {
   child[me].at = LEAVING
 }
 
-/* Given back by a child that is dead, or by the broker in its place. */
+/* The message of a dead child is requeued, by its parent or by the broker. */
 inline requeue() {
   if
   :: MY(state) == UNACKED ->
@@ -296,7 +296,7 @@ inline requeue() {
   fi
 }
 
-/* Which place a message stands in means nothing: sort them, so that it makes no states either. */
+/* The position of a message has no meaning: sort them, so that positions add no states. */
 #define WEIGHT(i) ((copy[i].state != NONE || ANY_REFERS(i)) * 1024 + copy[i].state * 256 + copy[i].job * 128 + copy[i].attempt * 64 + copy[i].sequence * 2 + copy[i].started)
 #define ANY_REFERS(i) (child[0].copy == i + 1 || child[1].copy == i + 1)
 #define FOLLOW(i) child[i].copy = (child[i].copy == slot + 1 -> slot + 2 : (child[i].copy == slot + 2 -> slot + 1 : child[i].copy))
@@ -343,7 +343,7 @@ inline put_back(started_) {
       child[me].at = ARRIVED; \
       sort() }
 
-/* If its own twin has the lease, or has finished, the result is the twin's to write. */
+/* If its own twin has the lease, or has finished, the twin writes the result. */
 inline yield_to_twin() {
   if
 #ifdef TWIN_TAKES_ALL
@@ -385,7 +385,7 @@ end:
   TAKE_FROM(4)
   TAKE_FROM(5)
 
-  /* The store answers the acquire, and the table decides. [task/run.py TaskRun._acquire] [task/conflict.py decide] */
+  /* The store replies to the acquire, and the conflict table decides. [task/run.py TaskRun._acquire] [task/conflict.py decide] */
   :: d_step { child[me].at == ARRIVED ->
       relate();
       if
@@ -400,13 +400,13 @@ end:
       :: met == DROPPED -> child[me].at = LEAVING
       :: met == EARLIER || met == TWIN -> put_back(1)
       :: met == OTHER && IS_SKIPPED ->
-        done[MY(job)] = (began[MY(job)] -> done[MY(job)] : 1); /* a skip is no answer to work that began */
+        done[MY(job)] = (began[MY(job)] -> done[MY(job)] : 1); /* work that began is not ended by a skip */
         child[me].at = LEAVING
       :: met == OTHER && !IS_SKIPPED -> put_back(child[me].started)
       fi;
       met = 0 }
 
-  /* No answer, also not to the release by token: the message goes back. [task/run.py TaskRun._acquire] [task/run.py TaskRun._put_back] */
+  /* No reply, also not to the release by token: the message is put back. [task/run.py TaskRun._acquire] [task/run.py TaskRun._put_back] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
       faults--;
       put_back(child[me].started) }
@@ -422,17 +422,17 @@ end:
       met = 0;
       put_back(child[me].started) }
 
-  /* The body ends, and nothing hangs on it: its result is stored under the lease. [task/run.py TaskRun._ended] */
+  /* The body ends and triggers no messages: its result is stored under the lease. [task/run.py TaskRun._ended] */
   :: d_step { child[me].at == BODY && child[me].trusts ->
       done[MY(job)] = 1;
       child[me].at = STORED }
 
-  /* It is given back, and marked as done in the same step. [task/base.py SingletonTask.after_return] [task/run.py TaskRun._final_release] [task/outcome.py release_of] */
+  /* The lease is released, and the attempt marked as done in the same step. [task/base.py SingletonTask.after_return] [task/run.py TaskRun._final_release] [task/outcome.py release_of] */
   :: d_step { child[me].at == STORED ->
       release(FREE, DONE);
       leave_soon() }
 
-  /* The body ends, and triggers more, or has lost its lease unheard: released before that. [task/run.py TaskRun._ended] [task/run.py TaskRun._release_early] */
+  /* The body ends and triggers messages, or has lost its lease without noticing: released early. [task/run.py TaskRun._ended] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == BODY ->
       release(FREE, FINISHING);
       child[me].trusts = 0;
@@ -444,10 +444,10 @@ end:
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* And the attempt is marked. [task/run.py TaskRun._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/operations.py mark] */
+  /* The attempt is marked as done. [task/run.py TaskRun._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/operations.py mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
-      MY_MARKER.sequence = 0; /* it counts no more */
+      MY_MARKER.sequence = 0; /* it does not matter any more */
       over[MY_ATTEMPT] = 1;
       leave_soon() }
 
@@ -462,24 +462,24 @@ end:
       release(RESERVED, DONE);
       leave_soon() }
 
-  /* A lease that was lost meanwhile is given back plainly, or is its twin's. [task/run.py TaskRun._run_under] [task/run.py TaskRun._release_early] */
+  /* A lease that was lost meanwhile is released without a reservation, or is its twin's. [task/run.py TaskRun._run_under] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == RETRYING && !child[me].trusts ->
       release(FREE, UNKNOWN);
       child[me].at = MARKING;
       yield_to_twin() }
 
-  /* The lease was lost and the body interrupted: its message goes back. [task/run.py TaskRun._interrupted] [task/run.py TaskRun._release_early] */
+  /* The lease was lost and the body interrupted: its message is put back. [task/run.py TaskRun._interrupted] [task/run.py TaskRun._release_early] */
   :: d_step { child[me].at == BODY && !child[me].trusts ->
       release(FREE, UNKNOWN);
       put_back(1);
       yield_to_twin() }
 
-  /* A release, or a mark, that the store doesn't answer. [core/locker.py Locker.release] [task/run.py TaskRun._mark_done] */
+  /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/run.py TaskRun._mark_done] */
   :: d_step { (child[me].at == STORED || child[me].at == MARKING || child[me].at == RETRYING) && faults > 0 ->
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is given up. [task/put_back.py put_back] [task/put_back.py _publish] [task/run.py TaskRun._put_back] */
+  /* Publish the copy before the delivery is acknowledged. [task/put_back.py put_back] [task/put_back.py _publish] [task/run.py TaskRun._put_back] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ITS_TURN ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;
@@ -491,7 +491,7 @@ end:
       sort() }
 #endif
 
-  /* Say that older copies count no more. [task/put_back.py put_back] [stores/redis/lua/mark.lua] [stores/transitions/operations.py mark] */
+  /* Mark older copies as superseded. [task/put_back.py put_back] [stores/redis/lua/mark.lua] [stores/transitions/operations.py mark] */
   :: d_step { child[me].at == PUBLISHED ->
       MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
       if
@@ -502,12 +502,12 @@ end:
       leave_soon();
       sort() }
 
-  /* The store doesn't answer that. [task/put_back.py put_back] */
+  /* That mark gets no reply. [task/put_back.py put_back] */
   :: d_step { child[me].at == PUBLISHED && faults > 0 ->
       faults--;
       leave_soon() }
 
-  /* The delivery is over. [environment] */
+  /* The delivery ends. [environment] */
   :: d_step { child[me].at == LEAVING ->
       acknowledge();
       leave();
@@ -518,7 +518,7 @@ end:
       faults--;
       child[me].trusts = 0 }
 
-  /* The hard time limit is announced; the body runs on for a while. [worker/request.py SingletonRequestMixin.on_timeout] [worker/request.py SingletonRequestMixin._settle_leases] */
+  /* The hard time limit is announced; the body still runs for a while. [worker/request.py SingletonRequestMixin.on_timeout] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { child[me].at == BODY && faults > 0 ->
       faults--;
 #ifdef RELEASE_ON_ANNOUNCEMENT
@@ -529,7 +529,7 @@ end:
       met = 0;
       child[me].at = DOOMED }
 
-  /* It is killed; what remains is its failure, which acknowledges. [environment] */
+  /* The child is killed; its failure is stored, and acknowledges the message. [environment] */
   :: d_step { child[me].at == DOOMED ->
       done[MY(job)] = 1;
       leave_soon() }
@@ -540,7 +540,7 @@ end:
       child[me].trusts = 0;
       child[me].at = DEAD }
 
-  /* The parent has the proof, and releases by token before the message is given back. [worker/request.py SingletonRequestMixin.on_failure] [worker/request.py SingletonRequestMixin._settle_leases] */
+  /* The parent has proof of the death, and releases by token before the message is requeued. [worker/request.py SingletonRequestMixin.on_failure] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { child[me].at == DEAD ->
       release(FREE, UNKNOWN);
       met = 0;
@@ -548,7 +548,7 @@ end:
       leave();
       sort() }
 
-  /* The parent is dead too, or gets no answer; the broker gives the message back. [environment] */
+  /* The parent is dead too, or gets no reply; the broker requeues the message. [environment] */
   :: d_step { child[me].at == DEAD ->
       requeue();
       leave();
@@ -573,11 +573,11 @@ end:
       copy[which].started = 1; \
       sort() }
 
-/* What happens by itself. */
+/* The steps that no process makes. */
 proctype passing() {
 end:
   do
-  /* A lease that nobody trusts, a reservation, or what a dead process had expires. [environment] */
+  /* A lease that no child trusts, a reservation, or the key of a killed process expires. [environment] */
   :: d_step { (kind == LEASE && !TRUSTED) || kind == RESERVED || (kind == DYING && !STILL_DYING) ->
       between = (kind == RESERVED -> 0 : between);
       free_key() }
@@ -587,7 +587,7 @@ end:
   FINISHING_EXPIRES(1)
   FINISHING_EXPIRES(2)
 
-  /* The visibility timeout is over: the broker delivers again what is still worked at. [environment] */
+  /* The visibility timeout has passed: the broker delivers again a message that is still being processed. [environment] */
   DELIVER_AGAIN(0)
   DELIVER_AGAIN(1)
   DELIVER_AGAIN(2)
@@ -613,6 +613,6 @@ init {
 }
 
 #ifdef LIVENESS
-/* Every job is done in the end, with finitely many faults. */
+/* Every job is done in the end, after finitely many faults. */
 ltl every_job_is_done { <> (done[0] && done[1]) }
 #endif

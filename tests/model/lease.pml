@@ -1,30 +1,35 @@
-/* The lease on one key: N clients, one store, a resource, and everything that can go wrong between.
+/* The lease on one key: N clients, one store, a resource, and every fault that can come between.
  *
  * Each action below is one atomic step, and any number of other steps and of ticks may come before
- * the next: so every pause (SIGSTOP, a C call that holds the GIL, a suspended machine) and every
+ * the next. So every pause (SIGSTOP, a C call that holds the GIL, a suspended machine) and every
  * delay of a message is among the behaviours. The comment before an action names the functions that
  * implement it, in brackets; [environment] marks what happens to the protocol.
  *
- * Time is counted down, in ticks, never up: the store counts the ticks that the key has left, each
- * client those that it may still trust. So nothing bounds how long a run lasts, and yet the states
- * are finite. With FENCES the server's own clock is modelled too; it stands still at HORIZON.
+ * Time is counted down, in ticks, never up: the store counts the ticks that the key has left, and each
+ * client those for which it may still trust its lease. So a run can last arbitrarily long, and yet the
+ * states are finite. With FENCES the server's own clock is modelled too; it stops at HORIZON.
  *
- * A request that nobody waits for any more may be lost, or be carried out later, when its client has
- * long gone on: a stray. Of each client there is one at a time; a newer one makes the older a lost
- * one. The second try of a release is such a stray too. NO_STRAYS leaves them out. With PULSE the
- * worker parents renew too.
+ * A request whose reply is not awaited any more may be lost, or be carried out later, when its client
+ * has long continued: a stray. Each client has at most one; a newer one replaces the older, which is
+ * then lost. The second try of a release is such a stray too. NO_STRAYS leaves them out. With PULSE
+ * the worker parents renew too (the parent heartbeat).
  *
- * With POSTS a body may end without waiting for its release's reply, as short ones do with Redis. Which
- * connection the next command takes is left open: it may overtake the release. Of each client one
- * release at a time is not confirmed. That it is made again is one step, with what is heard of it:
- * nothing depends on what happens in between. SURE leaves out all that only the ttl can repair: a
- * posted release may be lost, but whoever waits for a reply gets it, and a parent outlives its child.
- * ONE_SIDED: only the first client posts, and has strays.
+ * With POSTS releases may be asynchronous, as those of short bodies are with Redis: the body ends
+ * without waiting for the reply. The model leaves open which connection the next command uses, so that
+ * it may overtake the release. Each client has at most one unconfirmed release. Resending it and
+ * reading the reply are one step, because no behaviour depends on what happens in between. SURE leaves
+ * out all faults that only the ttl can repair: an asynchronous release may be lost, but a request that
+ * waits for its reply gets it, and a parent outlives its child. ONE_SIDED: only the first client
+ * releases asynchronously, and has strays.
  *
  * Must-fail variants, each a protection taken out: NO_OWNER_CHECK, NO_DEADLINE, NO_MARGIN,
- * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_EXPIRY, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK; of posted releases:
- * AGAIN_WITHOUT_OWNER, TOKEN_AGAIN, KEEPER_GOES_ON, LOST_FOR_GOOD, TURN_BEFORE_POST, LEDGER_FORGETS. And
- * what is not promised: EXCLUSION_OVER_LOSS.
+ * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_EXPIRY, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK; of asynchronous
+ * releases: AGAIN_WITHOUT_OWNER, TOKEN_AGAIN, KEEPER_GOES_ON, LOST_FOR_GOOD, TURN_BEFORE_POST,
+ * LEDGER_FORGETS. And a property that is not promised: EXCLUSION_OVER_LOSS.
+ *
+ * Names in the model: keeper is the heartbeat's thread, beat its renewal, pulse the parent heartbeat's
+ * renewal, owed the unconfirmed asynchronous release, let_go the heartbeat's entry for it, and post_again
+ * the resending.
  */
 
 #ifndef N
@@ -34,14 +39,14 @@
 #define TTL 3 /* ticks that a grant or a renewal lasts in the store */
 #endif
 #ifndef HORIZON
-#define HORIZON 6 /* with FENCES: ticks until the clock stands still */
+#define HORIZON 6 /* with FENCES: ticks until the clock stops */
 #endif
 #ifndef GRANTS
 #define GRANTS 4 /* with FENCES: how many grants there may be */
 #endif
 #define SPAN 8 /* fences in a tick: a server can't grant as often as its clock has microseconds */
 
-/* How much sooner the store's clock may be through with a ttl than the client's, in ticks. */
+/* By how many ticks a ttl may end earlier on the store's clock than on the client's. */
 #define DRIFT 1
 /* [core/lease.py drift] [core/lease.py trust_of] */
 #ifdef NO_MARGIN
@@ -55,18 +60,18 @@
 #define ASKING 1 /* acquire was sent */
 #define BODY 2
 #define CHECKED 3 /* in the body, between check() and the write */
-#define POSTING 4 /* the keeper has let go, the release is not sent yet */
+#define POSTING 4 /* renewal has ended, the release is not sent yet */
 #define QUIET 5 /* alive, and no more deliveries come */
 
-/* What has become of a request. */
+/* The state of a request. */
 #define NOTHING 0
 #define SENT 1
 #define YES 2 /* granted or renewed */
 #define NO 3 /* refused, or not yours */
 #define BROKEN 4 /* the connection was reset */
-#define FAILED 5 /* a posted release that was made again in vain: its parent has it, and the ttl */
+#define FAILED 5 /* an asynchronous release that was resent without success: left to the parent and the ttl */
 
-/* What a stray request asks for. */
+/* The operation of a stray request. */
 #define ACQUIRE 1
 #define RENEW 2
 #define RELEASE 3
@@ -76,41 +81,41 @@ typedef Client {
   byte token;
   bit again; /* the second try of the acquire is under way */
   byte call; /* the acquire */
-  byte call_trust; /* what its answer will vouch for, counted from before it was sent */
+  byte call_trust; /* for how long a grant will be trusted, counted from before it was sent */
   bit held; /* granted, neither released nor declared lost */
   byte trust; /* until valid_until */
-  byte beat; /* the keeper's request */
+  byte beat; /* the heartbeat's renewal */
   byte beat_trust;
 #ifdef PULSE
-  byte pulse; /* the worker parent's renewal */
+  byte pulse; /* the parent heartbeat's renewal */
   byte pulse_trust;
 #endif
   byte stray;
   byte stray_token;
 #ifdef POSTS
-  byte owed; /* the posted release; NO: an error came, or its connection is closed */
-  byte owed_token; /* of the latest, also when it is confirmed */
-  bit let_go; /* the keeper will ask for it */
-  bit overtook; /* the acquire was refused by what that release gives back */
+  byte owed; /* the asynchronous release; NO: an error reply, or its connection is closed */
+  byte owed_token; /* of the latest release, also when it is confirmed */
+  bit let_go; /* the heartbeat will drain it */
+  bit overtook; /* the acquire was refused because of the lease that this release ends */
 #endif
   bit latest; /* the latest grant was to this token; a ghost */
 #ifdef FENCES
   byte fence; /* of the lease */
-  byte turn; /* which grant it was; a ghost */
+  byte turn; /* the number of its grant; a ghost */
 #endif
 };
 
 Client c[N];
 
 /* The store. */
-byte key; /* the token that has it; 0: free */
+byte key; /* the token of its lease; 0: free */
 byte left; /* ticks */
 #ifdef OVERSTAYS
-byte overstayed; /* ticks that it has stood since its holder, who lives, has let go; a ghost */
+byte overstayed; /* ticks since its living holder's body ended with an asynchronous release; a ghost */
 #endif
 #ifdef LOSSES
 byte losses = LOSSES;
-byte shaken; /* ticks in which a store that has lost data may break its word; a ghost */
+byte shaken; /* ticks in which exclusion may not hold after a loss of data; a ghost */
 #define EXCUSED (shaken > 0)
 #else
 #define EXCUSED false
@@ -120,7 +125,7 @@ byte now;
 byte counter;
 byte turns; /* grants so far; a ghost */
 byte passed; /* the highest fence that the resource has seen */
-byte newest; /* the latest grant that it has accepted a write of; a ghost */
+byte newest; /* the latest grant of which it has accepted a write; a ghost */
 bit down;
 #define UP (!down)
 #define ROOM (turns < GRANTS && counter < now * SPAN + SPAN - 1)
@@ -129,7 +134,7 @@ bit down;
 #define ROOM true
 #endif
 
-/* Of the tokens of a client all but one may stand somewhere, so there is always one that is new. */
+/* All but one of a client's tokens may be in use somewhere, so there is always a new one. */
 #ifdef POSTS
 #define TOKENS 4
 #else
@@ -158,9 +163,9 @@ bit down;
 #define BELIEVES(i) (c[i].held && c[i].trust > 0)
 #endif
 
-/* Exclusion, and more than that: whoever would pass check() had the latest grant. So nobody ran in
- * between, and a lease that was lost is never valid again. A store that lost data is excused for as
- * long as leases from before may be trusted. */
+/* Exclusion, and more: a client that would pass check() had the latest grant. So no other client ran
+ * in between, and a lease that was lost is never valid again. A store that lost data is excused for as
+ * long as leases from before the loss may be trusted. */
 #define SOUND(i) (!BELIEVES(i) || c[i].latest || EXCUSED)
 #if N == 3
 #define EACH(action) action(0); action(1); action(2)
@@ -169,19 +174,19 @@ bit down;
 #define EACH(action) action(0); action(1)
 #define ALL(claim) (claim(0) && claim(1))
 #endif
-/* A stray renewal or release of what is gone does nothing, ever: no need to wait for it. */
+/* A stray renewal or release of a lease that is gone never has an effect, so it is dropped. */
 #if defined(NO_OWNER_CHECK) || defined(RENEWAL_RECREATES)
 #define POINTLESS(i) false
 #else
 #define POINTLESS(i) (c[i].stray != ACQUIRE && c[i].stray_token != key)
 #endif
 #ifdef POSTS
-/* Of use is what is known of a release as long as its token may be found. */
+/* The state of a release matters only as long as its token may be found. */
 #define MAY_BE_FOUND(i) (c[i].owed_token != 0 && (key == c[i].owed_token || c[i].stray_token == c[i].owed_token))
 #define WITHOUT_USE(i) (MAY_BE_FOUND(i) -> c[i].owed : (c[i].owed == FAILED -> NOTHING : (c[i].owed == SENT -> YES : c[i].owed)))
 #define REMEMBERED(i) (c[i].owed != NOTHING || c[i].overtook || MAY_BE_FOUND(i))
 #define TIDY_POSTED(i) ; c[i].owed = WITHOUT_USE(i); c[i].owed_token = (REMEMBERED(i) -> c[i].owed_token : 0)
-/* Nothing that gives back, however late, frees or changes hands of what is trusted. */
+/* No release, however late, frees or hands over a key whose lease is trusted. */
 #define UNTOUCHED(i) (!BELIEVES(i) || key == c[i].token || EXCUSED)
 #else
 #define TIDY_POSTED(i)
@@ -277,7 +282,7 @@ inline stop_beating() {
   c[me].beat_trust = 0
 }
 
-/* The parent hears of it too: its renewal that is under way counts no more. [core/lease.py Lease.end] */
+/* The parent observes it too: its renewal under way does not count any more. [core/lease.py Lease.end] */
 inline stop_trusting() {
   c[me].held = 0;
   c[me].trust = 0;
@@ -290,7 +295,7 @@ inline stop_trusting() {
 #endif
 }
 
-/* The delivery is over for this client. */
+/* The delivery has ended for this client. */
 inline end_with(fate) {
   stop_trusting();
   give_back(fate);
@@ -314,8 +319,8 @@ inline leave() {
   skip
 }
 
-/* What becomes of the last that is heard of a token: its release by token is carried out at once, or
- * later, or never; or what was under way before arrives later. */
+/* The fate of the last request of a token: its release by token is carried out at once, later, or
+ * never; or a request that was under way before arrives later. */
 #define AT_ONCE 0
 #define LATER 1
 #define NEVER 2
@@ -337,14 +342,14 @@ inline give_back(fate) {
 #endif
 
 #ifdef POSTS
-/* Of a posted release nothing more is expected. */
+/* The asynchronous release has ended. */
 inline settle_post(how) {
   c[me].owed = how;
   c[me].let_go = 0;
   verify()
 }
 
-/* Once more, and waited for. */
+/* Resend it, and wait for the reply. */
 #ifdef AGAIN_WITHOUT_OWNER
 #define RELEASABLE_AGAIN (key != 0)
 #else
@@ -358,7 +363,7 @@ inline post_again() {
 }
 
 #define POSTED (c[me].owed == SENT || c[me].owed == YES || c[me].owed == NO)
-/* Whether the next command makes it again. */
+/* Whether the next command resends it. */
 #ifdef LOST_FOR_GOOD
 #define TO_BE_MADE_AGAIN false
 #else
@@ -369,7 +374,7 @@ inline post_again() {
 proctype client(byte me) {
 end:
   do
-  /* A delivery arrives and gets a token that no other has. [worker/request.py SingletonRequestMixin.__init__] [publish/header.py mint_nonce] [core/locker.py Locker.acquire] */
+  /* A delivery arrives and gets a unique token. [worker/request.py SingletonRequestMixin.__init__] [publish/header.py mint_nonce] [core/locker.py Locker.acquire] */
   :: d_step { c[me].at == IDLE ->
       c[me].token = FIRST_TOKEN(me);
       do
@@ -400,23 +405,23 @@ end:
       fi;
       verify() }
 
-  /* No answer in time: once more with the same token. [core/locker.py Locker._send] [core/heartbeat.py timeout_for] */
+  /* No reply in time: a second try with the same token. [core/locker.py Locker._send] [core/heartbeat.py timeout_for] */
   :: d_step { c[me].at == ASKING && !c[me].again ->
       c[me].again = 1;
       ask() }
 
-  /* The same, and the first may still arrive. [core/locker.py Locker._send] */
+  /* The same, and the first request may still arrive. [core/locker.py Locker._send] */
   :: d_step { c[me].call == SENT && !c[me].again ->
       stray_on(ACQUIRE);
       c[me].again = 1;
       ask() }
 
-  /* No answer again, or an interruption between sending and reading: release by token. [core/locker.py Locker.acquire] [core/locker.py Locker.forget] */
+  /* No reply again, or an interruption between sending and reading: release by token. [core/locker.py Locker.acquire] [core/locker.py Locker.forget] */
   :: d_step { c[me].at == ASKING -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(LATER) }
   :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(NEVER) }
 
-  /* The grant is read: a lease, valid as counted from before it was asked for. [core/locker.py Locker.acquire] [core/heartbeat.py Heartbeat.add] */
+  /* The grant is read: a lease, whose validity counts from before the request was sent. [core/locker.py Locker.acquire] [core/heartbeat.py Heartbeat.add] */
   :: d_step { c[me].call == YES && (c[me].call_trust > 0 || ANY_GRANT_COUNTS) ->
 #ifdef TRUST_FROM_REPLY
       c[me].trust = TRUST;
@@ -428,7 +433,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* A refusal is a value, and the end of this delivery here. [core/locker.py Locker.acquire] */
+  /* The refusal is read, and ends this delivery here. [core/locker.py Locker.acquire] */
 #ifdef POSTS
   :: d_step { c[me].call == NO && !c[me].overtook -> end_with(NEVER) }
 #else
@@ -436,10 +441,10 @@ end:
 #endif
 
 #ifdef FENCES
-  /* The body asks whether it may write. [core/lease.py Lease.check] */
+  /* The body checks whether it may write. [core/lease.py Lease.check] */
   :: d_step { c[me].at == BODY && BELIEVES(me) -> c[me].at = CHECKED }
 
-  /* It writes, however long ago it asked; the resource compares the fence. [core/lease.py Lease.fence] */
+  /* It writes, however long ago it checked; the resource compares the fence. [core/lease.py Lease.fence] */
   :: d_step { c[me].at == CHECKED ->
       c[me].at = BODY;
       if
@@ -453,7 +458,7 @@ end:
       fi }
 #endif
 
-  /* The keeper sends a renewal, unless the deadline has passed. [core/heartbeat.py Heartbeat.sweep] [core/heartbeat.py Heartbeat._renew] */
+  /* The heartbeat sends a renewal, unless the deadline has passed. [core/heartbeat.py Heartbeat.sweep] [core/heartbeat.py Heartbeat._renew] */
   :: d_step { c[me].beat == NOTHING && BELIEVES(me) ->
       c[me].beat = SENT;
       c[me].beat_trust = TRUST }
@@ -469,7 +474,7 @@ end:
         c[me].beat_trust = 0
       fi }
 
-  /* "Renewed" is read; after the deadline it counts no more. [core/heartbeat.py Heartbeat._renew] [core/heartbeat.py note_renewed] */
+  /* "Renewed" is read; after the deadline it does not count. [core/heartbeat.py Heartbeat._renew] [core/heartbeat.py note_renewed] */
   :: d_step { c[me].beat == YES ->
       if
       :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)
@@ -483,21 +488,21 @@ end:
       stop_trusting();
       stop_beating() }
 
-  /* No reply to the renewal: it will be sent again. [core/heartbeat.py Schedule.postpone] */
+  /* No reply to the renewal: it will be repeated. [core/heartbeat.py Schedule.postpone] */
   :: d_step { c[me].beat != NOTHING -> stop_beating() }
 
-  /* The same, and the first may still arrive. [core/heartbeat.py Schedule.postpone] */
+  /* The same, and the first request may still arrive. [core/heartbeat.py Schedule.postpone] */
   :: d_step { c[me].beat == SENT ->
       stray_on(RENEW);
       stop_beating() }
 
 #ifdef PULSE
-  /* The worker parent renews what its living child holds, with the child's token, unless the deadline has passed. [worker/parent_heartbeat.py ParentHeartbeat.sweep] [worker/parent_heartbeat.py ParentHeartbeat._renew] [worker/shared_memory.py SharedMemory.of_living] */
+  /* The worker parent renews its living child's lease, with the child's token, unless the deadline has passed. [worker/parent_heartbeat.py ParentHeartbeat.sweep] [worker/parent_heartbeat.py ParentHeartbeat._renew] [worker/shared_memory.py SharedMemory.of_living] */
   :: d_step { c[me].pulse == NOTHING && BELIEVES(me) ->
       c[me].pulse = SENT;
       c[me].pulse_trust = TRUST }
 
-  /* The store carries that out; "not yours" is ignored by the parent. [stores/redis/lua/renew.lua] [stores/transitions/operations.py _renew] */
+  /* The store carries out that renewal; the parent ignores "not yours". [stores/redis/lua/renew.lua] [stores/transitions/operations.py _renew] */
   :: d_step { c[me].pulse == SENT && UP ->
       if
       :: RENEWABLE(c[me].token) ->
@@ -509,7 +514,7 @@ end:
       fi;
       verify() }
 
-  /* The parent notes for how long that vouches, however late; what the child has seen as lost stays so. [worker/parent_heartbeat.py ParentHeartbeat._record] [worker/shared_memory.py SharedMemory.advance] [core/lease.py Lease.deadline] */
+  /* The parent notes the new deadline, however late; a lease that the child has declared lost stays lost. [worker/parent_heartbeat.py ParentHeartbeat._record] [worker/shared_memory.py SharedMemory.advance] [core/lease.py Lease.deadline] */
   :: d_step { c[me].pulse == YES ->
       c[me].trust = (c[me].trust > c[me].pulse_trust -> c[me].trust : c[me].pulse_trust);
       c[me].pulse = NOTHING;
@@ -529,12 +534,12 @@ end:
   :: d_step { c[me].held && c[me].trust == 0 -> stop_trusting() }
 #endif
 
-  /* The body ends, well or interrupted, and gives back; a reply to the keeper is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker._release] [core/heartbeat.py Heartbeat.discard] */
+  /* The body ends, normally or interrupted, and releases; a reply to the heartbeat is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker._release] [core/heartbeat.py Heartbeat.discard] */
   :: d_step { c[me].at == BODY -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
 
 #ifdef POSTS
-  /* The body ends, well within its deadline, and nobody needs the reply: first the keeper lets go, and will ask. [core/locker.py Locker.give_back] [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
+  /* The body ends well within its deadline, and the reply is not needed: first renewal ends, and the heartbeat will drain. [core/locker.py Locker.give_back] [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED ->
       stop_trusting();
       stop_beating();
@@ -542,7 +547,7 @@ end:
       c[me].at = POSTING;
       verify() }
 
-  /* The same, and a renewal that is under way arrives later. [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
+  /* The same, and a renewal under way arrives later. [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED && c[me].beat == SENT ->
       stop_trusting();
       stray_on(RENEW);
@@ -551,7 +556,7 @@ end:
       c[me].at = POSTING;
       verify() }
 
-  /* The release is sent; the keeper will ask for it, even if it has just looked. [stores/redis/async_release.py PendingReleases.begin] [stores/redis/connection.py Connections.send_async] [core/heartbeat.py Heartbeat.sent] */
+  /* The release is sent; the heartbeat will drain it, even if it has just drained. [stores/redis/async_release.py PendingReleases.begin] [stores/redis/connection.py Connections.send_async] [core/heartbeat.py Heartbeat.sent] */
   :: d_step { c[me].at == POSTING && !POSTED ->
       c[me].owed = SENT;
       c[me].owed_token = c[me].token;
@@ -561,11 +566,11 @@ end:
       leave();
       verify() }
 
-  /* It can't be, without waiting: no connection stands. [stores/redis/async_release.py PendingReleases.withdraw] [core/locker.py Locker.release] */
+  /* It cannot be sent without waiting: there is no idle connection. [stores/redis/async_release.py PendingReleases.withdraw] [core/locker.py Locker.release] */
   :: d_step { c[me].at == POSTING -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == POSTING) -> end_with(LATER) }
 
-  /* The store carries out a posted release. [stores/redis/lua/release.lua] [stores/transitions/operations.py _release] */
+  /* The store carries out an asynchronous release. [stores/redis/lua/release.lua] [stores/transitions/operations.py _release] */
   :: d_step { c[me].owed == SENT && UP ->
       if
       :: RELEASABLE(c[me].owed_token) -> free_key()
@@ -574,38 +579,38 @@ end:
       c[me].owed = YES;
       verify() }
 
-  /* The store refuses it: it has forgotten the script, or is a replica. [environment] */
+  /* The store refuses it: it does not have the script any more, or is a replica. [environment] */
   :: d_step { c[me].owed == SENT -> c[me].owed = NO }
 
-  /* Its connection is closed, for whatever reason, and with it the reply; or the release may still arrive. [stores/redis/connection.py Connection.close] [stores/redis/async_release.py PendingRelease.lose] */
+  /* Its connection is closed, for whatever reason, and the reply is lost; the release may still arrive. [stores/redis/connection.py Connection.close] [stores/redis/async_release.py PendingRelease.lose] */
   :: d_step { c[me].owed == YES -> c[me].owed = NO }
   :: d_step { c[me].owed == SENT ->
       stray_of(RELEASE, c[me].owed_token);
       c[me].owed = NO;
       verify() }
 
-  /* Its reply is read, before that of the connection's next command. [stores/redis/connection.py Connection.replies] [stores/redis/async_release.py PendingRelease.acknowledge] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] [core/heartbeat.py Heartbeat.confirmed] */
+  /* Its reply is read, before the reply to the connection's next command. [stores/redis/connection.py Connection.replies] [stores/redis/async_release.py PendingRelease.acknowledge] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] [core/heartbeat.py Heartbeat.confirmed] */
   :: d_step { c[me].owed == YES -> settle_post(NOTHING) }
 
-  /* It was lost: the first answer of the store after that makes it again. [stores/redis/store.py RedisStore._run] [stores/redis/async_release.py PendingReleases.resend_lost] */
+  /* It was lost: it is resent after the store's next reply. [stores/redis/store.py RedisStore._run] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { TO_BE_MADE_AGAIN ->
       post_again();
       settle_post(NOTHING) }
 
-  /* In vain, and it may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] */
+  /* The resent release gets no reply, and may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] */
   :: d_step { HAPPENS(TO_BE_MADE_AGAIN) -> settle_post(FAILED) }
   :: d_step { HAPPENS(TO_BE_MADE_AGAIN) ->
       stray_of(RELEASE, c[me].owed_token);
       settle_post(FAILED) }
 
-  /* The acquire found what this process has given back: it has overtaken the release, which is made again, and so is the acquire. [stores/redis/store.py RedisStore.acquire] [stores/redis/async_release.py PendingReleases.superseding] [stores/redis/async_release.py PendingReleases.resend] */
+  /* The acquire found a lease that this process has released: it has overtaken the release. Both are sent again, the release first. [stores/redis/store.py RedisStore.acquire] [stores/redis/async_release.py PendingReleases.superseding] [stores/redis/async_release.py PendingReleases.resend] */
   :: d_step { c[me].call == NO && c[me].overtook ->
       post_again();
       c[me].overtook = 0;
       c[me].call = SENT;
       verify() }
 
-  /* SIGKILL of a child whose release isn't confirmed: its parent makes it, by the token that was noted. [worker/shared_memory.py SharedMemory.of_dead] [worker/request.py SingletonRequestMixin._settle_leases] */
+  /* SIGKILL of a child whose release is not confirmed: its parent releases by the noted token. [worker/shared_memory.py SharedMemory.of_dead] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { c[me].at == IDLE && c[me].owed != NOTHING && UP ->
 #ifndef LEDGER_FORGETS
       if
@@ -617,7 +622,7 @@ end:
       c[me].owed_token = 0;
       settle_post(NOTHING) }
 
-  /* The same, later or never; or what the child had sent arrives later. [worker/request.py SingletonRequestMixin._settle_leases] */
+  /* The same, later or never; or the child's own request arrives later. [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { HAPPENS(c[me].at == IDLE && c[me].owed != NOTHING) ->
       stray_of(RELEASE, c[me].owed_token);
       c[me].owed_token = 0;
@@ -632,7 +637,7 @@ end:
 #endif
 #endif
 
-  /* A request that nobody waits for any more arrives. [environment] */
+  /* A request whose reply is not awaited any more arrives. [environment] */
   :: d_step { c[me].stray != NOTHING && UP && (c[me].stray != ACQUIRE || ROOM) ->
       if
       :: c[me].stray == ACQUIRE && (key == 0 || key == c[me].stray_token) -> grant(c[me].stray_token)
@@ -649,40 +654,40 @@ end:
       c[me].stray = NOTHING;
       c[me].stray_token = 0 }
 
-  /* SIGKILL of a child: its parent releases by the token that it noted, now or later. [worker/shared_memory.py SharedMemory.note] [worker/shared_memory.py SharedMemory.of_dead] [worker/request.py SingletonRequestMixin._settle_leases] */
+  /* SIGKILL of a child: its parent releases by the noted token, now or later. [worker/shared_memory.py SharedMemory.note] [worker/shared_memory.py SharedMemory.of_dead] [worker/request.py SingletonRequestMixin._settle_leases] */
   :: d_step { c[me].at == CHECKED -> end_with(AT_ONCE) }
   :: d_step { c[me].at == CHECKED -> end_with(LATER) }
 
-  /* SIGKILL of a child and its parent, and what was on its way may arrive. As for the store, a child that dies in its body or while it asks is one that ends there. [environment] */
+  /* SIGKILL of a child and its parent; a request under way may arrive. For the store, a child that dies in its body or during an acquire is one that ends there. [environment] */
   :: d_step { HAPPENS(c[me].at != IDLE && c[me].at != QUIET) -> end_with(NEVER) }
   :: d_step { HAPPENS(UNDER_WAY) -> end_with(ANOTHER) }
   od
 }
 
 #ifdef POSTS
-/* A part of the client, but in a thread of its own, whose turn comes whatever the bodies do. */
+/* The heartbeat: part of the client, but a thread of its own, which runs whatever the bodies do. */
 proctype keeper(byte me) {
 end:
   do
-  /* Nothing was sent yet, so there is nothing to hear of. [core/heartbeat.py Heartbeat._collect] */
+  /* No release was sent yet, so there is nothing to drain. [core/heartbeat.py Heartbeat._collect] */
   :: d_step { c[me].let_go && !POSTED -> c[me].let_go = 0 }
 
-  /* The reply has come, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/connection.py Connections.drain] */
+  /* The reply has arrived, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/connection.py Connections.drain] */
   :: d_step { c[me].let_go && c[me].owed == YES -> settle_post(NOTHING) }
 
 #ifndef LOST_FOR_GOOD
-  /* Nothing good has come: the keeper makes it again. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
+  /* No reply that confirms it has arrived: the heartbeat resends it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { c[me].let_go && POSTED ->
       post_again();
       settle_post(NOTHING) }
 
-  /* The same, and the first may still arrive. [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
+  /* The same, and the first request may still arrive. [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { c[me].let_go && c[me].owed == SENT ->
       post_again();
       stray_of(RELEASE, c[me].owed_token);
       settle_post(NOTHING) }
 
-  /* In vain, and it may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] */
+  /* The resent release gets no reply, and may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] */
   :: d_step { HAPPENS(c[me].let_go && POSTED) -> settle_post(FAILED) }
   :: d_step { HAPPENS(c[me].let_go && POSTED) ->
       stray_of(RELEASE, c[me].owed_token);
@@ -690,7 +695,7 @@ end:
 #endif
 
 #ifdef KEEPER_GOES_ON
-  /* No action of the protocol: a keeper that renews what was posted. */
+  /* No action of the protocol: a heartbeat that renews a lease whose release was sent. */
   :: d_step { c[me].owed != NOTHING && key == c[me].owed_token -> renew(c[me].owed_token) }
 #endif
   od
@@ -711,7 +716,7 @@ end:
 proctype clock() {
 end:
   do
-  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock] */
+  /* Time passes, and a key without time left is deleted. [core/clock.py SystemClock] */
   :: d_step {
 #ifdef FENCES
       now < HORIZON ->
@@ -732,7 +737,7 @@ end:
 #endif
       verify() }
 
-  /* The store's clock is that much ahead of its holder's. [environment] */
+  /* The store's clock is ahead of the holder's by the drift. [environment] */
 #ifndef NO_EXPIRY
   :: d_step { key != 0 && left <= DRIFT ->
       free_key();
@@ -753,7 +758,7 @@ end:
 proctype catastrophe() {
 end:
   do
-  /* The store is restarted and has lost everything; no connection outlives it. [environment] */
+  /* The store is restarted and has lost all data; all connections are closed. [environment] */
   :: d_step { losses > 0 ->
       losses--;
       free_key();
@@ -762,7 +767,7 @@ end:
 #endif
 #ifdef FENCES
       counter = 0;
-      down = 1; /* until the next tick: a restart takes longer than the fences of one */
+      down = 1; /* until the next tick: a restart takes longer than the fences of one tick */
 #endif
       EACH(RESET) }
   od
@@ -790,8 +795,8 @@ init {
 }
 
 #ifdef LIVENESS
-/* Whether nobody who is alive answers for what stands in the key. */
+/* Whether the key has a token of no living client. */
 #define STUCK (key != 0 && key != c[0].token && key != c[1].token)
-/* No lock is stuck for ever. */
+/* No lock stays stuck for ever. */
 ltl no_lock_is_stuck { [] (STUCK -> <> !STUCK) }
 #endif

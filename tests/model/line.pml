@@ -1,24 +1,27 @@
-/* Waiting for one key: a line, calls, a key that is kept for who was called, and looking.
+/* The wait queue of one key: handoff tokens, a key that is reserved for the woken client, and polling.
  *
- * The first client doesn't wait: it is skipped when somebody else has the key. It posts its releases, as
- * a short task does (see lease.pml). The others wait, and call each other when they have had the key.
- * Whoever waits looks again, called or not, however late. Time is counted down in ticks, as in
- * lease.pml: any number of steps and ticks may come between two steps. A key is kept for one tick; who
- * waits counts for two, which is less than in the code: it may end before the next look, and it may
- * outlast a waiter that is dead.
+ * The first client does not wait: it is skipped when another client has the key. Its releases are
+ * asynchronous, as those of a short task are (see lease.pml). The others wait, and wake each other when
+ * they have had the key. A waiting client polls, woken or not, however late. Time is counted down in
+ * ticks, as in lease.pml: any number of steps and ticks may come between two steps. A key is reserved
+ * for one tick. A waiting client counts as waiting for two, which is less than in the code: the time may
+ * end before the client's next poll, and it may outlast a client that is dead.
  *
- * Any step may be a client's last: it is killed, and another one begins in its place. A call is lost
- * with the connection that it is read from. With FORGETS the store loses everything once; no
- * connection outlives that. Requests that arrive when their client has gone on are in lease.pml.
+ * Any step may be a client's last: it is killed, and another one begins in its place. A handoff token
+ * is lost with the connection from which it is read. With FORGETS the store loses all data once, and all
+ * connections are closed. Requests that arrive after their client has continued are in lease.pml.
  *
- * A token, and a turn by which somebody is called, is new each time. So of a token that stands in the
- * key it only matters whose it is; of a turn, whether the key is kept for it.
+ * A token, and a handoff token, is new each time. So of a token in the key it only matters to which
+ * client it belongs, and of a handoff token whether the key is reserved for it.
  *
  * The comment before an action names the functions that implement it, in brackets; [environment]
  * marks what happens to the protocol.
  *
  * Must-fail variants, each a protection taken out: TURN_TAKES_ALL, TURN_WITHOUT_NAME, KEPT_FOR_ANY,
  * AGAIN_HANDS_OVER, KEPT_FOR_EVER, NO_LOOKING.
+ *
+ * Names in the model: turn is a handoff token, called is the woken client, kept means reserved, looking
+ * means polling, and posted means released asynchronously.
  */
 
 #ifndef TTL
@@ -26,9 +29,9 @@
 #endif
 #define DRIFT 1
 #define TRUST (TTL - DRIFT)
-/* Ticks that a key is kept for who was called, and the call with it. [stores/redis/lua/wait_queue.lua] */
+/* Ticks that a key is reserved for the woken client, and that the handoff token lasts. [stores/redis/lua/wait_queue.lua] */
 #define KEPT 1
-/* Ticks that who waits counts as waiting after a look. [task/wait.py Waiter.prepare] */
+/* Ticks that a client counts as waiting after a refused acquire. [task/wait.py Waiter.prepare] */
 #define COUNTED 2
 
 /* Where a client is. */
@@ -37,19 +40,19 @@
 #define BODY 2
 #define WAITING 3
 
-/* What has become of a request. */
+/* The state of a request. */
 #define NOTHING 0
 #define SENT 1
 #define YES 2
 #define NO 3
 
-/* What is known of a turn. */
-#define VALID 1 /* the key is kept for it */
+/* The state of a handoff token. */
+#define VALID 1 /* the key is reserved for it */
 #define OVER 2
 
-/* Whose token stands in the key, or stood there before it was kept: 1 to 3, a client's; or */
+/* The token of the key, or the one before it was reserved: 1 to 3, of a client; or */
 #define FREE 0
-#define POSTED 4 /* the one that the first client has posted the release of */
+#define POSTED 4 /* the token whose asynchronous release the first client has sent */
 #define NOBODYS 5
 
 typedef Client {
@@ -58,21 +61,21 @@ typedef Client {
   byte call;
   byte call_trust; /* as in lease.pml */
   byte trust;
-  byte turn; /* by which it was called; its next acquire shows it */
-  bit blocks; /* in BLPOP, on the list of calls */
-  byte counted; /* ticks that it counts as waiting, alive or not */
+  byte turn; /* its handoff token, sent with its next acquire */
+  bit blocks; /* in BLPOP, on the list of handoff tokens */
+  byte counted; /* ticks for which it counts as waiting, alive or not */
 };
 
 Client c[3];
 
-bit owed; /* a posted release of the first client isn't confirmed */
+bit owed; /* an asynchronous release of the first client is not confirmed */
 
 /* The store. */
 byte key;
-bit kept; /* for who was called */
+bit kept; /* reserved for the woken client */
 byte left; /* ticks */
-bit blank; /* the lease says that somebody waits */
-bit listed; /* a turn is in the list of calls, and lasts as long as the key is kept */
+bit blank; /* the blank behind the lease: clients wait */
+bit listed; /* a handoff token is in the list, and lasts as long as the reservation */
 #ifdef FORGETS
 bit forgotten;
 byte shaken; /* ticks in which exclusion may not hold, as in lease.pml; a ghost */
@@ -82,8 +85,8 @@ byte shaken; /* ticks in which exclusion may not hold, as in lease.pml; a ghost 
 #endif
 
 /* Ghosts. */
-byte called; /* 1 and up: who heard the call for the key that is kept; 0: nobody has yet */
-byte stays; /* ticks that the key has been kept */
+byte called; /* 1 and up: the client that was woken for the reserved key; 0: none yet */
+byte stays; /* ticks that the key has been reserved */
 
 #define WAITS(i) ((i) > 0)
 #define EACH(action) action(0); action(1); action(2)
@@ -91,7 +94,7 @@ byte stays; /* ticks that the key has been kept */
 #define ANY(claim) (claim(0) || claim(1) || claim(2))
 
 #define BELIEVES(i) (c[i].at == BODY && c[i].trust > 0)
-/* Whoever would pass check() has the key. */
+/* A client that would pass check() has the key. */
 #define SOUND(i) (!BELIEVES(i) || (key == i + 1 && !kept) || EXCUSED)
 #define COUNTS(i) (c[i].counted > 0)
 #define SOMEBODY_WAITS (ANY(COUNTS))
@@ -118,7 +121,7 @@ inline stop_asking() {
   c[me].turn = NOTHING
 }
 
-/* Its connection is closed: what it was called by is lost with it. */
+/* Its connection is closed, and its handoff token is lost with it. */
 inline hang_up() {
   c[me].blocks = 0;
   c[me].turn = NOTHING
@@ -132,7 +135,7 @@ inline leave() {
   c[me].at = IDLE
 }
 
-/* What a turn takes: the key that is kept for it. */
+/* A handoff token takes the key that is reserved for it. */
 #if defined(TURN_TAKES_ALL)
 #define KEPT_FOR_ME (c[me].turn != NOTHING)
 #elif defined(TURN_WITHOUT_NAME)
@@ -146,7 +149,7 @@ inline leave() {
 
 inline grant() {
 #ifndef TURN_TAKES_ALL
-  /* Nobody overtakes who was called as long as the key is kept. */
+  /* No client overtakes the woken one as long as the key is reserved. */
   assert(!kept || called == me + 1);
 #endif
   key = me + 1;
@@ -191,11 +194,11 @@ inline release(whose) {
 proctype client(byte me) {
 end:
   do
-  /* A call begins. [publish/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/hold.py hold] */
+  /* A client begins to acquire. [publish/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/hold.py hold] */
   :: d_step { c[me].at == IDLE ->
       ask() }
 
-  /* The store carries out an acquire; who waits is counted, and the holder's value says so. [stores/redis/lua/acquire.lua] [stores/redis/lua/wait_queue.lua] */
+  /* The store carries out an acquire; a refused client that waits is counted, and the lease's value gets the blank. [stores/redis/lua/acquire.lua] [stores/redis/lua/wait_queue.lua] */
   :: d_step { c[me].call == SENT ->
       if
       :: key == FREE || MINE || KEPT_FOR_ME ->
@@ -210,12 +213,12 @@ end:
       c[me].turn = NOTHING;
       verify() }
 
-  /* No answer in time: once more with the same token; whoever was counted meanwhile isn't called. [core/locker.py Locker._send] */
+  /* No reply in time: a second try with the same token; a client that was counted meanwhile is not woken. [core/locker.py Locker._send] */
   :: d_step { c[me].at == ASKING && !c[me].again ->
       c[me].again = 1;
       ask() }
 
-  /* No answer, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [task/wait.py Waiter.leave] */
+  /* No reply, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [task/wait.py Waiter.leave] */
   :: d_step { c[me].at == ASKING ->
       release(me + 1);
       leave();
@@ -232,7 +235,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: who waits goes on waiting, the other is skipped. [task/wait.py Waiter.prepare] [task/run.py TaskRun._refuse] */
+  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [task/wait.py Waiter.prepare] [task/run.py TaskRun._refuse] */
   :: d_step { c[me].call == NO ->
       if
       :: WAITS(me) ->
@@ -241,27 +244,27 @@ end:
       :: else -> leave()
       fi }
 
-  /* Block on the list of calls. [task/wait.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
+  /* Block on the list of handoff tokens. [task/wait.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
   :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
 
-  /* The server gives a call to one who blocks, also while that one looks. [stores/redis/lua/wait_queue.lua] */
+  /* The server gives a handoff token to a blocked client, also while that client polls. [stores/redis/lua/wait_queue.lua] */
   :: d_step { c[me].blocks && listed && c[me].call != SENT ->
       c[me].turn = VALID;
       c[me].blocks = 0;
       listed = 0;
       called = me + 1 }
 
-  /* Called: ask, and show the turn. [stores/redis/wait_queue.py RedisTicket._called] [task/wait.py Waiter.prepare] */
+  /* Woken: acquire with the handoff token. [stores/redis/wait_queue.py RedisTicket._called] [task/wait.py Waiter.prepare] */
   :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
       ask() }
 
 #ifndef NO_LOOKING
-  /* Not called, and half a second is over: look. [task/wait.py Waiter.wait] [task/wait.py Waiter.prepare] */
+  /* Not woken, and half a second has passed: poll. [task/wait.py Waiter.wait] [task/wait.py Waiter.prepare] */
   :: d_step { c[me].at == WAITING && c[me].turn == NOTHING ->
       ask() }
 #endif
 
-  /* The connection of the place is lost, and a call with it: a look is next. [stores/redis/wait_queue.py RedisTicket._hang_up] [task/wait.py Waiter.wait] */
+  /* The ticket's connection is lost, and a handoff token with it: the client polls next. [stores/redis/wait_queue.py RedisTicket._hang_up] [task/wait.py Waiter.wait] */
   :: d_step { c[me].at == WAITING ->
       hang_up();
 #ifndef NO_LOOKING
@@ -269,41 +272,41 @@ end:
 #endif
       verify() }
 
-  /* The time to wait is over: it is counted no more. [task/wait.py Waiter.leave] [stores/redis/wait_queue.py RedisTicket.leave] */
+  /* The time to wait has ended: the client is not counted any more. [task/wait.py Waiter.leave] [stores/redis/wait_queue.py RedisTicket.leave] */
   :: d_step { c[me].at == WAITING ->
       c[me].counted = 0;
       leave();
       verify() }
 
-  /* The heartbeat: never of a key that is kept. [stores/redis/lua/renew.lua] [core/heartbeat.py note_renewed] */
+  /* The heartbeat renews; never a key that is reserved. [stores/redis/lua/renew.lua] [core/heartbeat.py note_renewed] */
   :: d_step { BELIEVES(me) && MINE ->
       left = TTL;
       c[me].trust = TRUST }
 
-  /* The body ends, and its release is waited for. [core/locker.py Locker.release] [stores/redis/lua/release.lua] */
+  /* The body ends with a release that waits for its reply. [core/locker.py Locker.release] [stores/redis/lua/release.lua] */
   :: d_step { c[me].at == BODY ->
       release(me + 1);
       leave();
       verify() }
 
-  /* It is posted. [core/locker.py Locker.give_back] [stores/redis/async_release.py PendingReleases.begin] */
+  /* The body ends with an asynchronous release. [core/locker.py Locker.give_back] [stores/redis/async_release.py PendingReleases.begin] */
   :: d_step { c[me].at == BODY && !WAITS(me) && !owed && BELIEVES(me) ->
       owed = 1;
       key = (key == me + 1 -> POSTED : key);
       leave();
       verify() }
 
-  /* The store carries it out, once or, when its reply was lost, once more. [stores/redis/lua/release.lua] [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.resend] */
+  /* The store carries it out; a second time if its reply was lost. [stores/redis/lua/release.lua] [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.resend] */
   :: d_step { !WAITS(me) && owed ->
       release(POSTED);
       verify() }
 
-  /* It is heard of, or given up, or its process is dead. [stores/redis/async_release.py PendingReleases.end] */
+  /* It is acknowledged, or given up, or its process is dead. [stores/redis/async_release.py PendingReleases.end] */
   :: d_step { !WAITS(me) && owed ->
       owed = 0;
       verify() }
 
-  /* SIGKILL of a client: the server notices that its connection is closed, and nobody frees the key. [environment] */
+  /* SIGKILL of a client: the server drops its closed connection, and no process frees the key. [environment] */
   :: d_step { c[me].at != IDLE ->
       leave();
       verify() }
@@ -316,7 +319,7 @@ end:
 proctype clock() {
 end:
   do
-  /* Time passes, and a key that has no time left is gone. [core/clock.py SystemClock] */
+  /* Time passes, and a key without time left is deleted. [core/clock.py SystemClock] */
   :: d_step {
 #ifdef KEPT_FOR_EVER
       left = (kept -> left : (left > 0 -> left - 1 : 0));
@@ -338,7 +341,7 @@ end:
       EACH(PASS);
       verify() }
 
-  /* The store's clock is ahead of its holder's. [environment] */
+  /* The store's clock is ahead of the holder's. [environment] */
   :: d_step { key != FREE && !kept && left <= DRIFT ->
       free_key();
       verify() }
@@ -351,7 +354,7 @@ end:
 proctype catastrophe() {
 end:
   do
-  /* The store is restarted and has lost everything; no connection outlives it. [environment] */
+  /* The store is restarted and has lost all data; all connections are closed. [environment] */
   :: d_step { !forgotten ->
       forgotten = 1;
       free_key();
@@ -376,8 +379,8 @@ init {
 }
 
 #ifdef LIVENESS
-/* Whether the second client waits for a key that nobody has: it is free, or kept. */
+/* Whether the second client waits for a key without a holder: it is free, or reserved. */
 #define IN_VAIN ((c[1].at == WAITING || c[1].at == ASKING && c[1].call != YES) && (key == FREE || kept))
-/* Nobody waits for ever for a key that nobody has. */
+/* No client waits for ever for a key without a holder. */
 ltl nobody_waits_in_vain { [] (IN_VAIN -> <> !IN_VAIN) }
 #endif
