@@ -58,18 +58,18 @@ class Events:
 
     Args:
         sinks: Called with each event.
-        hears: Whether any sink uses an event of this name at the moment.
+        observes: Whether any sink uses an event of this name at the moment.
     """
 
     def __init__(
         self,
         sinks: list[Sink] | None = None,
-        hears: Callable[[EventName], bool] = lambda name: True,
+        observes: Callable[[EventName], bool] = lambda name: True,
     ) -> None:
         self.sinks: list[Sink] = list(sinks or [])
         #: Called before an event of each task is created: most have no listener, and creating an
         #: event costs more than this call.
-        self.hears = hears
+        self.observes = observes
 
     def emit(self, event: Event) -> None:
         for sink in self.sinks:

@@ -139,15 +139,15 @@ class Heartbeat:
         if entry is not None:
             self._lose_overdue(entry, self._clock.now())
 
-    def let_go(self, lease: Lease, collect: Callable[..., None]) -> bool:
+    def let_go(self, lease: Lease, drain: Callable[..., None]) -> bool:
         """:meth:`discard` for an asynchronous release.
 
-        When the next renewal would have been due, ``collect`` is called, unless the release is
+        When the next renewal would have been due, ``drain`` is called, unless the release is
         confirmed before. The thread wakes then in any case: waking it for each release would cost
         the body as much as a round trip.
 
         Returns:
-            Whether the lease was being renewed; if not, ``collect`` is not called.
+            Whether the lease was being renewed; if not, ``drain`` is not called.
         """
         entry = self._entries.get(id(lease))
         if entry is None:
@@ -156,18 +156,18 @@ class Heartbeat:
         # wake the thread either. Added here before it is removed there, so that a sweep in between
         # finds it.
         due = lease.acquired_at + entry.interval * (1 - _JITTER)
-        self._let_go[lease] = due, collect
+        self._let_go[lease] = due, drain
         self.discard(lease)
         return True
 
-    def sent(self, lease: Lease, collect: Callable[..., None]) -> None:
+    def sent(self, lease: Lease, drain: Callable[..., None]) -> None:
         """The asynchronous release of ``lease`` was sent.
 
         With a short ttl, the drain may have come since :meth:`let_go`, before there was a release
         to drain: then it is repeated now.
         """
         if lease not in self._let_go:
-            self._let_go[lease] = self._clock.now(), collect
+            self._let_go[lease] = self._clock.now(), drain
             self._ring()
 
     def confirmed(self, lease: Lease) -> None:
@@ -218,12 +218,12 @@ class Heartbeat:
     def _collect(self) -> None:
         now = self._clock.now()
         waiting = list(self._let_go.items())
-        overdue = [(lease, collect) for lease, (due, collect) in waiting if due <= now]
+        overdue = [(lease, drain) for lease, (due, drain) in waiting if due <= now]
         for lease, _ in overdue:
             self._let_go.pop(lease, None)  # once
-        for collect in {collect for _, collect in overdue}:
+        for drain in {drain for _, drain in overdue}:
             try:
-                collect(timeout=self._patience(now, [lease for lease, _ in overdue], _WAITS))
+                drain(timeout=self._patience(now, [lease for lease, _ in overdue], _WAITS))
             except Exception:
                 logger.exception("draining asynchronous releases failed")
         if overdue:

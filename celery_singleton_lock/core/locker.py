@@ -148,7 +148,7 @@ class Locker:
                     self._note((reply.key,), request)
                 lease.shared = self._lease_notes.share(lease)
             self._heartbeat.add(lease, on_lost)
-            if self._events.hears(EventName.ACQUIRED):
+            if self._events.observes(EventName.ACQUIRED):
                 self._emit(EventName.ACQUIRED, lease, fence=reply.fence, ttl=ttl)
         except BaseException:
             # Also a soft time limit or SIGTERM, between sending and reading or while sinks run: the
@@ -187,7 +187,9 @@ class Locker:
         if this process dies before that, its parent frees the lease.
         """
         try:
-            if not self._events.hears(EventName.RELEASED) and self._release_async(lease, request):
+            if not self._events.observes(EventName.RELEASED) and self._release_async(
+                lease, request
+            ):
                 return
         except BaseException:
             # A soft time limit, or SIGTERM. If the release was about to be sent, the heartbeat
@@ -279,7 +281,7 @@ class Locker:
             return
         if reply is Relation.OURS:
             lease.reported = True
-            if self._events.hears(EventName.RELEASED):
+            if self._events.observes(EventName.RELEASED):
                 held = self.clock.now() - lease.acquired_at
                 self._emit(EventName.RELEASED, lease, held=round(held, 3))
             return

@@ -727,7 +727,7 @@ class TaskRun:
 
     def _emit(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
         events, task, task_id = self.runtime.events, self.task.name, str(self.request.id)
-        if events.hears(name):
+        if events.observes(name):
             who = holder or Holder()
             events.emit(
                 Event(name=name, key=self.key, task=task, task_id=task_id, holder=who, data=data)

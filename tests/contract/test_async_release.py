@@ -173,7 +173,7 @@ def test_a_release_is_confirmed_by_the_next_command(bench: Bench) -> None:
 def test_where_releases_are_observed_each_is_reported_once_the_store_has_confirmed_it(
     bench: Bench,
 ) -> None:
-    bench.locker._events.hears = lambda name: True
+    bench.locker._events.observes = lambda name: True
     lease = bench.begin(new_key())
     bench.end(lease)
     assert bench.is_free(lease.key)

@@ -14,42 +14,44 @@ from celery_singleton_lock.instrumentation.signals import lease_released
 from celery_singleton_lock.runtime import Runtime
 
 LOGGER = "celery_singleton_lock"
-Hears = Callable[[EventName], bool]
+Observed = Callable[[EventName], bool]
 
 
 @pytest.fixture
-def hears(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Hears:
+def observed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Observed:
     monkeypatch.setattr(Monitor, "worker", "")
     monkeypatch.setattr(lease_released, "receivers", [])
     caplog.set_level(logging.ERROR, LOGGER)
-    return Runtime(Celery(set_as_current=False)).events.hears
+    return Runtime(Celery(set_as_current=False)).events.observes
 
 
-def test_where_nobody_listens_nothing_is_heard(hears: Hears) -> None:
-    assert not [name for name in EventName if hears(name)]
+def test_where_nobody_listens_nothing_is_heard(observed: Observed) -> None:
+    assert not [name for name in EventName if observed(name)]
 
 
-def test_a_receiver_hears_from_the_moment_it_is_connected_to_when_it_is_not(hears: Hears) -> None:
+def test_a_receiver_counts_from_the_moment_it_is_connected_to_when_it_is_not(
+    observed: Observed,
+) -> None:
     def receive(**_: object) -> None: ...
 
     lease_released.connect(receive)
-    assert [name for name in EventName if hears(name)] == [EventName.RELEASED]
+    assert [name for name in EventName if observed(name)] == [EventName.RELEASED]
     lease_released.disconnect(receive)
-    assert not hears(EventName.RELEASED)
+    assert not observed(EventName.RELEASED)
 
 
 def test_a_log_that_is_turned_on_hears_everything_of_its_level(
-    hears: Hears, caplog: pytest.LogCaptureFixture
+    observed: Observed, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, LOGGER)
-    assert hears(EventName.LOST)
-    assert not hears(EventName.CONFLICT)
+    assert observed(EventName.LOST)
+    assert not observed(EventName.CONFLICT)
     caplog.set_level(logging.DEBUG, LOGGER)
-    assert all(map(hears, EventName))
+    assert all(map(observed, EventName))
 
 
 def test_a_monitor_hears_of_conflicts_where_the_worker_sends_events(
-    hears: Hears, monkeypatch: pytest.MonkeyPatch
+    observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Monitor, "worker", "celery@host.example")
-    assert [name for name in EventName if hears(name)] == [EventName.CONFLICT]
+    assert [name for name in EventName if observed(name)] == [EventName.CONFLICT]
