@@ -194,7 +194,7 @@ class Holder:
             return cls()
 
     def for_error(self) -> dict[str, Any]:
-        """What an error or a skipped call's value tells of the holder: plain data."""
+        """The holder as plain data, for an error or a skipped call's value."""
         return {"task": self.task, "task_id": self.task_id, "worker": self.worker}
 
     def __str__(self) -> str:
