@@ -93,6 +93,8 @@ class StoreUnavailable(StoreError):
     Attributes:
         was_idle: Whether the request was sent on a connection that had been idle. A NAT, a load
             balancer or a restart of the server may have dropped it, so that a new connection works.
+        was_sent: Whether the request may have left: a connection was open.
     """
 
     was_idle = False
+    was_sent = True

@@ -287,7 +287,10 @@ class Connections:
         except BaseException as exc:
             client.disconnect()
             if isinstance(exc, _READ_ERRORS):
-                raise self.failure(exc, was_idle=False) from exc
+                failure = self.failure(exc, was_idle=False)
+                if isinstance(failure, StoreUnavailable):
+                    failure.was_sent = False
+                raise failure from exc
             raise
         return Connection(self, client)
 

@@ -184,7 +184,7 @@ class Node:
         self._clock = clock
         # When the server was started, at the latest; None if unknown.
         self._started_at: float | None = None
-        # Releases without a reply, oldest first, with the time of failure.
+        # Releases that were sent and got no reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
         self._jobs: Any = native.make_queue()
         self._is_running = False
@@ -225,10 +225,11 @@ class Node:
         """As of the store."""
         try:
             return self.store.release(request, timeout=NODE_TIMEOUT)
-        except StoreUnavailable:
-            self._forget_arrived()
-            self._unconfirmed.pop(request.token, None)  # to the end of the order
-            self._unconfirmed[request.token] = self._clock.now()
+        except StoreUnavailable as exc:
+            if exc.was_sent:
+                self._forget_arrived()
+                self._unconfirmed.pop(request.token, None)  # to the end of the order
+                self._unconfirmed[request.token] = self._clock.now()
             raise
 
     def stop(self) -> None:
