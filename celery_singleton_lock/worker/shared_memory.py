@@ -292,10 +292,12 @@ class SharedMemory:
         self._memory[index] = 1
         blocks = _blocks_of_row(index)
         # A fork of the body has its parent's index, and must not write to its parent's block.
-        free = [b for b in blocks if not lives(*self._owner(b)) and not any(self._notes(b))]
-        # If all are taken, several children of this row have died and the parent has not noticed
+        dead = [block for block in blocks if not lives(*self._owner(block))]
+        if not dead:
+            return None  # all four belong to the child and to forks of its bodies
+        # If all have notes, several processes of this row have died and the parent has not noticed
         # yet. The leases of the first are left to their ttl.
-        block = free[0] if free else blocks[0]
+        block = next((block for block in dead if not any(self._notes(block))), dead[0])
         self._empty(block)
         _OWNER.pack_into(self._memory, block, os.getpid(), start_time_of(os.getpid()))
         return block

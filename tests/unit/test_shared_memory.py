@@ -87,6 +87,37 @@ def test_a_successor_with_the_same_index_does_not_overwrite_what_a_dead_child_he
     assert record.of_dead(successor) == [LeaseNote(("new",), "new", 60)]
 
 
+def test_forks_of_a_body_leave_the_block_of_their_living_parent_alone() -> None:
+    """Each of them takes one, and a fork that dies with a lease leaves its block taken."""
+    record = SharedMemory()
+
+    def life() -> None:
+        record.note(("childs",), "childs", 60)
+        for number in range(6):
+            fork = os.fork()
+            if fork == 0:
+                record.note(("forks",), f"fork-{number}", 60)
+                os._exit(0)
+            os.waitpid(fork, 0)
+
+    assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("childs",), "childs", 60)]
+
+
+def test_a_row_whose_processes_all_live_has_no_block_for_another_fork() -> None:
+    record = SharedMemory()
+
+    def life(depth: int = 0) -> None:
+        record.note((f"key-{depth}",), f"t{depth}", 60)
+        if depth < 6:
+            fork = os.fork()
+            if fork == 0:
+                life(depth + 1)
+                os._exit(0)
+            os.waitpid(fork, 0)
+
+    assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("key-0",), "t0", 60)]
+
+
 def test_children_that_ended_with_nothing_held_use_up_no_room() -> None:
     """As with max_tasks_per_child: nobody settles a child that ended well."""
     record = SharedMemory()
