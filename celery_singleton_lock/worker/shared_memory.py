@@ -19,7 +19,8 @@ checksum and one writer:
 The lease's deadline is the later one of both. There are no locks, because a child that is killed
 would never release one. These rules replace them:
 
-* A part that is read while it is written has a wrong checksum and counts as empty.
+* A part that is read while it is written has a wrong checksum and counts as empty. The child reads
+  the parent's deadline a second time, because it may be about to declare a loss.
 * Both deadlines carry a stamp, a hash of key and token. A renewal by the parent that is written
   after the note was given to another lease has another stamp, and is ignored.
 * The child erases its deadline when renewal ends, and ignores the parent's from then on.
@@ -65,6 +66,7 @@ _ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
 
 _NO_OWNER: Final = bytes(_OWNER.size)
 _NO_DEADLINE: Final = bytes(_CHILDS_BYTES)
+_NO_PARENTS: Final = bytes(_PARENTS_BYTES)
 _NO_TEXT: Final = bytes(_LENGTH.size + _SEAL.size)
 _NEVER: Final = float("-inf")
 _UNBOUNDED: Final = float("inf")
@@ -381,7 +383,12 @@ def _text_offset(block: int, number: int) -> int:
 
 def _parents(memory: mmap.mmap, offset: int, stamp: int) -> float:
     start = offset + _CHILDS_BYTES
-    content = unsealed(memory[start : start + _PARENTS_BYTES])
+    data = memory[start : start + _PARENTS_BYTES]
+    content = unsealed(data)
+    if content is None and data != _NO_PARENTS:
+        # The parent is writing it, which takes some nanoseconds. Without its renewal the child
+        # would declare a loss, and that is final.
+        content = unsealed(memory[start : start + _PARENTS_BYTES])
     if content is None:
         return _NEVER
     whose, valid_until = _PARENTS.unpack(content)

@@ -115,6 +115,32 @@ def test_a_starving_childs_lease_is_renewed_and_the_child_trusts_it_as_long(benc
     assert lease.remaining() == lease.deadline - bench.clock.now()
 
 
+def test_a_deadline_that_the_parent_is_writing_is_read_again(bench: Bench) -> None:
+    """A loss that the child declares is final, and the parent's renewal would come to nothing."""
+
+    class TornOnce:
+        def __init__(self, memory: Any) -> None:
+            self._memory, self._torn = memory, False
+
+        def __getitem__(self, where: slice) -> bytes:
+            data = bytes(self._memory[where])
+            if self._torn:
+                return data
+            self._torn = True
+            return data[:10] + bytes(len(data) - 10)
+
+        def __setitem__(self, where: slice, data: bytes) -> None:
+            self._memory[where] = data
+
+    lease = bench.hold()
+    bench.clock.advance(LATE)
+    bench.pulse.sweep()
+    shared: Any = lease.shared
+    shared._memory = TornOnce(shared._memory)
+    bench.clock.advance(lease.valid_until - bench.clock.now() + 0.5)
+    assert not lease.lost
+
+
 def test_without_the_pulse_the_same_child_has_lost_its_lease(bench: Bench) -> None:
     lease = bench.hold()
     bench.clock.advance(TTL)
