@@ -249,7 +249,7 @@ class Heartbeat:
         others: list[tuple[Schedule, Renewal]] = []
         known = 0
         try:
-            for replies in self._ask(leases, self._patience(sent)):
+            for replies in self._ask(leases):
                 others += self._note(batch[known : known + len(replies)], replies, sent)
                 known += len(replies)
         except Exception as exc:
@@ -262,9 +262,14 @@ class Heartbeat:
         for entry, reply in others:
             self._take(entry, reply)
 
-    def _ask(self, leases: list[Lease], timeout: float) -> Iterator[Sequence[Renewal]]:
+    def _ask(self, leases: list[Lease]) -> Iterator[Sequence[Renewal]]:
         size = self._store.capabilities.renewal_batch or len(leases)
+        timeout = considered = -_FOREVER
         for start in range(0, len(leases), size):
+            now = self._clock.now()
+            if now - considered > _MIN_TIMEOUT:
+                # Again behind a slow batch: the first deadline of all leases has come closer.
+                considered, timeout = now, self._patience(now)
             yield self._store.renew(leases[start : start + size], timeout=timeout)
 
     def _note(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import select
+import socketserver
+import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
 from celery_singleton_lock.core.store import Relation, Release
+from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.nodes import NodeConnections
 from celery_singleton_lock.testing.contract import new_key, new_token
@@ -17,6 +21,51 @@ from tests.harness.redlock_nodes import RedlockNodes
 pytestmark = pytest.mark.slow
 
 PATIENCE = 0.4
+
+
+class SlowNode(socketserver.StreamRequestHandler):
+    """The only node of a cluster. It replies to each script after half of PATIENCE."""
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            words = [self._word() for _ in range(int(line[1:]))]
+            if words[0] == b"CLUSTER":
+                port = self.server.server_address[1]
+                slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n"
+                self.wfile.write(slots % port)
+            elif words[0] == b"EVALSHA":
+                time.sleep(PATIENCE / 2)
+                self.wfile.write(b"*0\r\n")
+            else:
+                self.wfile.write(b"+OK\r\n")
+
+    def _word(self) -> bytes:
+        length = int(self.rfile.readline()[1:])
+        return self.rfile.read(length + 2)[:-2]
+
+
+@contextmanager
+def slow_node() -> Iterator[int]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), SlowNode) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_a_node_that_is_slow_with_each_reply_is_not_waited_for_beyond_the_timeout() -> None:
+    with (
+        slow_node() as port,
+        closing(NodeConnections(f"redis+cluster://127.0.0.1:{port}")) as nodes,
+    ):
+        assert nodes.attempt([("EVALSHA", "sha", "1", "key")], PATIENCE) == [[]]
+        begin = time.monotonic()
+        replies = nodes.attempt([("EVALSHA", "sha", "1", "key")] * 20, PATIENCE)
+        took = time.monotonic() - begin
+        assert took < 3 * PATIENCE
+        assert all(isinstance(reply, StoreUnavailable) for reply in replies)
+        # What is late is not waited for, but later commands are.
+        assert nodes.attempt([("EVALSHA", "sha", "1", "key")], PATIENCE) == [[]]
 
 
 def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_collected() -> None:

@@ -15,6 +15,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, drift
 from celery_singleton_lock.core.store import Acquire, Granted, Release
+from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
@@ -361,6 +362,26 @@ def test_what_was_answered_before_the_store_fell_silent_is_renewed(batching: Ben
     assert others == [sent + 40 - drift(60)] * 2
     failures = [entry.failures for entry in batching.heartbeat._entries.values()]
     assert failures == [0, 1, 1]
+
+
+def test_a_store_that_is_slow_with_each_batch_delays_no_report_of_a_loss(batching: Bench) -> None:
+    for name in "abcdefgh":
+        batching.hold(name, ttl=12)
+    slowness = 0.95 * timeout_for(12)
+
+    def before_renewal() -> None:
+        waited = min(slowness, batching.store.timeouts[-1])
+        batching.clock.advance(waited)
+        if waited < slowness:
+            raise StoreUnavailable("no reply in time")
+
+    delays = []
+    for entry in batching.heartbeat._entries.values():
+        entry.on_lost = lambda lease: delays.append(batching.clock.now() - lease.valid_until)
+    batching.store.before_renewal = before_renewal
+    batching.advance(12)
+    assert delays, "it is too slow for so many leases"
+    assert max(delays) < 0.1
 
 
 def test_nobodys_renewal_waits_for_who_hears_of_a_loss(batching: Bench) -> None:

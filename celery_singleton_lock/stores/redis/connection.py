@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import redis
@@ -343,11 +343,12 @@ class Connection:
         except (redis.exceptions.RedisError, OSError) as exc:
             raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
 
-    def replies(self, *, within: float | None = None) -> list[Any]:
+    def replies(self, *, within: float | None = None, until: float | None = None) -> list[Any]:
         """Read the reply to each command. An error reply is a value.
 
         Args:
             within: Seconds to wait for each, instead of the connection's timeout.
+            until: A time on the owner's clock, after which only replies that have arrived are read.
 
         Raises:
             StoreUnavailable, StoreError: They don't arrive.
@@ -359,7 +360,7 @@ class Connection:
         try:
             if within is not None:
                 client._sock.settimeout(max(within, _ARRIVED))
-            for _ in range(self._unread):
+            for _ in range(self._unread) if until is None else self._unread_until(until):
                 try:
                     reply = client.read_response(disable_decoding=True, disconnect_on_error=False)
                 except redis.exceptions.ResponseError as exc:
@@ -376,6 +377,16 @@ class Connection:
                 self.pending = None
                 pending.acknowledge(replies.pop(0))
         return replies
+
+    def _unread_until(self, until: float) -> Iterator[None]:
+        late = False
+        for _ in range(self._unread):
+            if not late and self._owner.now() >= until:
+                late = True
+                self._client._sock.settimeout(_ARRIVED)
+            yield
+        if late:
+            self._client._sock.settimeout(self._client.socket_timeout)
 
     def arrived(self) -> list[Any]:
         """The reply to the only command that was sent, if it has arrived whole; else nothing.

@@ -140,9 +140,10 @@ class NodeConnections:
         if hosts.parts.path.strip("/") not in ("", "0") or hosts.query.get("db", "0") != "0":
             raise SettingsError("a Redis Cluster has no databases: leave the number out of its URL")
         tls = hosts.scheme in ("rediss+cluster", "valkeys+cluster")
-        self._any_node = Connections(hosts.redis_url(tls=tls, query=hosts.query), options)
-        self._seeds = hosts.addresses
         self._clock = clock or SystemClock()
+        url = hosts.redis_url(tls=tls, query=hosts.query)
+        self._any_node = Connections(url, options, self._clock)
+        self._seeds = hosts.addresses
         self._nodes: dict[Address, Connections] = {}
         self._topology = Topology([], self._seeds[0])
         self._stale = True
@@ -249,9 +250,9 @@ class NodeConnections:
                     self._fail(address, load, exc)
             for address, load, connection in in_flight:
                 try:
-                    # Behind a node that did not answer, only replies that have arrived are read.
-                    is_late = self._clock.now() >= until
-                    replies = connection.replies(within=0.0 if is_late else None)
+                    # Behind a slow node, or one that did not answer, only replies that have arrived
+                    # are read.
+                    replies = connection.replies(until=until)
                 except StoreError as exc:
                     self._fail(address, load, exc)
                 else:
