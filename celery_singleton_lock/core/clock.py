@@ -1,4 +1,4 @@
-"""The only place that reads time: a deadline needs a clock that no operator can step."""
+"""The only module that reads time. Deadlines need a clock that an operator cannot set."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 from functools import partial
 from typing import Protocol
 
-# CLOCK_BOOTTIME goes on while the machine is suspended, as the store's clock does; CLOCK_MONOTONIC
-# doesn't, and a laptop that wakes after an hour would trust an hour-old lease. It is one clock for
-# all processes of a host, so a worker parent can compare what its children wrote. macOS lacks it;
-# there CLOCK_MONOTONIC_RAW counts suspended time too.
+# CLOCK_BOOTTIME counts the time while the machine is suspended, as the store's clock does.
+# CLOCK_MONOTONIC does not: a laptop that wakes after an hour would trust an hour-old lease. All
+# processes of a host share the clock, so a worker parent can compare the times that its children
+# wrote. macOS lacks CLOCK_BOOTTIME; there CLOCK_MONOTONIC_RAW counts suspended time too.
 _CLOCK_ID: int = getattr(
     time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
 )
 
 
 class Clock(Protocol):
-    """A source of time; ``testing.ManualClock`` is the other one."""
+    """A source of time: `SystemClock`, or ``testing.ManualClock`` in tests."""
 
     def now(self) -> float:
-        """Seconds on a clock that never steps; comparable within one host only."""
+        """Seconds on a clock that is never set; comparable within one host only."""
         ...
 
     def wall(self) -> float:
@@ -32,11 +32,11 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the operating system."""
 
     __slots__ = ()
 
-    # Without a step of Python's: each task asks several times.
+    # No Python frame per call: each task reads this clock several times.
     now = staticmethod(partial(time.clock_gettime, _CLOCK_ID))
 
     def wall(self) -> float:

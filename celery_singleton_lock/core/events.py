@@ -1,4 +1,4 @@
-"""Events of leases as data, and their delivery to sinks."""
+"""Lease events as data, and their delivery to sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EventName(StrEnum):
     PUT_BACK = "put-back"
     DROPPED = "dropped"
     STORE_FAILED = "store-failed"
-    # Of beats that elect a leader; `holder` is who leads.
+    # Events of the beat election; `holder` is the leader.
     LEADING = "leading"
     STANDING_BY = "standing-by"
     RESIGNED = "resigned"
@@ -34,12 +34,12 @@ class Event:
     """One thing that happened.
 
     Attributes:
-        name: What happened.
+        name: The kind of event.
         key: The lock key.
-        task: Name of the task it happened to; empty for a ``hold()``.
-        task_id: Its id, or the id of the ``hold()``.
-        holder: Who has the key: oneself, or on a conflict the other.
-        data: What else is known; seconds, numbers and words, never task arguments.
+        task: The task's name; empty for a ``hold()``.
+        task_id: The task's id, or the id of the ``hold()``.
+        holder: The holder of the key: this task, or on a conflict the other holder.
+        data: Further details: seconds, numbers and words, never task arguments.
     """
 
     name: EventName
@@ -54,11 +54,11 @@ Sink = Callable[[Event], None]
 
 
 class Events:
-    """Hands each event to every sink; a sink that raises never breaks a lock.
+    """Passes each event to every sink. An exception of a sink never affects a lock.
 
     Args:
         sinks: Called with each event.
-        observes: Whether any sink uses an event of this name at the moment.
+        observes: Returns whether any sink currently uses events of a given name.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Events:
         observes: Callable[[EventName], bool] = lambda name: True,
     ) -> None:
         self.sinks: list[Sink] = list(sinks or [])
-        #: Called before an event of each task is created: most have no listener, and creating an
+        #: Called before a per-task event is created. Most events have no listener, and creating an
         #: event costs more than this call.
         self.observes = observes
 

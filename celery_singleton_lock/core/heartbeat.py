@@ -12,8 +12,8 @@ Guarantees
 
 Non-guarantees
     This thread does not run while a C call in the body holds the GIL. In a prefork worker the
-    parent then renews (see ``parent_heartbeat``), and the later deadline of both counts. Elsewhere
-    ``lease.check()`` after the call finds the loss by the clock.
+    parent then renews (see ``parent_heartbeat``), and the later of the two deadlines counts. In
+    other pools ``lease.check()`` after the C call detects the loss by the clock.
 
 State model::
 
@@ -53,16 +53,17 @@ from celery_singleton_lock.errors import StoreError
 logger = logging.getLogger("celery_singleton_lock")
 
 # Spreads the renewals of processes that started together: the first renewal of each lease is up to
-# a tenth early. Only the first: of a thousand leases in one batch the earliest would always decide.
+# a tenth early. Later renewals have no jitter: in a batch of a thousand leases the earliest one
+# would always determine the time.
 _JITTER: Final = 0.1
-# Seconds until the next sweep after one that failed by a defect.
+# Seconds until the next sweep after a sweep that raised an unexpected exception.
 _PAUSE_AFTER_FAILURE: Final = 1.0
 _FOREVER: Final = float("inf")
-# What a sweep reads of each schedule or lease, without a Python frame for each.
+# Getters for a sweep, which reads each schedule or lease: they need no Python frame per item.
 _TURN, _INTERVAL = attrgetter("turn"), attrgetter("interval")
 _TTL, _VALID_UNTIL = attrgetter("ttl"), attrgetter("valid_until")
-# The replies that draining may wait for in sequence while the store does not answer: the pending
-# one, and those to two tries to resend the release.
+# The number of replies that draining may wait for in sequence while the store does not answer: the
+# pending reply, and the replies to two tries to resend the release.
 _WAITS: Final = 3
 # Leases whose renewal is noted after one reading of the clock: some tens of microseconds of work.
 _PER_LOOK: Final = 64
@@ -70,7 +71,8 @@ _PER_LOOK: Final = 64
 # Three renewals fit in a ttl: two may fail before the lease is at risk.
 _RENEWALS_PER_TTL: Final = 3
 # A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
-# In steps, because a store keeps connections per timeout: each remaining time would need its own.
+# Timeouts are rounded to steps, because a store pools its connections by timeout: each exact
+# remaining time would need its own connection.
 _TIMEOUTS_PER_TTL: Final = 6
 _TIMEOUT_STEPS: Final = (2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 MAX_TIMEOUT: Final = _TIMEOUT_STEPS[0]
@@ -90,13 +92,13 @@ class Heartbeat:
         self._clock = clock
         self._events = events
         self._entries: dict[int, Schedule] = {}
-        # For each asynchronous release without a reply: when to drain, and how.
+        # Asynchronous releases without a reply: when to drain, and the function that drains.
         self._let_go: dict[Lease, tuple[float, Callable[..., None]]] = {}
         self._guard: Any = native.allocate_lock()
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
         self._wakes_at = 0.0
-        # The shortest interval, in seconds, of the leases that came since the last sweep.
+        # The shortest interval, in seconds, of the leases that were added since the last sweep.
         self._shortest = float("inf")
         self._running = False
         self._closed = False
@@ -115,17 +117,17 @@ class Heartbeat:
             start = not self._running
             ring = entry.turn < self._wakes_at
         if start:
-            # The thread itself sets _running. If this method did, a start that failed or was
+            # The new thread sets _running. If this method set it, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.
             native.start_new_thread(self._run, "singleton-heartbeat")
         elif ring:
             self._ring()
 
     def discard(self, lease: Lease) -> Schedule | None:
-        """Stop renewing ``lease``; a reply under way is ignored.
+        """Stop renewing ``lease``; the reply to a renewal in flight is ignored.
 
         Returns:
-            Its schedule; None: it was not renewed any more, or its loss is reported already.
+            The lease's schedule; None: the lease was no longer renewed, or its loss was reported.
         """
         # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
@@ -134,7 +136,7 @@ class Heartbeat:
         return entry
 
     def declare(self, lease: Lease) -> None:
-        """Declare ``lease`` lost if its deadline has passed: its holder noticed first."""
+        """Declare ``lease`` lost if its deadline has passed. For a holder that noticed it first."""
         entry = self._entries.get(id(lease))
         if entry is not None:
             self._lose_overdue(entry, self._clock.now())
@@ -142,9 +144,9 @@ class Heartbeat:
     def let_go(self, lease: Lease, drain: Callable[..., None]) -> bool:
         """:meth:`discard` for an asynchronous release.
 
-        When the next renewal would have been due, ``drain`` is called, unless the release is
-        confirmed before. The thread wakes then in any case: waking it for each release would cost
-        the body as much as a round trip.
+        ``drain`` is called when the next renewal would have been due, unless the release is
+        confirmed before. The thread wakes at that time in any case. Waking it for each release
+        would cost the body as much as a round trip.
 
         Returns:
             Whether the lease was being renewed; if not, ``drain`` is not called.
@@ -152,9 +154,9 @@ class Heartbeat:
         entry = self._entries.get(id(lease))
         if entry is None:
             return False
-        # As early as the first renewal of such a lease may come, so that the next lease does not
-        # wake the thread either. Added here before it is removed there, so that a sweep in between
-        # finds it.
+        # The earliest time of the first renewal of such a lease, so that the next lease does not
+        # wake the thread either. The release is added before the lease is removed from _entries, so
+        # that a sweep in between finds one of them.
         due = lease.acquired_at + entry.interval * (1 - _JITTER)
         self._let_go[lease] = due, drain
         self.discard(lease)
@@ -163,32 +165,35 @@ class Heartbeat:
     def sent(self, lease: Lease, drain: Callable[..., None]) -> None:
         """The asynchronous release of ``lease`` was sent.
 
-        With a short ttl, the drain may have come since :meth:`let_go`, before there was a release
-        to drain: then it is repeated now.
+        With a short ttl, the drain may have run between :meth:`let_go` and this call, before there
+        was a release to drain. In that case it is repeated now.
         """
         if lease not in self._let_go:
             self._let_go[lease] = self._clock.now(), drain
             self._ring()
 
     def confirmed(self, lease: Lease) -> None:
-        """The release was acknowledged, or is sent in another way."""
+        """The asynchronous release was acknowledged, or a synchronous release replaces it."""
         self._let_go.pop(lease, None)
 
     def ask(self, lease: Lease) -> None:
-        """Renew ``lease`` now, on this thread, and declare it lost if it is."""
+        """Renew ``lease`` now, on the calling thread; declare it lost if the store lost it."""
         entry = self._entries.get(id(lease))
         if entry is not None:
             self._renew([entry])
 
     def close(self) -> None:
-        """End the thread; leases still registered are renewed no more."""
+        """End the thread. Leases that are still registered are no longer renewed."""
         self._closed = True
         self._ring()
 
     def sweep(self) -> float | None:
-        """Renew what is due, declare what is lost; seconds until it is needed again, None if never.
+        """Renew the leases that are due and declare the lost ones.
 
-        The thread calls this; a test with a manual clock may.
+        The heartbeat's thread calls this; a test with a manual clock may call it too.
+
+        Returns:
+            Seconds until the next sweep is needed; None: no sweep is needed.
         """
         self._declare_overdue()
         batch = self._due()
@@ -209,9 +214,9 @@ class Heartbeat:
             if turns:
                 self._wakes_at = min(turns)
             else:
-                # The next short body's lease has likely no shorter interval, so it does not wake
-                # this thread: that costs each body as much as a round trip. After an interval
-                # without a lease, the thread sleeps until it is woken.
+                # The next lease probably has no shorter interval, so adding it does not have to
+                # wake this thread, which would cost the body as much as a round trip. After an
+                # interval without a lease, the thread sleeps until it is woken.
                 self._wakes_at = now + shortest * (1 - _JITTER)
             return None if self._wakes_at == float("inf") else max(0.0, self._wakes_at - now)
 
@@ -230,12 +235,12 @@ class Heartbeat:
             self._declare_overdue()
 
     def _snapshot(self) -> list[Schedule]:
-        # One step of the interpreter: a release takes no guard, and may come between any two steps
-        # of a loop over the dictionary.
+        # list() is one step of the interpreter. A release takes no guard, so it may run between any
+        # two steps of a loop over the dictionary.
         return list(self._entries.values())
 
     def _due(self) -> list[Schedule]:
-        """What is due, and what would be due before the next sweep: one pipeline, not two."""
+        """The leases that are due, and those due before the next sweep: one pipeline, not two."""
         now = self._clock.now()
         entries = self._snapshot()
         if not any(entry.due <= now < entry.ends for entry in entries):
@@ -258,7 +263,7 @@ class Heartbeat:
             now = self._clock.now()
             for entry in batch[known:]:
                 entry.postpone(str(exc), now)
-        # Losses last: on_lost may take time, and no renewal waits for it.
+        # Losses come last: on_lost may take time, and no renewal should wait for it.
         for entry, reply in others:
             self._take(entry, reply)
 
@@ -283,15 +288,21 @@ class Heartbeat:
             batch = [entry for entry, reply in named if reply is RENEWED]
         for start in range(0, len(batch), _PER_LOOK):
             some = batch[start : start + _PER_LOOK]
-            # Without those that were released meanwhile.
+            # Leave out the leases that were released meanwhile.
             some = [entry for entry in some if id(entry.lease) in self._entries]
             note_renewed(some, sent, self._clock.now())
         return others
 
     def _patience(self, now: float, others: list[Lease] | None = None, waits: int = 1) -> float:
-        """Seconds to wait for each of ``waits`` replies, about ``others`` or what is renewed."""
-        # A loss is reported at the deadline, so no wait goes beyond the first deadline of all
-        # leases: those that are not due yet wait for this reply too.
+        """Seconds to wait for each of ``waits`` replies.
+
+        Args:
+            now: The time.
+            others: The leases whose deadlines count; None: all that are being renewed.
+            waits: The number of replies that this thread waits for in sequence.
+        """
+        # A loss is reported at the deadline. This thread serves all leases, also those that are not
+        # due yet, so no wait goes beyond the first deadline of any of them.
         leases = [entry.lease for entry in self._snapshot()]
         left = min(map(_VALID_UNTIL, leases), default=_FOREVER) - now
         if left < waits * MAX_TIMEOUT:  # else extended deadlines do not matter
@@ -336,7 +347,7 @@ class Heartbeat:
         lease.reported = True
         lease.loss = Loss(reason=reason, at=min(self._clock.now(), lease.deadline), detail=detail)
         lease.end()
-        # The body first: it may be writing. The event can wait.
+        # The body is notified first, because it may be writing. The event can wait.
         try:
             entry.on_lost(lease)
         except Exception:
@@ -356,12 +367,12 @@ class Heartbeat:
         try:
             self._alarm.release()
         except RuntimeError:
-            pass  # rung already: once is enough
+            pass  # the lock is released already: the thread will wake
 
     def _run(self) -> None:
         with self._guard:
             if self._running:
-                return  # two bodies were first at once, and each started a thread
+                return  # two bodies added the first lease at once, and each started a thread
             self._running = True
         while not self._closed:
             try:
@@ -376,8 +387,8 @@ class Heartbeat:
 class Schedule:
     """The renewal schedule of one lease; times in seconds, on the clock of the lease.
 
-    A process may have thousands, and a sweep reads each several times: so times are stored, not
-    computed.
+    A process may have thousands of schedules, and a sweep reads each several times. Therefore the
+    times are stored, not computed.
 
     Args:
         lease: The lease.
@@ -390,8 +401,8 @@ class Schedule:
         due: When the lease is to be renewed.
         turn: When a sweep has to examine the lease: at ``due``, or at the deadline if that is
             earlier. Never later than the deadline, which the worker parent can only extend.
-        failures: How many renewals in a row got no reply.
-        error: The error of the last of these.
+        failures: The number of consecutive renewals without a reply.
+        error: The error of the last renewal without a reply.
     """
 
     __slots__ = ("due", "ends", "error", "failures", "interval", "lease", "on_lost", "turn")
@@ -408,13 +419,13 @@ class Schedule:
         self.plan(begin + self.interval * (1 - early), begin)
 
     def plan(self, due: float, now: float) -> None:
-        """Renew it at ``due``."""
+        """Set the time of the next renewal."""
         self.due = due
         deadline = self.lease.deadline
         self.turn = due if due < deadline and now < self.ends else deadline
 
     def postpone(self, error: str, now: float) -> None:
-        """A renewal failed with ``error``: repeat it after a pause."""
+        """Repeat a renewal that failed with ``error`` after a pause."""
         self.failures += 1
         self.error = error
         lease = self.lease
@@ -422,30 +433,30 @@ class Schedule:
 
 
 def note_renewed(schedules: Iterable[Schedule], sent: float, now: float) -> None:
-    """A request that was sent at ``sent`` renewed the leases, except those lost by ``now``.
+    """Note that a request sent at ``sent`` renewed the leases, except those lost by ``now``.
 
-    Leases of the same ttl share two number objects: creating thousands of others costs time and
+    Leases of the same ttl share two number objects: creating thousands of numbers costs time and
     space in the processor's cache.
     """
     ttl = trusted = due = until = 0.0
     for entry in schedules:
         lease = entry.lease
         if now >= lease.valid_until and now >= lease.deadline:
-            continue  # it stays lost, whatever the store replies
+            continue  # a lost lease stays lost, whatever the store replies
         if lease.ttl != ttl or lease.trusted != trusted:
             ttl, trusted = lease.ttl, lease.trusted
             due, until = sent + entry.interval, sent + trust_of(ttl, trusted)
         lease.renewed(until)
         entry.failures = 0
         if now < due < until:
-            entry.due = entry.turn = due  # as plan(), without the call
+            entry.due = entry.turn = due  # plan(), inlined
         else:
             entry.plan(due, now)
 
 
 @lru_cache(maxsize=64)
 def interval_of(ttl: float, trusted: float) -> float:
-    """Seconds between renewals; a reply vouches for the share ``trusted`` of ``ttl``."""
+    """Seconds between renewals; a reply guarantees the share ``trusted`` of ``ttl``."""
     return ttl * trusted / _RENEWALS_PER_TTL
 
 
@@ -461,7 +472,7 @@ def patience(ttl: float, left: float) -> float:
 
 
 def retry_pause(ttl: float, left: float) -> float:
-    """Seconds until a store that did not answer is asked again, also just before the deadline."""
+    """Seconds until the next request after one without a reply; there is one at the deadline."""
     return min(ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE, max(left / 2, _MIN_RETRY_PAUSE))
 
 

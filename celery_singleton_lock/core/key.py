@@ -1,4 +1,4 @@
-"""Lock keys: from the arguments of a call to one key in the store.
+"""Computation of lock keys: the arguments of a call become one key in the store.
 
 Equal calls have equal keys, on the publisher as on the worker: positional or keyword arguments,
 defaults given or left out, dicts in any order, tuple or list. The arguments are bound to the
@@ -33,7 +33,7 @@ def _float_text(value: float) -> str:
     return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
 
 
-# What the encoder writes for a single value, at a fifth of the cost.
+# The encoder's output for a single value, at a fifth of the cost.
 _TEXT_OF: Final[Mapping[type, Callable[[Any], str]]] = {
     str: json.encoder.encode_basestring_ascii,
     int: int.__repr__,
@@ -69,8 +69,8 @@ _MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("00000}:c
 # Quoted in keys: white space ends a word in a shell and a field in a log line; '#' separates a key
 # from its slot number; '%' begins each quoted character; a store can't encode lone surrogates.
 _UNPRINTABLE: Final = r"[\x00-\x20#%\x7f-\xa0\ud800-\udfff]"
-# The rest of a claim's name, with the characters that `quote_scope` and `_printable` leave. A shard
-# is a number as Python writes it: no "00", no digits of other scripts.
+# The part of a claim's name after the prefix. Only characters that `quote_scope` and `_printable`
+# leave unquoted may occur. A shard is a number as Python writes it: no "00", no non-ASCII digits.
 _CLAIM: Final = (
     r"(0|[1-9][0-9]{0,4})\}:claim(?:\|[A-Za-z0-9._@/+*,=~%-]+){2}"
     r":[^\x00-\x20#\x7f-\xa0\ud800-\udfff]*"
@@ -96,7 +96,7 @@ class Keyspace:
         return f"csl:{{{self.prefix}:{shard}}}:{name}"
 
     def leader(self, name: str) -> str:
-        """The key of the lease that the leader of the beats called ``name`` holds."""
+        """The key of the leader's lease in the beat election called ``name``."""
         # Quoted, so that it contains no '|', which separates it from an entry in `last_run`.
         return self.lock("celery.beat", quote_scope(name))
 
@@ -122,7 +122,7 @@ class Keyspace:
 
     @staticmethod
     def shard(key: str) -> str:
-        """The beginning of all names in the shard of ``key``."""
+        """The prefix of all names in the shard of ``key``."""
         return key[: key.index("}") + 1]
 
     @staticmethod
@@ -155,7 +155,7 @@ class Keyspace:
     @staticmethod
     def beside_acquire(key: str, attempt: str) -> list[str]:
         """The keys beside ``key`` that an acquire accesses: fence counter, marker."""
-        # In one step, here and below: separate calls per task would cost half as much again.
+        # One method for all keys, here and below: one call per key would cost half as much again.
         shard = key[: key.index("}") + 1]
         return [f"{shard}:fence", f"{shard}:done|{attempt}"]
 
@@ -192,7 +192,7 @@ class Keyspace:
 
     @staticmethod
     def shards_note(key: str) -> str:
-        """Where the number of shards of ``key``'s prefix is stored."""
+        """The key that stores the number of shards of ``key``'s prefix."""
         return f"{Keyspace.shard(key).rpartition(':')[0]}:0}}:shards"
 
     @staticmethod
@@ -206,7 +206,7 @@ def quote_scope(scope: str) -> str:
     """A scope without ``:`` and ``|``, so that the end of the scope in a key is unambiguous.
 
     Raises:
-        TypeError: It is no text.
+        TypeError: The scope is not a string.
     """
     if not isinstance(scope, str):  # `hold()` takes a scope from its caller
         raise TypeError(f"scope={scope!r}: give a name as str")
@@ -214,13 +214,13 @@ def quote_scope(scope: str) -> str:
 
 
 def stored_names(text: str) -> set[str]:
-    """The names after the shard that a user may mean by ``text``.
+    """The stored names, without prefix and shard, that a user may mean by ``text``.
 
     Either ``text`` is a stored name, or it is a key before quoting, with or without a scope (which
     may end at any of its colons), and with or without a slot number.
     """
     names = {text}
-    text = text.encode(errors="replace").decode()  # from a command line: any bytes
+    text = text.encode(errors="replace").decode()  # a command line may contain any bytes
     base, hash_sign, slot = text.rpartition("#")
     for key, end in ((text, ""), (base, hash_sign + slot)) if slot.isdecimal() else ((text, ""),):
         names.add(_printable(key) + end)
@@ -238,8 +238,8 @@ def digest(text: str) -> str:
     return _blake2b()(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-# Each process that declares tasks imports this module, and most of them make no key. So patterns
-# are compiled and the hash is imported at the first use.
+# Each process that declares tasks imports this module, but most of these processes compute no key.
+# Therefore the patterns are compiled and the hash is imported at the first use.
 
 
 @cache
@@ -295,11 +295,11 @@ class KeyMaker:
 
     Args:
         spec: The policy's ``key``.
-        signature: Of the task's body, without a bound ``self``.
-        dumps: The serialiser's JSON encoder: how a message transports an argument.
+        signature: The signature of the task's body, without a bound ``self``.
+        dumps: The serialiser's JSON encoder, which defines how a message transports an argument.
 
     Raises:
-        TypeError: ``spec`` is of no known kind.
+        TypeError: ``spec`` has an unsupported type.
         ValueError: The template has no placeholder, or names an argument that does not exist.
     """
 
@@ -314,7 +314,7 @@ class KeyMaker:
         parameters = signature.parameters.values()
         # The name of the ``**`` parameter.
         self._collector = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        # Names that ``**`` may collect although a parameter has them too.
+        # Names that ``**`` may collect although a positional-only parameter has the same name.
         self._shadowed = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         self._dumps = dumps
         self._rest = self._compile(spec)
@@ -373,7 +373,7 @@ class KeyMaker:
             bound = self._signature.bind(*args, **kwargs)
             bound.apply_defaults()
             return dict(bound.arguments), {}
-        # Up to Python 3.12, inspect refuses these where the parameter has a default.
+        # Up to Python 3.12, inspect rejects these names if the parameter has a default.
         shadowed = {name: kwargs[name] for name in self._shadowed & kwargs.keys()}
         others = {name: value for name, value in kwargs.items() if name not in shadowed}
         bound = self._signature.bind(*args, **others)
@@ -405,7 +405,7 @@ class KeyMaker:
             text_of = _TEXT_OF.get(type(value))
             try:
                 if text_of is None:
-                    # Encoded and decoded: tuple and list are equal, as after a message.
+                    # Encoding and decoding makes tuple and list equal, as a message does.
                     value, text_of = json.loads(self._dumps(value)), _sorted_json
                 parts.append(f"{name}={text_of(value)}")
             except (TypeError, ValueError, RecursionError) as exc:
@@ -467,8 +467,8 @@ class _Template(string.Formatter):
                     f"key={template!r}: put a separator before {{{following}}}; without one, "
                     "different arguments would render to the same key"
                 )
-        # For bare names the pieces are kept: `string.Formatter` would parse the template at each
-        # call, which is half of the cost of a key.
+        # If all fields are bare names, the parsed pieces are kept. `string.Formatter` would parse
+        # the template at each call, which is half of the cost of a key.
         bare = all(map(str.isidentifier, fields)) and not any(
             spec or conversion for _, _, spec, conversion in pieces
         )

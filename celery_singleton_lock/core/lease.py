@@ -1,13 +1,13 @@
-"""What a lease is: a token, a deadline of trust, a fence, and the record of how it was lost.
+"""Leases, their tokens, and the values that a store keeps of them.
 
-A lease is created by the locker, prolonged by the heartbeat's thread, and read by the body's
-thread. Each field is written by one thread with one assignment, so readers need no lock.
+The locker creates a lease, the heartbeat's thread prolongs it, and the body's thread reads it. Each
+field is written by one thread with one assignment, so readers need no lock.
 
-In a prefork worker the parent prolongs it too, from another process, and both say so in a shared
-deadline.
+In a prefork worker the parent process prolongs the lease too. Child and parent each write their
+deadline into a `SharedDeadline`.
 
-Tokens, holders and records aren't changed once they are made, but not frozen either: each task
-makes some, and a frozen dataclass costs three times as much to make.
+Tokens, holders and records are never changed after creation, but they are not frozen: each task
+creates some, and creating a frozen dataclass costs three times as much.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
     "trust_of",
 ]
 
-# An allowance for clocks that run at different speeds, and for Redis rounding to milliseconds: 1 %
-# plus 2 ms, as the Redlock specification has it (redis.io, "Distributed Locks with Redis").
+# An allowance for clocks that run at different speeds, and for rounding to milliseconds in Redis:
+# 1 % plus 2 ms, as in the Redlock specification (redis.io, "Distributed Locks with Redis").
 _DRIFT_RATIO: Final = 0.01
 _DRIFT_CONSTANT: Final = 0.002
 
@@ -51,40 +51,41 @@ def drift(ttl: float) -> float:
 
 @lru_cache(maxsize=64)
 def trust_of(ttl: float, trusted: float) -> float:
-    """Seconds, from the sending of a request, for which the store's answer vouches.
+    """Seconds, from the sending of a request, for which the store's reply guarantees the lease.
 
     Args:
-        ttl: Seconds, of the lease.
-        trusted: The share of it that the store's expiry counts from the request at the earliest.
+        ttl: The lease's ttl in seconds.
+        trusted: See `Capabilities.trusted`.
     """
     return ttl * trusted - drift(ttl)
 
 
-# Not json.dumps(), which was half of what an acquire computes: the names are known, and so are the
-# kinds of their values. Nor json.loads(), which looks at what it is given before it reads.
+# json.dumps() would be half of the computing time of an acquire. The names and the types of the
+# values are known, so the text is composed directly. json.loads() checks its argument before it
+# decodes; the decoder's method does not.
 _text = json.encoder.encode_basestring_ascii
 _read = json.JSONDecoder().decode
 
 
 def _quoted(task_id: str) -> str:
     if task_id.isascii() and task_id.replace("-", "").isalnum():
-        return task_id  # a UUID, or the like
-    # An id may be anybody's text: a lone surrogate in it is none, but has a name all the same.
+        return task_id  # usually a UUID
+    # A task id may be any text. A lone surrogate cannot be encoded, but must have a name too.
     return quote(task_id, safe="-_.", errors="surrogatepass")
 
 
 class Kind(StrEnum):
-    """What the key's value stands for; the letter is what the store holds."""
+    """The kind of a key's value; the store holds the letter."""
 
-    LEASE = "l"  # a body runs
-    RESERVED = "r"  # for the next attempt of a task
-    COOLING = "c"  # min_hold after the release
+    LEASE = "l"  # held by a running body
+    RESERVED = "r"  # reserved for the next attempt of a task
+    COOLING = "c"  # kept after the release until min_hold has passed
     DYING = "d"  # held by a process that is being killed
-    CLAIM = "q"  # not a lease: a published message's claim, beside the lease's key
+    CLAIM = "q"  # not a lease: the claim of a published message, in a key beside the lease's
 
 
 class Phase(StrEnum):
-    """What the task of a claim is doing; the word is what the store holds."""
+    """The state of a claim's task; the store holds the word."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -92,20 +93,20 @@ class Phase(StrEnum):
 
 
 class LossReason(StrEnum):
-    EXPIRED = "expired"  # its time was over before this process renewed it
-    GONE = "gone"  # the store no longer had it, though its time was not over
+    EXPIRED = "expired"  # the deadline passed before this process renewed the lease
+    GONE = "gone"  # the store no longer had the lease before its deadline
     REPLACED = "replaced"  # another holder had the key
-    UNREACHABLE = "unreachable"  # the store did not answer until its time was over
-    DYING = "dying"  # the worker parent has announced, and reports, the end of this process
+    UNREACHABLE = "unreachable"  # the store did not answer until the deadline
+    DYING = "dying"  # the worker parent has announced the end of this process, and reports it
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Token:
-    """Names one grant: task, ordinal (which attempt) and nonce (which delivery of that attempt).
+    """The name of one grant: task, ordinal (number of the attempt) and nonce (of the delivery).
 
-    Renew and release compare it; acquire reads from it how an arriving delivery relates to the
-    holder. ``call`` tells two calls with one task id apart: the second is not the first's twin, and
-    must not be dropped because the first is done.
+    A renewal and a release compare the whole token. An acquire derives from the two tokens how an
+    arriving delivery relates to the holder. ``call`` distinguishes two calls with the same task id:
+    the second is not a twin of the first, and must not be dropped because the first is done.
     """
 
     task_id: str
@@ -113,7 +114,7 @@ class Token:
     retries: int
     nonce: str
     call: str = ""
-    # Made when it is first asked for, which each step of a lease does.
+    # Computed at the first use and then kept: every operation on the lease needs it.
     _attempt: str = field(default="", init=False, repr=False, compare=False)
 
     @property
@@ -134,7 +135,7 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Raises ValueError if ``text`` is no token."""
+        """Parse a token; ValueError if ``text`` is not a token."""
         task, ordinal, nonce = text.split("|")
         task_id, _, call = task.partition("+")
         nesting, retries = ordinal.split(".")
@@ -142,11 +143,11 @@ class Token:
 
     @staticmethod
     def task_id_of(name: str) -> str:
-        """The task id in what :attr:`task` gave, of which a claim's token consists."""
+        """The task id in a value of :attr:`task`, which is all that a claim's token contains."""
         return _unquoted(name.partition("+")[0])
 
     def next_attempt(self) -> Token:
-        """For whom a retry reserves the key: any delivery of the next attempt."""
+        """The token for which a retry reserves the key: any delivery of the next attempt."""
         return replace(self, retries=self.retries + 1, nonce="-")
 
 
@@ -156,19 +157,19 @@ def _unquoted(name: str) -> str:
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Holder:
-    """Who has it, for people: written into the store beside the token, never compared."""
+    """A description of the holder for people. Stored beside the token, never compared."""
 
     task: str = ""
     task_id: str = ""
     worker: str = ""
     pid: int = 0
     since: float = 0.0  # seconds since the epoch
-    expires: float = 0.0  # of a claim: when its message does, seconds since the epoch; 0.0: never
+    expires: float = 0.0  # of a claim: expiry of its message, seconds since the epoch; 0.0: never
 
     def to_json(self, known_id: str = "") -> str:
-        """What :meth:`from_json` reads, without a task id that is known there: its token has it.
+        """The JSON that :meth:`from_json` reads, without a task id that equals ``known_id``.
 
-        Written down twice, an id would be a fifth of all that the store keeps of a lease.
+        The token contains the task id. A second copy would be a fifth of the data per lease.
         """
         task_id = "" if self.task_id == known_id else f'"task_id":{_text(self.task_id)},'
         expires = f',"expires":{json.dumps(self.expires)}' if self.expires else ""
@@ -179,9 +180,9 @@ class Holder:
 
     @classmethod
     def from_json(cls, text: str, known_id: str = "") -> Holder:
-        """What can be read of ``text``: a newer version may have written more, or otherwise."""
+        """The readable part of ``text``: a newer version may have written other fields."""
         try:
-            get = _read(text).get  # a blank may follow: a client waits
+            get = _read(text).get  # a blank follows the JSON while a client waits
             return cls(
                 task=str(get("task", "")),
                 task_id=str(get("task_id", known_id)),
@@ -194,18 +195,18 @@ class Holder:
             return cls()
 
     def for_error(self) -> dict[str, Any]:
-        """The holder as plain data, for an error or a skipped call's value."""
+        """The holder as plain data, for an error or for the value of a skipped call."""
         return {"task": self.task, "task_id": self.task_id, "worker": self.worker}
 
     def __str__(self) -> str:
-        # A hold() has no task; its id says where it is held.
+        # A hold() has no task; its id contains the host and the process.
         name = f"{self.task}[{self.task_id}]" if self.task else self.task_id
         return f"{name} on {self.worker} (pid {self.pid})" if self.worker else name
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Record:
-    """One key as the store has it, for people and for the parent's release."""
+    """The content of one key, for people and for a release by the worker parent."""
 
     key: str
     kind: Kind
@@ -217,9 +218,9 @@ class Record:
 
     @classmethod
     def parse(cls, key: str, value: str, ttl: float) -> Record:
-        """Reads ``<kind> <token> <fence> <holder json>``; ValueError if that's not what it is.
+        """Parse ``<kind> <token> <fence> <holder json>``; ValueError for any other value.
 
-        A claim has its phase where a lease has its fence, and for a token the name of its task.
+        A claim has its phase in the place of the fence, and its task's name in that of the token.
         """
         kind, token, fence, holder = value.split(" ", 3)
         is_claim = kind == Kind.CLAIM
@@ -236,7 +237,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """How and when the right ended early."""
+    """Why and when a lease was lost."""
 
     reason: LossReason
     at: float  # on the lease's clock
@@ -244,11 +245,11 @@ class Loss:
 
 
 def reason_of_loss(lease: Lease, replaced: bool) -> tuple[LossReason, str]:
-    """Why the store no longer has ``lease``, and the detail for people.
+    """The reason for the loss of ``lease``, and a detail for people.
 
     Args:
-        lease: The one that a renewal or a release did not find.
-        replaced: Whether another holder has its key.
+        lease: A lease that a renewal or a release did not find in the store.
+        replaced: Whether another holder has the lease's key.
     """
     if replaced:
         return LossReason.REPLACED, "another holder has the key in the store"
@@ -261,18 +262,21 @@ def reason_of_loss(lease: Lease, replaced: bool) -> tuple[LossReason, str]:
 
 
 class SharedDeadline(Protocol):
-    """A lease's deadline in memory that its holder shares with the worker's parent."""
+    """The deadline of a lease in memory shared by its holder and the worker parent."""
 
     def write(self, valid_until: float) -> None:
-        """Holder: write until when its own renewals are valid."""
+        """Write the deadline of the holder's own renewals. Called by the holder."""
         ...
 
     def parents(self) -> float:
-        """Until when the parent's renewals are valid; -inf if there are none, or after the end."""
+        """The deadline of the parent's renewals; -inf if there are none, or after the end."""
         ...
 
     def close(self) -> None:
-        """Holder: end renewal by the parent; a renewal under way does not count. Idempotent."""
+        """End renewal by the parent. Called by the holder; idempotent.
+
+        The reply to a renewal in flight has no effect.
+        """
         ...
 
 
@@ -280,8 +284,9 @@ class SharedDeadline(Protocol):
 class Lease:
     """A time-limited right to run one body.
 
-    ``valid_until`` is what this process's own renewals vouch for, on ``clock``: earlier than the
-    store's expiry, so that a body that checks stops before another one may start.
+    ``valid_until`` is the deadline that follows from this process's own renewals, on ``clock``. It
+    is earlier than the store's expiry, so a body that calls ``check()`` stops before another body
+    may start.
     """
 
     key: str
@@ -293,13 +298,13 @@ class Lease:
     clock: Clock = field(repr=False)
     fence_number: int | None = None
     max_hold: float | None = None
-    claim_key: str = ""  # of the claim that is renewed with it, if any
-    trusted: float = 1.0  # share of the ttl that the store's answer vouches for
+    claim_key: str = ""  # the key of the claim that is renewed with the lease; empty: none
+    trusted: float = 1.0  # see `Capabilities.trusted`
     loss: Loss | None = None
-    released_at: float | None = None  # when its release was first sent, on ``clock``
-    reported: bool = False  # whether an event has reported its end
+    released_at: float | None = None  # time at which the release was first sent, on ``clock``
+    reported: bool = False  # whether an event has reported the end of the lease
     shared: SharedDeadline | None = field(default=None, repr=False)
-    process: int = field(default_factory=os.getpid, repr=False)  # whose lease it is: no fork's
+    process: int = field(default_factory=os.getpid, repr=False)  # the holder; not a fork of it
 
     @property
     def fence(self) -> int:
@@ -319,46 +324,49 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """Until when this process may trust the lease, renewed by it or by its parent. No I/O."""
+        """The time until which this process may trust the lease. No I/O.
+
+        The later of the deadlines of this process's and the parent's renewals.
+        """
         if self.shared is None:
             return self.valid_until
         return max(self.valid_until, self.shared.parents())
 
     @property
     def released(self) -> bool:
-        """Whether its holder has given it back."""
+        """Whether the holder has released the lease."""
         return self.released_at is not None
 
     def renewed(self, until: float) -> None:
-        """The store has it: what it answered vouches for it ``until`` then, on ``clock``."""
+        """Note that the store renewed the lease; ``until`` is the new deadline, on ``clock``."""
         self.valid_until = until
         if self.shared is not None:
             self.shared.write(until)
 
     def end(self) -> None:
-        """The lease is not renewed any more."""
+        """End renewal by the parent; this process's own renewal has ended already."""
         if self.shared is not None:
             self.shared.close()
 
     @property
     def lost(self) -> bool:
         """Whether the right to run has ended. No I/O; reads the clock at each call."""
-        # What outlives the body (a thread, an asyncio task) must not take a released lease for one.
+        # A thread or an asyncio task that outlives the body must not trust a released lease.
         if self.released_at is not None or self.loss is not None:
             return True
         now = self.clock.now()
         if now < self.valid_until or now < self.deadline:
             return False
-        # What was seen as lost stays so: a renewal of the parent's, stopped between its own look
-        # at the clock and its note, must not give back what the body was told it has not.
+        # A loss that the body has observed is final. The parent may be stopped between reading the
+        # clock and writing its renewal; that late renewal must not revive the lease.
         self.end()
         return True
 
     @property
     def held_here(self) -> bool:
-        """Whether this process has it, so that who holds it may re-enter it. No I/O.
+        """Whether this process holds the lease, so that the holder may re-enter it. No I/O.
 
-        A forked child of the holder has a copy, which does not learn of the release.
+        A forked child of the holder has a copy of this object, which a release does not change.
         """
         return self.process == os.getpid() and not self.lost
 
@@ -369,7 +377,7 @@ class Lease:
         return max(0.0, self.deadline - self.clock.now())
 
     def check(self) -> None:
-        """Do nothing while the lease holds; call it before each write that matters. No I/O.
+        """Raise if the lease is lost. Call it before each write that matters. No I/O.
 
         Raises:
             LeaseLost: The lease is lost, and another worker may be running this task.
@@ -399,5 +407,5 @@ class Lease:
 
     @property
     def hold_until(self) -> float | None:
-        """When renewal stops, on ``clock``; None when nothing bounds it."""
+        """The time at which renewal stops, on ``clock``; None: there is no limit."""
         return None if self.max_hold is None else self.acquired_at + self.max_hold

@@ -151,8 +151,8 @@ class Locker:
             if self._events.observes(EventName.ACQUIRED):
                 self._emit(EventName.ACQUIRED, lease, fence=reply.fence, ttl=ttl)
         except BaseException:
-            # Also a soft time limit or SIGTERM, between sending and reading or while sinks run: the
-            # grant may stand, and the caller never saw it.
+            # The exception may be a soft time limit or SIGTERM, between sending and reading or
+            # while sinks run. The store may have granted the lease, but the caller never got it.
             if lease is not None:
                 self._heartbeat.discard(lease)
             self.forget(request)
@@ -160,10 +160,10 @@ class Locker:
         return lease
 
     def release(self, lease: Lease, request: Release) -> Relation | None:
-        """Give back ``lease`` as ``call`` says; None if the store didn't answer. Never raises."""
+        """Release ``lease`` by ``request``; None if the store didn't answer. Never raises."""
         if lease.process != os.getpid():
-            return None  # a forked child of the holder leaves the block: the lease is its parent's
-        # First: if the release never reaches the store, the renewal must have ended.
+            return None  # a forked child leaves the block; its parent holds the lease
+        # Renewal ends first: if the release never reaches the store, the ttl must free the key.
         self._heartbeat.discard(lease)
         # A soft time limit, or SIGTERM, may have interrupted an earlier call of this method.
         interrupted = lease.released_at is not None
@@ -192,8 +192,8 @@ class Locker:
             ):
                 return
         except BaseException:
-            # A soft time limit, or SIGTERM. If the release was about to be sent, the heartbeat
-            # drains it.
+            # The exception is a soft time limit or SIGTERM. If the release was about to be sent,
+            # the heartbeat drains it.
             self._heartbeat.discard(lease)
             raise
         self.release(lease, request)
@@ -226,7 +226,7 @@ class Locker:
         self._report_end(lease, request, outcome, resent)
 
     def forget(self, request: Acquire) -> None:
-        """Release by token what ``call`` may have been granted; ignores an unavailable store.
+        """Release the lease that ``request`` may have been granted; ignore an unavailable store.
 
         If the grant set the claim to running, it is queued again: the body has not begun, and the
         caller that was interrupted decides what happens to the claim next.
@@ -239,7 +239,7 @@ class Locker:
                 timeout=timeout_for(request.ttl),
             )
         except StoreError:
-            pass  # the ttl frees it, if it was granted at all
+            pass  # if the lease was granted, its ttl frees the key
         self._strike(request.token)
 
     def _note(self, keys: Sequence[str], request: Acquire) -> None:
@@ -257,7 +257,7 @@ class Locker:
         try:
             return sent, self.store.acquire(request, timeout=timeout)
         except StoreUnavailable:
-            # The second try meets a fresh connection: a restart leaves every idle one broken.
+            # The second try uses a new connection: a restart of the server breaks all idle ones.
             sent = self.clock.now()
             return sent, self.store.acquire(request, timeout=timeout)
 
@@ -265,7 +265,8 @@ class Locker:
         try:
             return self.store.release(request, timeout=timeout), False
         except StoreUnavailable:
-            # The first try may have been carried out and its reply lost: then "not ours" is ours.
+            # The first try may have been carried out and its reply lost. Then "not ours" is the
+            # reply of the second try although the lease was released properly.
             return self.store.release(request, timeout=timeout), True
 
     def _report_end(self, lease: Lease, request: Release, reply: Relation, resent: bool) -> None:
@@ -273,9 +274,9 @@ class Locker:
 
         Args:
             lease: The lease that has ended.
-            call: Its release.
+            request: The release of the lease.
             reply: The store's reply to the last try.
-            resent: Whether an earlier try, to which no reply came, may have been carried out.
+            resent: Whether an earlier try without a reply may have been carried out.
         """
         if lease.reported:
             return
@@ -295,9 +296,9 @@ class Locker:
             if not lost:
                 self._report_end(lease, request, Relation.OURS, resent)
                 return
-        # The body may not have been alone: between two renewals the store was emptied, or an
-        # operator freed the key; or this process was stopped, and its body went on before the
-        # heartbeat did.
+        # Another body may have run at the same time: the store was emptied or an operator freed the
+        # key between two renewals, or this process was stopped and its body resumed before the
+        # heartbeat.
         lease.reported = True
         reason, detail = reason_of_loss(lease, trace.record is not None)
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
@@ -333,8 +334,8 @@ def was_lost(lease: Lease, request: Release, trace: Trace, elapsed: float) -> bo
 
     Args:
         lease: The lease.
-        call: Its release.
-        trace: What the store has now.
+        request: The release of the lease.
+        trace: The content of the store now.
         elapsed: Seconds between the sending of the first try and the arrival of ``trace``.
 
     Returns:
@@ -345,13 +346,13 @@ def was_lost(lease: Lease, request: Release, trace: Trace, elapsed: float) -> bo
     if record is not None and (
         record.token == str(request.next_token) or record.token.endswith(f"|{request.token.nonce}")
     ):
-        return False  # what the first try made of the key: reserved, cooling, kept for a waiter
+        return False  # the first try changed the key: reserved, cooling, or kept for a waiter
     if trace.fence is None:
         return None
     if lease.fence_number is not None and trace.fence < lease.fence_number:
-        return True  # the store has forgotten the grant itself
+        return True  # the store has lost the grant itself
     if record is not None and record.fence is not None:
-        # On the store's clock. If that was set back, the grant may be in its future: no evidence.
+        # The store's clock. If it was set back, the grant may lie in its future and proves nothing.
         granted = record.fence / 1e6
         if granted < trace.now - elapsed:
             return True

@@ -1,8 +1,8 @@
-"""Threads of the operating system, also where gevent or eventlet replaced Python's.
+"""Native threads, locks and queues, also where gevent or eventlet has patched Python's threads.
 
-A renewing greenlet starves as soon as a body loops without yielding (4 s measured); a native thread
-does not. It can't wait on a patched lock, nor use a socket that belongs to another thread's hub, so
-the heartbeat and the store's connections use what this module hands out.
+A greenlet that renews leases starves while a body loops without yielding (4 s measured); a native
+thread does not. A native thread can't wait on a patched lock, and can't use a socket that belongs
+to another thread's hub. Therefore the heartbeat and the store's connections use this module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Throw = Callable[[type[BaseException], Callable[[], bool]], None]
 
 
 def _patched_by() -> str:
-    """The library that has patched threads, ``"gevent"`` or ``"eventlet"``; empty: neither has."""
+    """The library that has patched threads, ``"gevent"`` or ``"eventlet"``; empty: none."""
     gevent_monkey = sys.modules.get("gevent.monkey")
     if gevent_monkey is not None and gevent_monkey.is_module_patched("_thread"):
         return "gevent"
@@ -60,14 +60,14 @@ def get_ident() -> int:
 
 
 def socket_owner() -> int:
-    """Whose a socket made here is: a thread's, with its hub, where threads are patched; else 0."""
+    """The owner of a socket created here: the native thread if threads are patched; else 0."""
     if type(_thread.start_new_thread) is BuiltinFunctionType:
-        return 0  # asked at each command of a store
+        return 0  # the cheap test comes first: each command of a store calls this function
     return get_ident() if is_patched() else 0
 
 
 def is_readable(sock: Any) -> bool:
-    """Whether a read from ``sock`` would not block, because of data or of the end of the stream."""
+    """Whether a read from ``sock`` returns at once, with data or with the end of the stream."""
     poller = _original("poll", "select")()
     poller.register(sock.fileno(), select.POLLIN)
     return bool(poller.poll(0))
@@ -76,8 +76,8 @@ def is_readable(sock: Any) -> bool:
 def greenlet_thrower() -> Throw:
     """A function that raises an exception in the current greenlet, callable from any thread.
 
-    Only where is_patched(). The one function of a hub that another thread may call wakes it. The
-    hub then throws: it runs only while the greenlet waits.
+    Requires is_patched(). Another thread may call only one function of a hub: the one that wakes
+    it. The hub then throws the exception. It runs only while the greenlet waits.
     """
     call_soon = _hub_caller()
     current = sys.modules[_patched_by()].getcurrent()
@@ -89,7 +89,7 @@ def greenlet_thrower() -> Throw:
 
 
 def _hub_caller() -> Callable[[Callable[[], Any]], Any]:
-    """A function that runs others on the current thread's hub, callable from any thread."""
+    """A function that runs a function on the current thread's hub, callable from any thread."""
     if _patched_by() == "gevent":
         import gevent
 
@@ -104,24 +104,24 @@ class _EventletCaller:
     """Calls functions on an eventlet hub, which a native thread can wake only through a pipe.
 
     Args:
-        hub: The current thread's.
+        hub: The hub of the current thread.
     """
 
     def __init__(self, hub: Any) -> None:
         self.hub = hub
         self._functions: deque[Callable[[], Any]] = deque()
-        # Eventlet's own read() and write() may switch to the hub, which is what runs here.
+        # Eventlet's own read() and write() may switch to the hub, but this code runs on the hub.
         self._os: Any = sys.modules["eventlet.patcher"].original("os")
         reader, self._writer = self._os.pipe()
         hub.add(hub.READ, reader, self._call, lambda *_: None, lambda: None)
 
     def __call__(self, function: Callable[[], Any]) -> None:
-        """Any thread."""
+        """Run ``function`` on the hub. Called on any thread."""
         self._functions.append(function)
         self._os.write(self._writer, b".")
 
     def _call(self, fileno: int) -> None:
-        """The hub's greenlet."""
+        """Run the next queued function. Called on the hub's greenlet."""
         self._os.read(fileno, 4096)
         while self._functions:
             self._functions.popleft()()
@@ -148,15 +148,16 @@ def inbox() -> Any:
     """A FIFO queue. ``get`` blocks only the current greenlet where threads are patched; any native
     thread may ``put``.
     """
-    # Called for each request: the first test is the cheap one.
+    # Called for each request, so the cheap test comes first.
     if type(_thread.start_new_thread) is BuiltinFunctionType or not is_patched():
         return make_queue()
     return _GreenInbox()
 
 
 class _GreenInbox:
-    """An inbox of one greenlet. A native thread can't release a greenlet's lock, but it can have
-    the hub of that greenlet do so.
+    """The inbox of one greenlet.
+
+    A native thread can't release a greenlet's lock, but it can make that greenlet's hub release it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a lease store: its requests and replies as values, and the base class Store.
+"""The interface of a lease store: requests, replies, and the base class Store.
 
 Expected outcomes are return values. Every operation may raise StoreUnavailable (no reply: the
 operation may or may not have taken effect) and StoreError (the store refused it). Every operation
@@ -56,7 +56,7 @@ class Relation(StrEnum):
     or DONE.
     """
 
-    DONE = "done"  # this attempt has ended: its marker says so
+    DONE = "done"  # this attempt has ended, according to its marker
     SUPERSEDED = "superseded"  # a newer copy of this message was published
     TWIN = "twin"  # another delivery of the same attempt holds the key
     EARLIER = "earlier"  # an earlier attempt of the same task holds it
@@ -66,12 +66,12 @@ class Relation(StrEnum):
     NOT_OURS = "not_ours"  # the token does not hold the key
 
 
-#: One lease's reply to a renewal; None: renewed. UNREACHABLE: the store can't answer for this lease
-#: now. DYING: the worker parent has announced the end of this process.
+#: The reply to the renewal of one lease; None: renewed. UNREACHABLE: the store can't answer for the
+#: lease now. DYING: the worker parent has announced the end of this process.
 Renewal: TypeAlias = LossReason | None
 RENEWED: Final = None
 
-#: Called with the reply to an asynchronous release, or the error of the last try; and with whether
+#: Called with the reply to an asynchronous release or the error of the last try, and with whether
 #: an earlier try without a reply may have been carried out.
 OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
 
@@ -85,7 +85,7 @@ class Authorization(StrEnum):
 
 
 class MarkerState(StrEnum):
-    """What is known of one attempt beyond its lease; the store holds the letter."""
+    """The state of an attempt in its marker; the store holds the letter."""
 
     WAITING = "-"  # put back; only the newest copy counts
     FINISHING = "f"  # the body has ended, its callbacks are being sent
@@ -96,8 +96,8 @@ class MarkerState(StrEnum):
 class ClaimChange:
     """A change of the claim that a task holds under its name (``Token.task``).
 
-    The claim of another task is never changed. A claim that has expired is created again only
-    together with a lease: by a grant or a release.
+    The claim of another task is never changed. An expired claim is created again only together with
+    a lease: by a grant or a release.
 
     Attributes:
         key: The claim's key, in the shard of the lease's key.
@@ -120,7 +120,7 @@ class Admit:
         holder: The publisher.
         ttl: Seconds until the claim expires if the message is never processed.
         instead_of: The name of the task whose stale claim is taken over; empty: none.
-        tells_ttl: Whether the reply needs the ttl of a claim that stands; else it may be nan.
+        tells_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
     """
 
     key: str
@@ -141,13 +141,13 @@ class Acquire:
         holder: The holder's description for people.
         ttl: Seconds.
         sequence: How often this attempt was put back. Copies older than the newest are refused.
-        claim: What a grant makes of the message's claim, which is renewed with the lease.
+        claim: The change of the message's claim after a grant. The claim is renewed with the lease.
         frees_claim: Whether a refusal by another task ends the message, and so frees its claim.
         yields: Whether the message was published beside another task's claim. While that claim
-            stands, the lease is refused as if that task held it, unless the lease is the token's
-            own already or reserved for it.
-        keeps_claim: Whether a grant leaves the claim unchanged: where one of several nodes grants,
-            the lease is not decided yet.
+            exists, the lease is refused as if that task held it, unless the token holds the lease
+            already or the lease is reserved for it.
+        keeps_claim: Whether a grant leaves the claim unchanged. The grant of one of several nodes
+            does not decide yet who gets the lease.
         wait_ttl: Seconds that the caller counts as waiting if another token holds the key; 0: the
             caller leaves the wait queue; None: it never joined.
         handoff: The handoff token that woke the caller. The key is reserved for it. Empty: none.
@@ -248,24 +248,24 @@ class AuthorizeTick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a store can do. Checked against each task's policy when the worker starts.
+    """The capabilities of a store. A worker checks them against each task's policy when it starts.
 
     Attributes:
         fence: Whether grants have fencing tokens.
-        name: For messages.
-        trusted: The share of a ttl that a reply vouches for, counted from the sending of the
+        name: The store's name in messages.
+        trusted: The share of a ttl that a reply guarantees, counted from the sending of the
             request. Below 1 if the store's expiry may count from an earlier heartbeat.
         min_ttl: Seconds; a shorter ttl is refused.
         max_limit: The largest ``limit`` that one decision can examine; None: any.
         renewal_batch: How many leases the heartbeat passes to one call of :meth:`Store.renew`;
             None: all. The replies of one call take effect before the next call.
         renews_for_others: Whether a process can renew, by key and token alone, a lease that was
-            granted to another process of its host. The parent heartbeat needs it. Not possible
-            where a lease lives with its holder's connection.
+            granted to another process of its host. The parent heartbeat needs this. It is not
+            possible if a lease ends with its holder's connection.
         releases_async: Whether :meth:`Store.release_async` is implemented.
         wakes_waiters: Whether :meth:`Store.ticket` is implemented.
-        usable_before_fork: Whether a process may use the store and fork later. Not possible where
-            the client starts threads.
+        usable_before_fork: Whether a process may use the store and fork later. It may not if the
+            client starts threads.
     """
 
     fence: bool
@@ -282,10 +282,10 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What a store still has of a lease after the lease has ended.
+    """The remains of a lease in the store after its end.
 
     Attributes:
-        record: What the lease's key holds now; None: nothing.
+        record: The content of the lease's key now; None: the key does not exist.
         fence: The last fence granted in the key's shard, 0 if there is none; None if the fences of
             this store can't prove a loss.
         now: Seconds since the epoch, on the clock whose microseconds are the fences.
@@ -309,15 +309,15 @@ class Store(ABC):
 
     @abstractmethod
     def acquire(self, request: Acquire, /, *, timeout: float) -> Granted | Refused:
-        """Take a free slot, or return what holds them. Idempotent for its own token."""
+        """Take a free slot, or return a record that holds one. Idempotent for its own token."""
 
     @abstractmethod
     def renew(self, leases: Sequence[Lease], /, *, timeout: float) -> list[Renewal]:
         """Prolong each lease to its ttl if its token still holds the key.
 
-        The claim of a lease (``claim_key``) is prolonged too, if its task still holds it, and is
-        never shortened. The claim of a lease that was not renewed is left alone: what ended the
-        lease has set the claim's ttl.
+        The claim of a lease (``claim_key``) is prolonged too, if the lease's task still holds it.
+        Its ttl is never shortened. The claim of a lease that was not renewed is not changed: the
+        operation that ended the lease has set the claim's ttl.
 
         Returns:
             One reply per lease, in the same order.
@@ -325,7 +325,7 @@ class Store(ABC):
 
     @abstractmethod
     def release(self, request: Release, /, *, timeout: float) -> Relation:
-        """Release what the token holds; never touch the key of another token."""
+        """Release the key that the token holds; never change the key of another token."""
 
     @abstractmethod
     def mark(
@@ -372,11 +372,11 @@ class Store(ABC):
 
     @abstractmethod
     def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float) -> Authorization:
-        """Replace an entry's last run if the leader's token and the expected last run stand."""
+        """Replace an entry's last run if the leader's token and ``expected`` are stored."""
 
     @abstractmethod
     def last_runs(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
-        """The last run stored at each of ``keys``, None where there is none; in one round trip."""
+        """The last run stored at each of ``keys``, or None; read in one round trip."""
 
     @abstractmethod
     def trace(self, key: str, /, *, timeout: float) -> Trace:
@@ -422,8 +422,8 @@ class Store(ABC):
         """Read the replies to pending releases; send again each release that got no reply.
 
         Args:
-            timeout: Seconds to wait for each reply. The method gives up after three replies that
-                did not come: the heartbeat's thread runs it, and renewals wait.
+            timeout: Seconds to wait for each reply. The method gives up after three missing
+                replies, because it runs on the heartbeat's thread and delays renewals.
         """
         return  # nothing is ever pending
 
@@ -442,7 +442,7 @@ class Store(ABC):
         return None
 
     def problems(self, key: str, /) -> list[str]:
-        """Reasons why apps would not see each other's locks on ``key``'s prefix; empty: none."""
+        """Reasons why apps would not see each other's locks with ``key``'s prefix; may be empty."""
         return []
 
     def info(self, section: str, /) -> dict[str, str]:
@@ -460,5 +460,5 @@ class Store(ABC):
         yield from self.scan(pattern)
 
     def missing_rights(self, key: str, /) -> list[str]:
-        """The commands for waking the clients that wait for ``key`` which the login may not use."""
+        """The commands that waking the clients waiting for ``key`` needs and the login lacks."""
         return []

@@ -1,4 +1,4 @@
-"""The ticket of a client that waits for a key, in a store that wakes waiters."""
+"""The interface of wait queues: the ticket of a client that waits for a key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HANDOFF_TASK: Final = "%waiter"
 
 
 class Ticket(Protocol):
-    """One client's ticket in the wait queue for a key, for one thread. :meth:`leave` ends it."""
+    """The ticket of one client in the wait queue for a key. Used by one thread until `leave`."""
 
     def wait(self, seconds: float) -> str | None:
         """Block until woken, at most ``seconds``.

@@ -1,7 +1,7 @@
 """Opens a store by its URL.
 
-Another package adds a scheme by an entry point of the group ``celery_singleton_lock.stores``: its
-name is the scheme, and it is called as ``open_store`` is.
+Another package adds a scheme by an entry point of the group ``celery_singleton_lock.stores``. The
+entry point's name is the scheme. It is called with the arguments of ``open_store``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SENTINEL: Final = ("sentinel", "sentinels")
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster")
 _REDLOCK: Final = ("redlock", "redlocks")
 # The store of each scheme, and the extra that installs its client. A store is imported when it is
-# opened: its client may not be installed.
+# opened, because its client may not be installed.
 _STORES: Final = {
     **dict.fromkeys(_SINGLE, ("redis.store:RedisStore", "")),
     **dict.fromkeys(_SENTINEL, ("redis.store:RedisStore", "")),
@@ -43,18 +43,17 @@ _STORES: Final = {
 }
 _GROUP: Final = "celery_singleton_lock.stores"
 _WITH_TLS: Final = {"redis": "rediss", "valkey": "valkeys"}
-# A constant that exceeds the number of masters of a cluster: a shard is in one hash slot, so on one
-# node.
+# A shard is in one hash slot, so it is on one node. The number exceeds the masters of a cluster.
 _CLUSTER_SHARDS: Final = 256
 
 
 def is_store_url(url: str) -> bool:
-    """Whether ``url``, of a result backend or broker, names a server that can store leases."""
+    """Whether the URL of a result backend or broker names a server that can store leases."""
     return _scheme(url) in (*_SINGLE, *_SENTINEL, *_CLUSTER)
 
 
 def is_sentinel_url(url: str) -> bool:
-    """Whether ``url`` names sentinels."""
+    """Whether ``url`` is a URL of sentinels."""
     return _scheme(url) in _SENTINEL
 
 
@@ -70,7 +69,7 @@ def with_tls(url: str) -> str:
 
 
 def names_nodes(url: str) -> bool:
-    """Whether ``url`` is one of Redlock: no result backend and no broker has such a URL."""
+    """Whether ``url`` is a URL of Redlock, which no result backend and no broker has."""
     return _scheme(url) in _REDLOCK
 
 
@@ -91,9 +90,9 @@ def open_store(
             ``zk://``, ``zks://``, ``memory://``, or a scheme of an entry point.
         clock: For deadlines, and for expiry in a memory store.
         fence_base: Fences of this store are above it. Ignored by stores without fences.
-        options: For the client's connection, such as ``{"ssl_ca_certs": ...}``; for Sentinel also
-            ``master_name`` and ``sentinel_kwargs``. Those of Redlock are in its URL.
-        wait_replicas: How many replicas must acknowledge a grant before it counts. Ignored by
+        options: Options of the client's connection, such as ``{"ssl_ca_certs": ...}``; for Sentinel
+            also ``master_name`` and ``sentinel_kwargs``. The options of Redlock are in its URL.
+        wait_replicas: The number of replicas that must acknowledge a grant. Ignored by
             Redlock, whose nodes have no replicas, and by etcd and ZooKeeper, where a majority
             acknowledges every write.
 
@@ -127,7 +126,7 @@ def _scheme(url: str) -> str:
 
 
 def _load(scheme: str) -> Callable[..., Store]:
-    """What opens a store with ``scheme``: a class, or a function of another package."""
+    """The class, or the function of another package, that opens a store with ``scheme``."""
     if scheme not in _STORES:
         return _registered(scheme)
     path, extra = _STORES[scheme]
@@ -149,7 +148,7 @@ def _imported(path: str) -> Any:
 
 
 def _registered(scheme: str) -> Callable[..., Store]:
-    """What an installed package has registered for ``scheme``."""
+    """The entry point that an installed package has registered for ``scheme``."""
     found = list(entry_points(group=_GROUP, name=scheme))
     if not found:
         known = {*_STORES, *entry_points(group=_GROUP).names}

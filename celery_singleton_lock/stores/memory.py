@@ -23,17 +23,17 @@ _SWEEP_AT: Final = 256
 
 
 class MemoryStore(TransitionStore):
-    """The transitions, under one lock. Ignores ``timeout``.
+    """A store that applies each transition under one lock. Ignores ``timeout``.
 
     Args:
-        clock: For expiry and fences.
+        clock: The clock for expiry and fences.
         fence_base: Fences are above this number.
     """
 
     def __init__(self, clock: Clock, *, fence_base: int = 0) -> None:
         self._clock = clock
         self._fence = fence_base
-        # An entry, and when it expires on the clock.
+        # For each key, its entry and the time of its expiry on the clock.
         self._entries: dict[str, tuple[Entry, float]] = {}
         self._sweep_at = _SWEEP_AT
         self._guard = threading.RLock()
@@ -60,7 +60,7 @@ class MemoryStore(TransitionStore):
         """Do nothing: there are no connections."""
 
     def _write(self, changes: Mapping[str, Entry | None], now: float) -> int:
-        # Microseconds, as the fences of Redis.
+        # Microseconds, like the fences of Redis.
         self._fence = max(int(self._clock.wall() * 1e6), self._fence + 1)
         for key, entry in changes.items():
             if entry is None:

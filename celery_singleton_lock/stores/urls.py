@@ -33,12 +33,12 @@ _SEPARATOR = re.compile(r";(?=[a-z+]+://)")
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """The content of a URL of sentinels or of Cluster nodes.
+    """The parsed URL of sentinels or of Cluster nodes.
 
     Attributes:
-        scheme: Of the first URL.
+        scheme: The scheme of the first URL.
         addresses: Host and port of each server.
-        parts: The first URL, split; its host is of no use.
+        parts: The first URL, split; its host is not usable.
         query: The options of all URLs.
     """
 
@@ -52,7 +52,7 @@ class Hosts:
         """Parse ``url``.
 
         Raises:
-            ValueError: A port is no number.
+            ValueError: A port is not a number.
         """
         splits = [urlsplit(single) for single in single_urls(url)]
         addresses = [
@@ -62,7 +62,7 @@ class Hosts:
         return cls(splits[0].scheme, tuple(dict.fromkeys(addresses)), splits[0], query)
 
     def redis_url(self, *, tls: bool, query: dict[str, str]) -> str:
-        """The URL of one server, for its login, database and options."""
+        """A URL of one server with the login, the database and the options."""
         login, at, _ = self.parts.netloc.rpartition("@")
         suffix = f"?{urlencode(query)}" if query else ""
         return f"{'rediss' if tls else 'redis'}://{login}{at}localhost{self.parts.path}{suffix}"
@@ -70,13 +70,13 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUrl:
-    """The content of ``scheme://user:password@h1:1,h2:2/path?option=value``, of etcd or ZooKeeper.
+    """The parsed URL ``scheme://user:password@h1:1,h2:2/path?option=value`` of etcd or ZooKeeper.
 
     Attributes:
         hosts: Names and ports.
-        path: Without slashes at the ends.
-        username: Empty: no login.
-        options: Those of the query and of the app's connection options. The latter override.
+        path: The path, without slashes at its ends.
+        username: The user; empty: no login.
+        options: The options of the query and of the app; the app's options override.
     """
 
     scheme: str
@@ -98,13 +98,13 @@ class ClusterUrl:
         """Parse ``url``.
 
         Args:
-            url: To parse.
-            port: Of a member without one.
-            known: The names of options.
+            url: The URL.
+            port: The port of a member whose address has none.
+            known: The names of the known options.
             options: Further options.
 
         Raises:
-            SettingsError: It can't be parsed, or an option is unknown.
+            SettingsError: The URL can't be parsed, or an option is unknown.
         """
         parts = split_url(url)
         login, _, addresses = parts.netloc.rpartition("@")
@@ -128,7 +128,8 @@ class ClusterUrl:
 def _host(address: str, port: int) -> tuple[str, int]:
     match = _HOST.fullmatch(address)
     if match is None or int(match[3] or port) > 65_535:
-        # The address isn't shown: if an "@" or "/" in a password isn't encoded, it is the password.
+        # The address is not shown: if an "@" or "/" in a password is not encoded, the address is a
+        # part of the password.
         raise SettingsError(
             "the store's URL can't be read: write scheme://host:port,host:port/path, and "
             "percent-encode what is special in its password"
@@ -161,15 +162,15 @@ def check_url(url: str) -> None:
     """Check that no special character of a password has shifted the parts of ``url``.
 
     Raises:
-        ValueError: There is an "@" after the hosts, or a port is no number. The usual cause of the
-            first is a "/", "?" or "#" in a password: the rest of the password is then parsed as a
-            port, a path or an option. The message shows no part of the URL.
+        ValueError: There is an "@" after the hosts, or a port is not a number. The usual cause of
+            the first is a "/", "?" or "#" in a password: the rest of the password is then parsed as
+            a port, a path or an option. The message shows no part of the URL.
     """
     for single in single_urls(url):
         try:
             split = urlsplit(single)
         except ValueError:
-            raise ValueError(_PERCENT_ENCODE) from None  # A bracket.
+            raise ValueError(_PERCENT_ENCODE) from None  # An unbalanced bracket.
         if _is_shifted(split):
             raise ValueError(_PERCENT_ENCODE)
         try:
@@ -210,7 +211,7 @@ def _masked_per_host(url: str) -> str:
     if not all(_HOST_WITH_LOGIN.fullmatch(part) for part in parts):
         return f"{scheme}://**"  # A password contains a ",".
     hosts = [_HOST_WITH_LOGIN.sub(_without_password, part) for part in parts]
-    # Up to the next option: the password may contain an "&".
+    # The match ends at the next option, because the password may contain an "&".
     query = re.sub(r"(ssl_password=).*?(?=&(?:ssl_|quarantine=)|$)", r"\1**", path)
     return f"{scheme}://{','.join(hosts)}{slash}{query}"
 

@@ -1,1 +1,1 @@
-"""Locks in etcd."""
+"""The etcd store."""

@@ -6,7 +6,7 @@ Guarantees
     carried out is repeated only if it is ``repeatable``. Otherwise it raises StoreUnavailable.
 
 After any exception, also one that another thread raised between send and receive, the connection is
-closed and never used again. Idle connections are kept per native thread under gevent, where a
+closed and never used again. Under gevent idle connections are pooled by native thread, because a
 socket belongs to the hub of a thread.
 """
 
@@ -36,15 +36,15 @@ _MAX_IDLE: Final = 60.0
 # Status codes of gRPC, which the gateway passes on.
 _NOT_FOUND: Final = 5
 _UNAUTHENTICATED: Final = 16
-# Unknown, deadline exceeded, aborted, internal, unavailable: there is no leader, the leader has
-# changed, or the proposal was dropped. The request may have been carried out or not.
+# The codes unknown, deadline exceeded, aborted, internal and unavailable: there is no leader, the
+# leader has changed, or the proposal was dropped. The request may have been carried out or not.
 _UNCERTAIN: Final = frozenset({2, 4, 10, 13, 14})
-# Messages of a member if the login's token has expired, or was issued before its restart.
+# Messages of a member if the login's token has expired or was issued before the member's restart.
 _BAD_TOKEN: Final = ("invalid auth token", "user name is empty", "auth store is old")
 
 
 class LeaseGone(Exception):
-    """The etcd lease that a key was to be bound to has expired."""
+    """A key could not be bound to its etcd lease, because the etcd lease has expired."""
 
 
 class Gateway:
@@ -52,7 +52,7 @@ class Gateway:
 
     Args:
         url: Members, login and options.
-        clock: For deadlines.
+        clock: The clock of the deadlines.
     """
 
     def __init__(self, url: ClusterUrl, clock: Clock) -> None:
@@ -65,17 +65,18 @@ class Gateway:
     def request(
         self, path: str, body: Mapping[str, Any], deadline: float, *, repeatable: bool
     ) -> dict[str, Any]:
-        """POST ``body`` to ``path``; the reply.
+        """POST ``body`` to ``path`` and return the reply.
 
         Args:
-            path: After the API version, such as ``kv/txn``.
+            path: The path after the API version, such as ``kv/txn``.
             body: JSON, with keys and values in base64.
-            deadline: On the clock.
+            deadline: The deadline, on the clock.
             repeatable: Whether repeating a request that was carried out does no harm.
 
         Raises:
             LeaseGone: The body names an etcd lease that has expired.
-            StoreUnavailable, StoreError: No reply; a refusal.
+            StoreUnavailable: There is no reply.
+            StoreError: etcd refuses the request.
         """
         members = len(self._url.hosts)
         logged_in_again = False
@@ -91,7 +92,7 @@ class Gateway:
                     is_lease = exc.code == _NOT_FOUND and "lease" in str(exc)
                     kind = LeaseGone if is_lease else StoreError
                     raise kind(f"the store refuses: {exc}") from exc.__cause__
-                # Any later request starts with the next member.
+                # Later requests start with the next member.
                 self._member = (member + 1) % members
                 may_repeat = repeatable or not exc.was_sent
                 if not may_repeat or tries_left <= 1 or self._clock.now() >= deadline:
@@ -149,7 +150,7 @@ class Gateway:
             clean = failure.is_refusal
             raise failure
         except (OSError, ValueError) as exc:
-            # Exceptions of requests are OSErrors, as is a missing certificate file.
+            # Exceptions of requests are OSErrors. A missing certificate file is an OSError too.
             reason = getattr(exc.args[0] if exc.args else None, "reason", None)
             never_sent = isinstance(reason, (NewConnectionError, ConnectTimeoutError))
             raise _Failure(str(exc), was_sent=not never_sent) from exc
@@ -167,10 +168,11 @@ class Gateway:
                 return session
             session.close()
         except IndexError:
-            pass  # There is none.
+            pass  # There is no idle connection.
         options = self._url.options
         session = requests.Session()
-        # Proxies and .netrc are meant for the web. Reading .netrc takes as long as a request.
+        # Proxy variables and .netrc are meant for the web. Reading .netrc takes as long as a
+        # request.
         session.trust_env = False
         session.verify = options.get("ca", True)
         if "cert" in options:
@@ -182,7 +184,7 @@ class _Failure(Exception):
     """A request that failed.
 
     Attributes:
-        was_sent: Whether it may have been carried out.
+        was_sent: Whether the request may have been carried out.
         code: The status code of gRPC; None if no member has answered.
     """
 

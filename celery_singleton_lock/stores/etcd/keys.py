@@ -1,7 +1,8 @@
 """Reads and writes of keys in etcd: their names, their text, and the transactions.
 
-The text of a key is that of the Lua scripts after a word: ``k60`` for an entry that is renewed,
-with a ttl of 60 s; ``p1.5`` for an entry that expires 1.5 s before its etcd lease does.
+The text of a key is a word and then the text that the Lua scripts write. The word is ``k60`` for an
+entry that is renewed, with a ttl of 60 s, and ``p1.5`` for an entry that expires 1.5 s before its
+etcd lease.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A key as it was read: its entry, its revision (0: there is none), and its etcd lease."""
+    """A key as it was read: its entry, its revision (0: no key), and its etcd lease."""
 
     entry: Entry | None = None
     revision: int = 0
@@ -48,7 +49,7 @@ class EtcdKeys:
         self._fence_base = fence_base
 
     def read(self, keys: Iterable[str], deadline: float) -> dict[str, Seen]:
-        """All keys at one moment."""
+        """Read all keys in one snapshot."""
         body = {"success": self._ranges(keys)}
         reply = self._gateway.request("kv/txn", body, deadline, repeatable=True)
         return self._found(keys, reply, deadline)
@@ -63,7 +64,7 @@ class EtcdKeys:
         """Write ``puts``, and delete the other changed keys, if every key is as in ``view``.
 
         Returns:
-            The revision of the write; or 0, and what the keys are instead.
+            The revision of the write; or 0 and the current content of the keys.
 
         Raises:
             LeaseGone: A put names an etcd lease that has expired.
@@ -98,9 +99,9 @@ class EtcdKeys:
         }
 
     def pages(self, start: str, deadline: Callable[[], float]) -> Iterator[tuple[str, Seen]]:
-        """All keys that begin with ``start``. ``deadline`` returns that of the next request.
+        """All keys that begin with ``start``. ``deadline`` returns the next request's deadline.
 
-        Each key has its own: its ttl may take another request.
+        Each key has its own deadline, because reading its ttl may take another request.
         """
         first = (self._prefix + start).encode()
         end = b64encode(first + b"\xff").decode()  # No key contains this byte.

@@ -7,11 +7,11 @@ renewed
     all keys of that ttl. It expires when the process holds nothing and stops the keepalives.
 expiring
     For reservations, cooling keys, markers and queued claims. All keys that expire in the same
-    sixteenth of their ttl share one. So a thousand markers a minute need some 20 etcd leases, and
-    not 60,000. These are never prolonged and never revoked.
+    sixteenth of their ttl share one. So a thousand markers a minute need some 20 etcd leases
+    instead of 60,000. These are never prolonged and never revoked.
 
-``ends_at`` is on the clock of this process and counts from before the request. So etcd's own expiry
-is later.
+``ends_at`` is a time on the clock of this process, counted from before the request. So etcd's own
+expiry is later.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any, Final
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.stores.etcd.gateway import Gateway, LeaseGone
 
-#: The share of a ttl that a holder may trust a grant for. The keepalive that the grant relies on
-#: may be as old as the rest: so a worker with many short bodies sends a keepalive per ttl/6 and
-#: not per body. The rest also covers a leader that was deposed and doesn't know it yet. For at
-#: most an election timeout such a leader answers keepalives that the new one hasn't seen, and the
-#: new leader has given every lease its full ttl.
+#: The share of a ttl for which a holder may trust a grant. The other sixth is the maximum age of
+#: the keepalive that the grant relies on, so a worker with many short bodies sends one keepalive
+#: per ttl/6 instead of one per body. It also covers a leader that was deposed and doesn't know it
+#: yet. For at most an election timeout, such a leader answers keepalives that the new leader hasn't
+#: seen. The new leader has given every lease its full ttl.
 TRUSTED: Final = 5 / 6
 # Seconds. etcd grants at least 1.5 election timeouts (of 1 s by default), rounded up.
 _MIN_TTL: Final = 2
@@ -56,7 +56,7 @@ class EtcdLeases:
         self._expiring: list[EtcdLease] = []
 
     def renewed(self, ttl: float, deadline: float) -> tuple[EtcdLease, bool]:
-        """A lease that lasts for TRUSTED of ``ttl`` from now, and whether it was just prolonged."""
+        """An etcd lease that lasts for TRUSTED of ``ttl``, and whether it was just prolonged."""
         seconds = max(math.ceil(ttl), _MIN_TTL)
         lease = self._renewed.get(seconds)
         left = lease.ends_at - self._clock.now() if lease else 0.0
@@ -64,13 +64,13 @@ class EtcdLeases:
             return lease, False
         if lease and left > 0 and self.keep_alive(lease.id, deadline):
             return lease, True
-        # If two threads grant one, the second replaces the first. The key of the first moves at its
-        # next renewal.
+        # If two threads grant an etcd lease, the second replaces the first. A key that is bound to
+        # the first moves to the second at its next renewal.
         self._renewed[seconds] = lease = self._grant(seconds, deadline)
         return lease, False
 
     def expiring(self, ttl: float, deadline: float) -> EtcdLease:
-        """A lease that expires in ``ttl`` seconds, or slightly later."""
+        """An etcd lease that expires in ``ttl`` seconds, or slightly later."""
         now = self._clock.now()
         # A new list, assigned in one step: another thread may iterate over the old one.
         self._expiring = alive = [lease for lease in self._expiring if lease.ends_at > now]
@@ -82,11 +82,11 @@ class EtcdLeases:
         return lease
 
     def is_renewed(self, lease_id: int) -> bool:
-        """Whether this process keeps the lease alive."""
+        """Whether this process keeps the etcd lease alive."""
         return any(lease.id == lease_id for lease in list(self._renewed.values()))
 
     def keep_alive(self, lease_id: int, deadline: float) -> bool:
-        """Prolong a lease of any process; whether it still existed."""
+        """Prolong an etcd lease of any process; whether it still existed."""
         sent = self._clock.now()
         reply = self._request("lease/keepalive", {"ID": lease_id}, deadline)
         # Once the lease has expired, etcd omits the ttl.
@@ -99,12 +99,15 @@ class EtcdLeases:
         return ttl > 0
 
     def forget(self) -> None:
-        """etcd has reported that one of them is gone, but not which one: grant new ones."""
+        """Forget all etcd leases, so that new ones are granted.
+
+        etcd has reported that one of them is gone, but not which one.
+        """
         self._renewed.clear()
         self._expiring = []
 
     def remaining(self, lease_id: int, deadline: float) -> float:
-        """Seconds until a lease of any process expires; 0 if it has."""
+        """Seconds until an etcd lease of any process expires; 0 if it has expired."""
         for lease in [*self._renewed.values(), *self._expiring]:
             if lease.id == lease_id:
                 return max(0.0, lease.ends_at - self._clock.now())
@@ -116,7 +119,7 @@ class EtcdLeases:
 
     def _grant(self, seconds: int, deadline: float) -> EtcdLease:
         sent = self._clock.now()
-        # Repeating it after a lost reply leaves a lease without keys, which expires.
+        # A repeated grant after a lost reply leaves an etcd lease without keys, which expires.
         reply = self._request("lease/grant", {"TTL": seconds, "ID": 0}, deadline)
         return EtcdLease(int(reply["ID"]), sent + float(reply["TTL"]))
 

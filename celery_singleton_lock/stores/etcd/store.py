@@ -4,7 +4,7 @@ Overview
     Each operation is one transaction that compares the revisions of all keys that it depends on.
     If another client has changed one of them, the operation is decided again, a bounded number of
     times. Renewing N leases takes one keepalive per ttl, and one read per 60 leases that finds out
-    which tokens still stand.
+    which tokens still hold their keys.
 
 Guarantees
     Operations are atomic and linearizable. What a majority has acknowledged survives the loss of a
@@ -70,7 +70,7 @@ class _Own:
     """A note on a key that this process has bound, or may have bound, to an etcd lease.
 
     Attributes:
-        until: When the key's ttl is over, on the clock, unless it is renewed.
+        until: The end of the key's ttl, on the clock, unless the key is renewed.
         lease_id: The etcd lease.
         seen: The content of the key; None until the write is acknowledged.
     """
@@ -81,13 +81,14 @@ class _Own:
 
 
 class EtcdStore(TransitionStore):
-    """One cluster, by URL: ``etcd://host:2379,host:2379/prefix``; ``etcds://`` with TLS.
+    """A store in an etcd cluster.
 
     Args:
-        url: Its query may contain ``ca``, ``cert`` and ``key`` (files) and ``api_path``.
-        clock: For deadlines.
+        url: ``etcd://host:2379,host:2379/prefix``; ``etcds://`` with TLS. Its query may contain
+            ``ca``, ``cert`` and ``key`` (files) and ``api_path``.
+        clock: The clock of the deadlines.
         fence_base: Fences are above this number.
-        options: As in the query.
+        options: Further options, as in the query.
 
     Raises:
         SettingsError: The URL can't be read.
@@ -109,7 +110,7 @@ class EtcdStore(TransitionStore):
         self._start()
 
     def _start(self) -> None:
-        # Called in each process: a fork must not expire what its parent keeps alive.
+        # Called in each process: a fork must not expire the keys that its parent keeps alive.
         self._process = os.getpid()
         self._own: OwnKeys[_Own] = OwnKeys()
         self._leases = EtcdLeases(self._gateway, self._clock)
@@ -141,7 +142,8 @@ class EtcdStore(TransitionStore):
             for chunk in _chunks(leases, _MAX_OPERATIONS // 2):
                 replies += self._renew(chunk, alive, deadline)
         finally:
-            # What another process holds, that process may renew without us from now on.
+            # These leases are held by other processes, which may renew them later without this
+            # process.
             for lease in leases:
                 if lease.process != self._process:
                     self._own.forget((lease.key, str(lease.token)))
@@ -172,8 +174,9 @@ class EtcdStore(TransitionStore):
         if self._process != os.getpid():
             self._start()
         deadline = self._clock.now() + timeout
-        # Assume that own keys are as they were written, and that all other keys are free. If that
-        # is so, the transaction that proves it also does the work: no read is needed.
+        # Assume that own keys are as they were written, and that all other keys are free. If the
+        # assumption holds, the transaction that proves it also does the work, and no read is
+        # needed.
         view = {key: self._expected(key) for key in transition.keys}
         was_read = False
         for _ in range(_MAX_ATTEMPTS):
@@ -205,10 +208,11 @@ class EtcdStore(TransitionStore):
         """Write ``changes`` if all keys are as in ``view``.
 
         Returns:
-            The number of the write; or 0, and what the keys are instead.
+            The number of the write; or 0 and the current content of the keys.
         """
         notes, puts = self._bind(changes, deadline)
-        # Before the request is sent: from here on, some thread will expire the keys.
+        # The notes are added before the request is sent: from here on, a thread will expire the
+        # keys.
         before = self._own.add(notes)
         revision, found = self._keys.write(view, changes, puts, deadline)
         if not revision:
@@ -228,7 +232,7 @@ class EtcdStore(TransitionStore):
     def _bind(
         self, changes: Mapping[str, Entry | None], deadline: float
     ) -> tuple[dict[Name, _Own], list[dict[str, Any]]]:
-        """Bind each new entry to an etcd lease: the notes on them, and the puts."""
+        """Bind each new entry to an etcd lease; return the notes and the puts."""
         notes: dict[Name, _Own] = {}
         puts: list[dict[str, Any]] = []
         for key, entry in changes.items():
@@ -248,7 +252,7 @@ class EtcdStore(TransitionStore):
     # --- the heartbeat ---------------------------------------------------------------------------
 
     def _renew(self, leases: Sequence[Lease], alive: set[int], deadline: float) -> list[Renewal]:
-        """Renew leases by keepalives, and by writes only where the etcd lease has to change."""
+        """Renew leases by keepalives. Write a key only if its etcd lease has to change."""
         transition = operations.renew(leases)
         view = self._keys.read(transition.keys, deadline)
         draft = _draft(view)
@@ -257,7 +261,7 @@ class EtcdStore(TransitionStore):
         for lease, reply in zip(leases, replies, strict=True):
             owners = {lease.key: str(lease.token), lease.claim_key: lease.token.task}
             if reply is not RENEWED:
-                owners.pop(lease.claim_key)  # The request that ended the lease has changed it.
+                owners.pop(lease.claim_key)  # The request that ended the lease has set its ttl.
             for key, owner in owners.items():
                 seen, change = view.get(key, Seen()), draft.changes.get(key)
                 entry = seen.entry
@@ -279,7 +283,7 @@ class EtcdStore(TransitionStore):
     def _move(
         self, view: Mapping[str, Seen], moves: Mapping[str, Entry | None], deadline: float
     ) -> bool:
-        """Bind keys to other etcd leases; whether no other client has changed them meanwhile."""
+        """Bind keys to other etcd leases; False if another client has changed a key meanwhile."""
         for keys in _chunks(list(moves), _MAX_OPERATIONS // 2):
             changes = {key: moves[key] for key in keys}
             try:
@@ -301,7 +305,7 @@ class EtcdStore(TransitionStore):
         now = self._clock.now()
         notes = list(self._own.all.items())
         overdue = [(name, own) for name, own in notes if now >= own.until]
-        # Including etcd leases to which no new key is bound any more.
+        # This includes etcd leases to which no new keys are bound.
         alive = {own.lease_id for _, own in notes if now < own.until} if overdue else set()
         for name, own in overdue:
             try:

@@ -2,8 +2,8 @@
 
 Overview
     A release is sent on an idle connection. Its reply is read before the reply to that connection's
-    next command. ``drain``, called by the heartbeat's thread, reads the replies for which no next
-    command comes.
+    next command. ``drain``, called by the heartbeat's thread, reads the replies on connections that
+    are not used again.
 
 Guarantees
     ``on_reply`` is called once for each release, unless the process ends first. A release without a
@@ -11,8 +11,8 @@ Guarantees
     ``drain``.
 
 Non-guarantees
-    Nothing beyond the life of this process. What it sent before it ended is in the kernel's hands,
-    which delivers it as long as the connection lives.
+    Nothing beyond the life of this process. After its end, the kernel delivers the data that the
+    process sent, as long as the connection lives.
 
 State model::
 
@@ -23,8 +23,8 @@ State model::
 Failure handling
     "Not ours" in reply to the first try means that the lease was lost before. In reply to a later
     try it may mean that the first try released it: ``on_reply`` gets whether an earlier try had no
-    reply. Resending is harmless: the script compares a token that belongs to one delivery and is
-    never acquired with again, and leaves alone what the first try left behind.
+    reply. Resending is harmless. The script compares the token, which belongs to one delivery and
+    is never used for another acquire, and does not change a key that the first try has changed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.core.store import OnReply, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-# The second try uses a new connection: a server restart leaves every idle one broken.
+# The second try uses a new connection: a restart of the server breaks all idle connections.
 _TRIES: Final = 2
-# Ended releases that are remembered: a release supersedes an acquire within a moment, or never.
+# The number of ended releases that are remembered. An acquire can overtake a release only within a
+# moment after it.
 _REMEMBERED: Final = 64
 
 
@@ -76,12 +77,12 @@ class PendingRelease:
             return
         if not isinstance(reply, Exception):
             self.reply = Relation(reply.decode())
-        # A loss is reported after the operation whose connection read this reply: the report sends
-        # a request of its own.
+        # A loss is reported after the operation whose connection read this reply, because the
+        # report sends another request.
         self._others.lost.append(self)
 
     def lose(self) -> None:
-        """No reply will come."""
+        """Note that no reply will arrive."""
         self.unanswered = True
         self._others.lost.append(self)
 
@@ -89,20 +90,20 @@ class PendingRelease:
 class PendingReleases:
     """The asynchronous releases of one store in one process.
 
-    Each step is one step of the interpreter: bodies, the heartbeat and an exception thrown into
-    either may come between any two.
+    Each change is one step of the interpreter: other bodies, the heartbeat, or an exception thrown
+    into a thread may come between any two steps.
 
     Args:
-        release: Sends a release and waits for the reply, within seconds.
+        release: Sends a release and waits for its reply, for the given number of seconds.
     """
 
     def __init__(self, release: Callable[[Release, float], Relation]) -> None:
         self._release = release
         self._open: set[PendingRelease] = set()
         self._ended: deque[PendingRelease] = deque()
-        # The latest on each key, of those that are open or remembered.
+        # The latest release on each key, of the releases that are open or remembered.
         self._latest: dict[str, PendingRelease] = {}
-        #: Those to end by the next operation. Hot paths check only whether it is empty.
+        #: The releases that the next operation ends. Hot paths check only whether this is empty.
         self.lost: deque[PendingRelease] = deque()
 
     def begin(self, request: Release, timeout: float, on_reply: OnReply) -> PendingRelease:
@@ -123,11 +124,11 @@ class PendingReleases:
         try:
             self._open.remove(pending)
         except KeyError:
-            return  # resent meanwhile
+            return  # resent and ended meanwhile
         self._ended.append(pending)
         if len(self._ended) > _REMEMBERED:
             self._forget(self._ended.popleft())
-        # Drops the reference to the lease: a remembered release keeps only what it compares.
+        # Drop the reference to the lease. A remembered release keeps only the fields it compares.
         on_reply, pending.on_reply = pending.on_reply, _ignore
         on_reply(outcome, pending.unanswered)
 
@@ -136,37 +137,38 @@ class PendingReleases:
         return list(self._open)
 
     def lose_all(self) -> None:
-        """No reply will come to the releases that are open."""
+        """Note that no reply will arrive to the open releases."""
         for pending in self.open():
             if pending not in self.lost:
                 pending.lose()
 
     def resend_lost(self, longest: float = float("inf")) -> None:
-        """End the lost releases; each reply is waited for, at most ``longest`` seconds."""
+        """End the lost releases; wait at most ``longest`` seconds for each reply."""
         error: StoreUnavailable | None = None
         while self.lost:
             try:
                 pending = self.lost.popleft()
             except IndexError:
-                return  # another thread was faster
+                return  # another thread took the last one
             if pending not in self._open:
                 continue
             if pending.reply is not None:
                 self.end(pending, pending.reply)
             elif error is not None:
-                self.end(pending, error)  # a store that did not answer one does not answer others
+                self.end(pending, error)  # not resent: the store did not answer the one before
             else:
                 try:
                     error = self._retry(pending, min(pending.timeout, longest))
                 except BaseException:
-                    pending.lose()  # a soft time limit, or SIGTERM: the next operation resends it
+                    pending.lose()  # a soft time limit or SIGTERM: the next operation resends it
                     raise
 
     def superseding(self, record: Record | None) -> PendingRelease | None:
-        """The release that must have removed ``record``; so it has not arrived yet.
+        """The release that should have removed ``record``, but has not arrived at the server yet.
 
-        Commands on one connection keep their order, but a release and the next acquire may use
-        different connections: there are some per timeout, and one for each thread that needs one.
+        Commands on one connection keep their order. A release and the next acquire may use
+        different connections, because connections are pooled by timeout and used by one thread at a
+        time.
         """
         pending = self._latest.get(record.key) if record is not None else None
         if record is None or pending is None:
@@ -184,10 +186,10 @@ class PendingReleases:
         return [pending for pending in latest if pending is not None and pending in self._open]
 
     def resend(self, pending: PendingRelease) -> None:
-        """Send it again now and wait for the reply, whether or not it has ended.
+        """Send a release again and wait for the reply, whether or not the release has ended.
 
         Raises:
-            StoreError: The store refuses it, or doesn't answer.
+            StoreError: The store refuses the release, or doesn't answer.
         """
         try:
             reply = self._release(pending.request, pending.timeout)
@@ -221,7 +223,7 @@ class PendingReleases:
 
 
 def _ignore(outcome: Relation | StoreError, unanswered: bool) -> None:
-    """Takes the place of an ``on_reply`` that was called."""
+    """Replaces an ``on_reply`` that has been called."""
 
 
 def _keys_of(request: Release) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ Guarantees
     node that does not answer delays no lease of another node.
 
 Non-guarantees
-    Exclusion over a failover: replication is asynchronous. One script for a stray claim, which is
-    in another shard because its publisher knew the key by another name: it is changed by a request
-    of its own, before or after the lease's, and expires if that request fails.
+    Exclusion over a failover: replication is asynchronous. Atomicity for a stray claim, which is in
+    another shard because its publisher computed another key: a separate request changes it, before
+    or after the lease's request. If that request fails, the claim expires.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class ClusterStore(RedisStore):
-    """One Redis Cluster, by the URL of some of its nodes; arguments as of RedisStore."""
+    """A store in one Redis Cluster. The URL names some nodes; other arguments as for RedisStore."""
 
     shards = 256
 
@@ -75,7 +75,8 @@ class ClusterStore(RedisStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        # All nodes are asked at once, and so all leases: a silent node delays no other node's.
+        # All leases are renewed in one batch, because all nodes get their pipelines at once: a node
+        # that does not answer delays no lease of another node.
         return replace(super().capabilities, name="redis cluster", renewal_batch=None)
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
@@ -114,7 +115,7 @@ class ClusterStore(RedisStore):
         on_reply: OnReply,
     ) -> bool:
         if _stray(request.keys[0], request.claim) is not None:
-            return False  # what becomes of that claim depends on the reply
+            return False  # the change of the stray claim depends on the reply
         return super().release_async(request, timeout=timeout, on_reply=on_reply)
 
     def mark(
@@ -175,7 +176,7 @@ class ClusterStore(RedisStore):
         ]
 
     def _renew_apart(self, chunk: Sequence[Lease], timeout: float) -> list[Renewal] | None:
-        """While a slot moves, its keys are on two nodes; each key alone is on one."""
+        """Renew each lease by its own request: while a slot moves, its keys are on two nodes."""
         runs = [scripts.renewal_arguments([lease], claims=False) for lease in chunk]
         replies = self._attempt(scripts.RENEW, runs, timeout)
         if all(isinstance(reply, Exception) for reply in replies):
@@ -190,7 +191,7 @@ class ClusterStore(RedisStore):
     def _attempt(
         self, script: Script, runs: Sequence[KeysAndArguments], timeout: float
     ) -> list[Any]:
-        """The reply to each request, or the error in its place."""
+        """The reply or the error of each request."""
         replies = self._nodes.attempt([*map(script.evalsha, runs)], timeout, waits=False)
         forgotten = [
             index
@@ -205,7 +206,7 @@ class ClusterStore(RedisStore):
         return replies
 
     def _holds(self, request: Acquire, timeout: float) -> bool:
-        """Whether the grant is its own already, and only its reply was lost."""
+        """Whether the token holds the key already, and only the reply to its acquire was lost."""
         records = [self._read(slot, timeout) for slot in request.slots]
         return any(record is not None and record.token == str(request.token) for record in records)
 
@@ -218,7 +219,7 @@ class ClusterStore(RedisStore):
         try:
             self._run(scripts.SETTLE_CLAIM, ([change.key], arguments), timeout)
         except StoreError as exc:
-            # The lease is what excludes; an unsettled claim holds back calls until it expires.
+            # Exclusion depends on the lease only. An unsettled claim delays calls until it expires.
             logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
 
 
@@ -236,7 +237,7 @@ def _stray(key: str, claim: ClaimChange | None) -> ClaimChange | None:
 
 
 def _refusal(replies: list[Any]) -> StoreError:
-    """The first error, as the library's own."""
+    """The first error among ``replies``, as an error of this library."""
     if isinstance(replies[0], StoreError):
         return replies[0]
     try:

@@ -1,18 +1,18 @@
 """Connections to one Redis server: a pool without retries over redis-py's connections.
 
 Guarantees
-    A connection is used again only after every reply on it has been read. After any other end,
-    including an exception that a signal handler raises between send and read, it is closed:
-    otherwise the next command would read the reply to an earlier one. Errors of redis-py and of
-    the system leave this module as StoreError or StoreUnavailable.
+    A connection is used again only after every reply on it has been read. Otherwise, also after an
+    exception that a signal handler raises between send and read, it is closed: the next command
+    would read the reply to an earlier one. Errors of redis-py and of the operating system leave
+    this module as StoreError or StoreUnavailable.
 
 Non-guarantees
-    A command without a reply may have been executed. Nothing is sent a second time in here.
+    A command without a reply may have been executed. This module sends nothing a second time.
 
 Idle connections
-    They are kept per timeout. Under gevent and eventlet they are kept per native thread too,
-    because a socket belongs to the hub of a thread. A connection that was idle for longer than
-    ``MAX_IDLE``, or that the server has closed, is not used. TCP keepalive probes the others.
+    Idle connections are pooled by timeout. Under gevent and eventlet they are also pooled by native
+    thread, because a socket belongs to the hub of a thread. A connection that was idle for longer
+    than ``MAX_IDLE``, or that the server has closed, is not used. TCP keepalive probes the others.
 
 The broker's pool is not used: its size and its retries belong to the broker. The defaults of
 redis-py blocked for 59 s on a dead link, and turned a lost reply into "not acquired".
@@ -43,9 +43,10 @@ from celery_singleton_lock.stores.redis.url_options import connection_options
 #: idle connections without notice; the shortest common timeout is 240 s.
 MAX_IDLE: Final = 60.0
 
-# What redis-py raises while it reads. A reply that is no RESP is a ValueError of int().
+# The exceptions that redis-py raises while it reads. For a reply that is not RESP, int() raises a
+# ValueError.
 _READ_ERRORS: Final = (redis.exceptions.RedisError, OSError, ValueError)
-# Those of them that say nothing about a command: the connection is broken, or no Redis answers.
+# The read errors that are no replies to a command: the connection is broken, or no Redis answers.
 _BROKEN: Final = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
@@ -56,29 +57,30 @@ _BROKEN: Final = (
 
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
 # the server has closed gets no reply, so it is unknown whether a release was executed or the lease
-# was lost with the server. The check costs a system call; empty tasks are too quick for it.
+# was lost with the server. The check costs a system call. A task with an empty body releases sooner
+# and does not pay for it.
 _CHECKED_AFTER: Final = 0.01
 
 # Seconds to wait for a reply that may have arrived. With 0 the socket would not block, and redis-py
 # would report a broken connection instead of a timeout.
 _ARRIVED: Final = 0.001
 
-# Seconds until the first probe of an idle connection, seconds between two, and how many may be lost
-# before the kernel closes the connection. The probes also keep its entry in a NAT.
+# Seconds until the first probe of an idle connection, seconds between two probes, and the number of
+# lost probes after which the kernel closes the connection. The probes also keep a NAT entry alive.
 _KEEPALIVE: Final = {
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-    if hasattr(socket, name)  # not every system has them all
+    if hasattr(socket, name)  # some systems lack some of these options
 }
 
 
 class Connections:
-    """The connections to the server that ``url`` names. They are made when they are needed.
+    """The connections to the server that ``url`` names. Each is opened when it is needed.
 
     Args:
-        url: In the form of redis-py, Celery or kombu.
-        options: For redis-py's connection, such as ``{"ssl_ca_certs": ...}``.
-        clock: Measures the age of idle connections.
+        url: The URL, in the form of redis-py, Celery or kombu.
+        options: Options of redis-py's connection, such as ``{"ssl_ca_certs": ...}``.
+        clock: The clock that measures the age of idle connections.
 
     Raises:
         SettingsError: The URL or an option can't be read.
@@ -88,32 +90,32 @@ class Connections:
         self, url: str, options: Mapping[str, Any] | None = None, clock: Clock | None = None
     ) -> None:
         try:
-            # Not ConnectionPool.from_url: it adds options for redis-py's pool, by which a server
-            # may replace our timeouts (redis-py 7's maintenance notifications).
+            # ConnectionPool.from_url() would add options for redis-py's pool that let a server
+            # replace our timeouts (redis-py 7's maintenance notifications).
             self._options = connection_options(url, options)
             self._options["protocol"] = 2
             self._make = self._options.pop("connection_class", redis.connection.Connection)
-            if issubclass(self._make, redis.connection.Connection):  # not a Unix socket's
+            if issubclass(self._make, redis.connection.Connection):  # not a Unix socket
                 self._options.setdefault("socket_keepalive", True)
                 self._options.setdefault("socket_keepalive_options", _KEEPALIVE)
-            # Sends nothing, but refuses unknown options here instead of in a task. Sentinel's new()
-            # would ask a sentinel.
+            # This sends nothing, but raises for unknown options here instead of in a task. Not
+            # self.new(): Sentinel's would send a request to a sentinel.
             Connections.new(self, timeout=1.0)
         except ValueError as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
         except TypeError as exc:
-            # An option of TLS: "SomeConnection.__init__() got an unexpected keyword argument 'x'".
+            # "SomeConnection.__init__() got an unexpected keyword argument 'x'", for a TLS option.
             reason = str(exc).rpartition("__init__() ")[2]
             raise SettingsError(
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
         self._idle: dict[tuple[int, float], deque[Connection]] = {}
-        #: Seconds, for the age of idle connections.
+        #: The current time in seconds, to compute the age of idle connections.
         self.now = (clock or SystemClock()).now
 
     @property
     def address(self) -> str:
-        """Host and port of the server, or the path of its socket, for messages."""
+        """The server's host and port, or the path of its socket, for messages."""
         options = self._options
         return str(options.get("path") or f"{options.get('host')}:{options.get('port')}")
 
@@ -125,22 +127,22 @@ class Connections:
         return other
 
     def home_of(self, key: str, timeout: float) -> Connections:
-        """The connections to the server that has ``key``: there is only one server."""
+        """The connections to the server that has ``key``. Here there is only one server."""
         return self
 
     def masters(self, timeout: float) -> list[Connections]:
-        """The connections to each server that has keys: there is only one server."""
+        """The connections to each server that has keys. Here there is only one server."""
         return [self]
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """Send all commands at once and read all replies. The first error reply is raised.
 
         Args:
-            commands: Name and arguments of each.
+            commands: The name and the arguments of each command.
             timeout: Seconds to wait for each reply.
 
         Raises:
-            ScriptForgotten: The server knows no such script.
+            ScriptForgotten: The server does not have the script.
             StoreUnavailable: The server doesn't answer.
             StoreError: The server refuses a command.
         """
@@ -154,13 +156,13 @@ class Connections:
             return checked(replies)
         except StoreUnavailable as exc:
             if isinstance(exc.__cause__, redis.exceptions.ReadOnlyError):
-                # A failover behind this address. The idle connections lead to the old master, and
-                # a new one may lead to the new master.
+                # There was a failover behind this address. The idle connections lead to the old
+                # master; a new connection may lead to the new master.
                 self.drop()
             raise
 
     def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        """As :meth:`run`, with each error reply as a value in its place."""
+        """As :meth:`run`, but an error reply is returned as a value."""
         connection = self.take(timeout)
         try:
             connection.send(commands)
@@ -169,7 +171,7 @@ class Connections:
             connection.end()
 
     def take(self, timeout: float) -> Connection:
-        """An idle connection, or a new one. The caller ends its use in any case.
+        """An idle connection, or a new one. The caller must call ``end()`` on it in any case.
 
         Raises:
             StoreUnavailable, StoreError: The server can't be reached, or refuses the login.
@@ -189,11 +191,11 @@ class Connections:
         return connection
 
     def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
-        """Send a release. Its reply is read before that of the connection's next command.
+        """Send a release. Its reply is read before the reply to the connection's next command.
 
         Returns:
-            Whether it was sent. That needs an idle connection without a pending reply. Where one
-            has to be made, or replies have not been read for a while, waiting costs no more.
+            Whether the release was sent. This requires an idle connection without a pending reply.
+            Otherwise a synchronous release costs no more.
         """
         idle = self._idle_for(timeout)
         try:
@@ -220,7 +222,7 @@ class Connections:
         A release whose reply does not arrive in time is lost.
 
         Args:
-            timeout: Seconds, for each.
+            timeout: Seconds to wait for each reply.
         """
         for idle in self._of_this_thread():
             for connection in list(idle):
@@ -234,7 +236,7 @@ class Connections:
                 try:
                     connection.replies(within=timeout)
                 except StoreError:
-                    pass  # end() closes it, so the release is lost
+                    pass  # end() closes the connection, so the release is lost
                 finally:
                     connection.end()
 
@@ -247,17 +249,17 @@ class Connections:
         return self.now() - connection.idle_since <= MAX_IDLE
 
     def drop(self) -> None:
-        """Close this thread's idle connections: what broke one has broken the others too."""
+        """Close this thread's idle connections, after one to the same server broke."""
         for idle in self._of_this_thread():
             _close_all(idle)
 
     def close(self) -> None:
-        """Close all idle connections. One in use is closed after its use: its pool is gone."""
+        """Close all idle connections. A connection in use is closed after its use."""
         while self._idle:
             _close_all(self._idle.popitem()[1])
 
     def failure(self, error: Exception, *, was_idle: bool) -> StoreError:
-        """The library's error for an error of redis-py or of the system."""
+        """This library's error for an error of redis-py or of the operating system."""
         if isinstance(error, redis.exceptions.AuthenticationError):
             return StoreError(f"the store refuses the login: {error}")
         if isinstance(error, _BROKEN):
@@ -268,7 +270,7 @@ class Connections:
         return StoreError(f"the store refuses: {error}")
 
     def new(self, timeout: float, **options: Any) -> Any:
-        """A connection of redis-py that never tries twice; it is not connected yet."""
+        """A connection of redis-py without retries; it is not connected yet."""
         return self._make(
             **{**self._options, **options},
             socket_timeout=timeout,
@@ -277,7 +279,7 @@ class Connections:
         )
 
     def greet(self, client: Any) -> None:
-        """Check a new connection before its first use: nothing is checked here."""
+        """Check a new connection before its first use. A plain server needs no check."""
 
     def _connect(self, timeout: float) -> Connection:
         client = self.new(timeout)
@@ -308,13 +310,13 @@ class Connection:
     """One connection of redis-py, in use by one thread at a time.
 
     Args:
-        owner: Maps its errors.
-        client: Redis-py's, connected.
+        owner: The object that maps the errors.
+        client: The connected connection of redis-py.
 
     Attributes:
         pending: The release whose reply comes before the reply to the next command.
-        pool: Where it goes when its use ends; None: it is not in use.
-        idle_since: When its last use ended, by the owner's clock; 0: it was never idle.
+        pool: The pool to return to when the use ends; None: the connection is not in use.
+        idle_since: The end of the last use, by the owner's clock; 0: it was never idle.
     """
 
     __slots__ = ("_client", "_owner", "_unread", "idle_since", "pending", "pool")
@@ -335,7 +337,7 @@ class Connection:
         """Send all commands at once.
 
         Raises:
-            StoreUnavailable, StoreError: They can't be sent.
+            StoreUnavailable, StoreError: The commands can't be sent.
         """
         self._unread += len(commands)
         try:
@@ -347,11 +349,11 @@ class Connection:
         """Read the reply to each command. An error reply is a value.
 
         Args:
-            within: Seconds to wait for each, instead of the connection's timeout.
-            until: A time on the owner's clock, after which only replies that have arrived are read.
+            within: Seconds to wait for each reply, instead of the connection's timeout.
+            until: A time on the owner's clock. After it, only replies that have arrived are read.
 
         Raises:
-            StoreUnavailable, StoreError: They don't arrive.
+            StoreUnavailable, StoreError: The replies don't arrive.
         """
         client, pending = self._client, self.pending
         if pending is not None:
@@ -372,7 +374,7 @@ class Connection:
         except _READ_ERRORS as exc:
             raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
         finally:
-            # Also where the connection broke behind this reply: the release was executed.
+            # The release was executed, even if the connection broke after this reply.
             if pending is not None and replies:
                 self.pending = None
                 pending.acknowledge(replies.pop(0))
@@ -389,7 +391,7 @@ class Connection:
             self._client._sock.settimeout(self._client.socket_timeout)
 
     def arrived(self) -> list[Any]:
-        """The reply to the only command that was sent, if it has arrived whole; else nothing.
+        """The reply to the only command that was sent, if it has arrived completely; else empty.
 
         Raises:
             StoreUnavailable, StoreError: The connection is broken.
@@ -400,7 +402,7 @@ class Connection:
             return self.replies(within=_ARRIVED)
         except StoreUnavailable as exc:
             if isinstance(exc.__cause__, redis.exceptions.TimeoutError):
-                return []  # a part of it, or bytes of TLS that belong to no reply
+                return []  # a part of the reply, or TLS bytes that belong to no reply
             raise
 
     def leave_pending(self, pending: PendingRelease) -> None:
@@ -408,7 +410,7 @@ class Connection:
         self.pending, self._unread = pending, 0
 
     def end(self) -> None:
-        """Return it to its pool if every reply was read, else close it. Harmless twice."""
+        """Return to the pool if every reply was read, else close the connection. Idempotent."""
         pool, self.pool = self.pool, None
         if pool is None:
             return
@@ -419,14 +421,14 @@ class Connection:
             pool.append(self)
 
     def is_stale(self, age: float) -> bool:
-        """Whether it was idle for too long, or was closed by the server."""
+        """Whether the connection was idle for too long, or was closed by the server."""
         if age > MAX_IDLE:
             return True
-        # If no reply is due, a readable connection has reached the end of its stream.
+        # If no reply is pending, a readable connection has reached the end of its stream.
         return self.pending is None and native.is_readable(self._client._sock)
 
     def close(self) -> None:
-        """Close it. A pending release is lost."""
+        """Close the connection. A pending release is lost."""
         self.pool = None
         pending, self.pending = self.pending, None
         if pending is not None:
@@ -434,10 +436,10 @@ class Connection:
         self._client.disconnect()
 
     def close_idle(self) -> None:
-        """Close it; a pending reply that has arrived counts.
+        """Close the connection, after reading a pending reply that has arrived.
 
-        Not for a connection whose use was interrupted: the next bytes on it may belong to another
-        reply.
+        Do not call this for a connection whose use was interrupted: its next bytes may belong to
+        another reply.
         """
         pending = self.pending
         if pending is not None and native.is_readable(self._client._sock):

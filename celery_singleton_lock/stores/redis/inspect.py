@@ -1,4 +1,4 @@
-"""Requests of the command line and the doctor to all Redis servers of a store."""
+"""Requests of the command line and the doctor to the Redis servers of a store."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from celery_singleton_lock.stores.redis.nodes import AnyConnections
 from celery_singleton_lock.stores.redis.replies import checked
 from celery_singleton_lock.stores.redis.scripts import Command
 
-#: Seconds; no lease is held meanwhile.
+#: Seconds to wait for a reply. It may be long, because operators hold no lease meanwhile.
 OPERATOR_TIMEOUT: Final = 2.0
 
-# Keys per step of the server, for which its other clients wait: some 0.15 ms.
+# Keys per SCAN. Each SCAN blocks the server's other clients for some 0.15 ms.
 _SCAN_COUNT: Final = 100
-# Reads in one pipeline. Each is a step of its own.
+# Reads in one pipeline. The server may serve other clients between them.
 _READ_AT_ONCE: Final = 500
 
 
@@ -41,12 +41,13 @@ class RedisOperators(Store):
     def survey(self, pattern: str, report: Callable[[str, str], None]) -> Iterator[Record]:
         """As :meth:`scan`, and ``report`` is called with each key of :meth:`foreign_keys`.
 
-        Each key is named and read once: both one after the other would take twice as long.
+        Each key is scanned and read once. Calling both methods would take twice as long.
         """
-        # The names first: of a million keys they fit into memory, what is in them hardly does.
+        # All names are read first. The names of a million keys fit into memory; their values may
+        # not.
         names = [name for page in self._pages(pattern) for name in page]
         names.sort()
-        keys = (name for name, _ in groupby(names))  # SCAN may tell of a key twice
+        keys = (name for name, _ in groupby(names))  # SCAN may return a key twice
         for batch in iter(lambda: [*islice(keys, _READ_AT_ONCE)], []):
             found = [*self._read_each("GET", batch)]
             others = [key for key, value, _ in found if isinstance(value, Exception)]
@@ -62,11 +63,12 @@ class RedisOperators(Store):
                         yield record
 
     def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
-        """Keys under ``pattern`` that this library can't have written, and what is wrong with them.
+        """Keys that match ``pattern`` but were not written by this library, each with a reason.
 
-        A lock of a recipe that shares the name: SETNX without an expiry, a list, a set.
+        Examples are locks of other recipes under the same name: SETNX without an expiry, a list, a
+        set.
         """
-        seen: set[bytes] = set()  # of these few alone
+        seen: set[bytes] = set()  # only of foreign keys, which are few
         for page in self._pages(pattern):
             for key, kind, ttl_ms in self._read_each("TYPE", page):
                 what = _stray(key.decode(errors="replace"), kind, ttl_ms)
@@ -77,7 +79,7 @@ class RedisOperators(Store):
     def missing_rights(self, key: str) -> list[str]:
         """See `Store.missing_rights`.
 
-        No client waits for ``key``; nothing stays in the store.
+        ``key`` is one for which no client waits. The method leaves nothing in the store.
         """
         line = Keyspace.wait_queue(key)
         called = f"{line}!"
@@ -103,13 +105,13 @@ class RedisOperators(Store):
         return False
 
     def command(self, *words: Any) -> Any:
-        """The reply to one command, for operators."""
+        """The reply to one command of an operator."""
         return self.servers()[0].run([words], OPERATOR_TIMEOUT)[0]
 
     def info(self, section: str) -> dict[str, str]:
-        """One section of INFO, of a server that may evict leases if there is one.
+        """One section of INFO. If a server may evict leases, it is the section of that server.
 
-        Empty where the servers deny it.
+        Empty if the servers deny INFO.
         """
         found: dict[str, str] = {}
         for server in self.servers():
@@ -119,11 +121,11 @@ class RedisOperators(Store):
         return found
 
     def servers(self) -> Sequence[Connections]:
-        """Those that have keys of ours."""
+        """The connections to each server that has keys of this store."""
         return self._connections.masters(OPERATOR_TIMEOUT)
 
     def _pages(self, pattern: str) -> Iterator[list[bytes]]:
-        """The keys that match, some at a time, of each server; some of them twice."""
+        """The matching keys of each server, page by page. A key may occur twice."""
         for server in self.servers():
             cursor = b"0"
             while True:
@@ -134,20 +136,20 @@ class RedisOperators(Store):
                     break
 
     def _read_each(self, read: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Any, int]]:
-        """Each key, what the command ``read`` says of it, and its ttl in ms.
+        """Each key, the reply to the command ``read`` for it, and its ttl in ms.
 
-        GET says of a list or a set what is wrong with that: an exception.
+        The reply to GET for a list or a set is an exception that names the problem.
         """
         reads: list[Command] = []
         for key in keys:
-            # Text is packed at half the cost of bytes.
+            # Packing text costs half as much as packing bytes.
             name = key.decode() if key.isascii() else key
             reads += ((read, name), ("PTTL", name))
         replies = self._connections.attempt(reads, OPERATOR_TIMEOUT) if reads else []
         refusals = [one for one in replies if isinstance(one, Exception) and not _is_of_type(one)]
         for refusal in refusals:
             if isinstance(refusal, StoreError):
-                raise refusal  # of a node
+                raise refusal  # the node refused the command
         checked(refusals)
         each = iter(replies)
         return zip(keys, each, each, strict=False)
@@ -158,18 +160,18 @@ def _is_of_type(error: Exception) -> bool:
 
 
 def _stray(name: str, kind: bytes, ttl_ms: int) -> str:
-    """What is wrong with a key; empty: nothing."""
+    """The problem with a key; empty: none."""
     if kind not in (b"string", b"none") and not Keyspace.is_wait_queue(name):
         return f"is a {kind.decode()}, not a string"
     return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
 
 
 def info_of(server: Connections, section: str) -> dict[str, str]:
-    """One section of a server's INFO; empty where it denies it.
+    """One section of a server's INFO; empty if the server denies INFO.
 
     Raises:
-        StoreUnavailable: It doesn't answer.
-        StoreError: It refuses the login.
+        StoreUnavailable: The server doesn't answer.
+        StoreError: The server refuses the login.
     """
     try:
         (text,) = server.run([("INFO", section)], OPERATOR_TIMEOUT)
@@ -177,14 +179,14 @@ def info_of(server: Connections, section: str) -> dict[str, str]:
         raise
     except StoreError as exc:
         if isinstance(exc.__cause__, redis.exceptions.AuthenticationError):
-            raise  # it isn't INFO that is denied
+            raise  # the login was refused, not INFO
         return {}
     lines = text.decode().splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def record_of(key: bytes, value: bytes, ttl_ms: float) -> Record | None:
-    """The record in a key's value; None for what something else wrote, or a newer version."""
+    """The record in a key's value; None if other software or a newer version wrote the value."""
     try:
         return Record.parse(key.decode(), value.decode(), max(ttl_ms, 0) / 1000)
     except ValueError:

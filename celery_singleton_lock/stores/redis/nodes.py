@@ -3,16 +3,17 @@
 Guarantees
     All commands for one node are one pipeline, and the nodes work at the same time. A node that
     replies MOVED, ASK or TRYAGAIN has executed nothing, so the command is sent again, a few times
-    and within the timeout. A command without a reply is never sent again in here. A node that does
-    not answer delays the commands of other nodes, and does not fail them.
+    and within the timeout. This module never sends a command without a reply again. A node that
+    does not answer delays the commands of other nodes, but does not make them fail.
 
 Non-guarantees
-    That the topology is the cluster's: a node that was cut off from the others may report an old
-    one. Its redirects and failures correct that.
+    A current topology: a node that was cut off from the others may report an old one. Redirects and
+    failures correct it.
 
 Failure handling
     A node that does not answer, MOVED and CLUSTERDOWN make the topology stale. Before the next
-    commands another node is asked for it, each in its turn. If none answers, the old one is used.
+    commands the topology is requested from one node after the other, until one answers. If none
+    answers, the old topology is used.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ from celery_singleton_lock.stores.urls import Hosts
 Address = tuple[str, int]
 
 _PORT: Final = 6379
-# A redirect leads to the right node, or meets a migration that ends: two are usual, more are not.
+# The number of rounds of redirects. During a migration two redirects are usual, more are not.
 _ROUNDS: Final = 5
-# Seconds. The keys of a slot are on both nodes for as long as one MIGRATE takes.
+# Seconds. TRYAGAIN lasts until the current MIGRATE of the slot's keys ends.
 _TRY_AGAIN_PAUSE: Final = 0.02
-# The node is no master any more, or knows that slots of the cluster are not served.
+# Errors of a node that is no longer a master, or of a cluster with slots that are not served.
 _STALE: Final = (redis.exceptions.ClusterDownError, redis.exceptions.ReadOnlyError)
 
 
 def slot_of(key: str | bytes) -> int:
-    """The hash slot of ``key``: of the part in its first braces if there is one."""
+    """The hash slot of ``key``. If ``key`` has a hash tag in braces, only the tag counts."""
     return int(key_slot(key.encode() if isinstance(key, str) else key))
 
 
 class Topology:
-    """Which node has which hash slot, as one node reported it, and as redirects have changed it.
+    """The node of each hash slot, as reported by one node and updated by redirects.
 
     Args:
-        reply: To CLUSTER SLOTS.
-        asked: The node that gave it, which may leave out its own host.
+        reply: The reply to CLUSTER SLOTS.
+        asked: The node that replied, which may leave out its own host.
     """
 
     def __init__(self, reply: Sequence[Any], asked: Address) -> None:
@@ -77,25 +78,25 @@ class Topology:
         return self._masters[slot]
 
     def move(self, slot: int, address: Address) -> None:
-        """Note a MOVED."""
+        """Note the new node of a slot after a MOVED reply."""
         self._masters[slot] = address
 
 
 def _address(node: Sequence[Any], asked: Address) -> Address:
     host = (node[0] or b"").decode()
-    # Empty or '?': the node doesn't know its own name (cluster-preferred-endpoint-type).
+    # An empty host or '?': the node doesn't know its own name (cluster-preferred-endpoint-type).
     return (host if host not in ("", "?") else asked[0], int(node[1]))
 
 
 @dataclass(slots=True)
 class _Request:
-    """A command, and WAIT behind it if it has one: both go to one node, on one connection.
+    """A command and the WAIT that follows it, if any. Both go to one node, on one connection.
 
     Attributes:
-        commands: Both.
+        commands: The command, and WAIT.
         slot: The hash slot of the command's key.
-        asking: The node that an ASK led to; None: the slot's.
-        replies: To each command, or the error that it met; empty: it must be sent (again).
+        asking: The node named by an ASK reply; None: the slot's node.
+        replies: The reply or the error of each command; empty: the request must be sent (again).
     """
 
     commands: list[Command]
@@ -119,12 +120,12 @@ def _requests_of(commands: Sequence[Command]) -> list[_Request]:
 
 
 class NodeConnections:
-    """The connections to the nodes of the cluster of which ``url`` names some.
+    """The connections to the nodes of a cluster. ``url`` names some of the nodes.
 
     Args:
         url: ``redis+cluster://user:password@host1:7000,host2:7001``; ``rediss+cluster://`` is TLS.
-        options: For the connections.
-        clock: Of deadlines.
+        options: Options of the connections.
+        clock: The clock of the deadlines.
 
     Raises:
         SettingsError: The URL or an option can't be read.
@@ -147,7 +148,7 @@ class NodeConnections:
         self._nodes: dict[Address, Connections] = {}
         self._topology = Topology([], self._seeds[0])
         self._stale = True
-        # Nodes that failed last are asked last.
+        # The nodes whose last request failed. They are asked last.
         self._suspects: set[Address] = set()
         self._answered_last: Address | None = None
 
@@ -155,8 +156,8 @@ class NodeConnections:
         """Send all commands at once and read all replies. The first error is raised.
 
         Args:
-            commands: Name and arguments; the first argument is a key, but for EVAL and EVALSHA.
-            timeout: As of :meth:`attempt`.
+            commands: Name and arguments. The first argument is a key, except for EVAL and EVALSHA.
+            timeout: See :meth:`attempt`.
 
         Raises:
             ScriptForgotten, StoreUnavailable, StoreError: The error of the first failed command.
@@ -170,12 +171,12 @@ class NodeConnections:
     def attempt(
         self, commands: Sequence[Command], timeout: float, *, waits: bool = True
     ) -> list[Any]:
-        """As :meth:`run`, with the error of each failed command in the place of its reply.
+        """As :meth:`run`, but the error of a failed command is returned as a value.
 
         Args:
-            commands: As of :meth:`run`.
-            timeout: Seconds for all of it, and once more where a node must be connected to.
-            waits: Whether TRYAGAIN is tried again; else it is an error like others.
+            commands: See :meth:`run`.
+            timeout: Seconds for all commands, and once more if a node must be connected to.
+            waits: Whether a command is sent again after TRYAGAIN; else TRYAGAIN is an error.
 
         Raises:
             StoreUnavailable, StoreError: No node reports the topology.
@@ -193,7 +194,7 @@ class NodeConnections:
         return [reply for request in requests for reply in request.replies]
 
     def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
-        """See `Connections.send_async`. A node that replies MOVED has done nothing: send again."""
+        """See `Connections.send_async`. A node that replies MOVED has not executed the release."""
         if self._stale:
             return False
         address = self._topology.master_of(slot_of(command[3]))
@@ -202,7 +203,7 @@ class NodeConnections:
     def drain(self, timeout: float) -> None:
         """See `Connections.drain`; ``timeout`` is for all nodes.
 
-        Behind a node that does not answer, only the replies that have arrived are read.
+        After a node that did not answer, only replies that have arrived already are read.
         """
         until = self._clock.now() + timeout
         for node in list(self._nodes.values()):
@@ -221,7 +222,7 @@ class NodeConnections:
         """The connections to the node that has ``key``.
 
         Raises:
-            StoreUnavailable, StoreError: No node has it, or none reports the topology.
+            StoreUnavailable, StoreError: No node has the key, or none reports the topology.
         """
         address = self._look(timeout).master_of(slot_of(key))
         if address is None:
@@ -250,7 +251,7 @@ class NodeConnections:
                     self._fail(address, load, exc)
             for address, load, connection in in_flight:
                 try:
-                    # Behind a slow node, or one that did not answer, only replies that have arrived
+                    # After a node that was slow or did not answer, only replies that have arrived
                     # are read.
                     replies = connection.replies(until=until)
                 except StoreError as exc:
@@ -259,7 +260,8 @@ class NodeConnections:
                     self._suspects.discard(address)
                     self._distribute(address, load, replies, waits)
         finally:
-            # Also after an exception of a signal handler: a connection with unread replies closes.
+            # Also after an exception from a signal handler: end() closes a connection with unread
+            # replies.
             for connection in taken:
                 connection.end()
 
@@ -296,7 +298,7 @@ class NodeConnections:
     def _distribute(
         self, asked: Address, load: list[_Request], replies: list[Any], waits: bool
     ) -> None:
-        """Give each request its replies, unless it must be sent again."""
+        """Assign the replies to the requests, except to those that must be sent again."""
         rest = iter(replies)
         pause = False
         for request in load:
@@ -319,8 +321,8 @@ class NodeConnections:
     ) -> None:
         target = (error.host.strip("[]") or asked[0], error.port)
         if isinstance(error, redis.exceptions.MovedError):
-            # Followed now. Other slots may have moved too, so the topology is read before the next
-            # commands.
+            # This redirect is followed at once. Other slots may have moved too, so the topology is
+            # read before the next commands.
             self._stale = True
             self._topology.move(request.slot, target)
             request.asking = None
@@ -333,7 +335,7 @@ class NodeConnections:
         """The topology, read again if it is stale and a node answers.
 
         Raises:
-            StoreUnavailable, StoreError: It was never read, and no node answers.
+            StoreUnavailable, StoreError: The topology was never read, and no node answers.
         """
         if not self._stale:
             return self._topology
@@ -375,7 +377,7 @@ class NodeConnections:
         return node
 
 
-#: Those to one server, or to the nodes of a cluster.
+#: The connections to one server, or to the nodes of a cluster.
 AnyConnections = Connections | NodeConnections
 
 

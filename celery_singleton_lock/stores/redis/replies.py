@@ -1,4 +1,4 @@
-"""Replies of a Redis server: error replies as redis-py's classes, and as the library's errors."""
+"""Reading of Redis replies, and mapping of error replies to this library's errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import redis
 
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
-# CLUSTERDOWN and MASTERDOWN end with a failover, TRYAGAIN with the migration of a slot.
+# CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
 
 _OF_CLUSTERS: Final[dict[str, type[redis.exceptions.ResponseError]]] = {
@@ -25,19 +25,19 @@ def read(client: Any) -> Any:
     """The next reply on a connection of redis-py. An error reply is returned.
 
     Raises:
-        RedisError, OSError, ValueError: The connection is broken, or the server refuses it.
+        RedisError, OSError, ValueError: The connection is broken, or the server refused it.
     """
     try:
-        # Not closed here: after a timeout the caller may wait for the rest of the reply.
+        # The connection stays open: after a timeout the caller may wait for the rest of the reply.
         return client.read_response(disable_decoding=True, disconnect_on_error=False)
     except redis.exceptions.ResponseError as exc:
         return classified(exc)
 
 
 def classified(error: redis.exceptions.ResponseError) -> redis.exceptions.ResponseError:
-    """``error``, of the class that its first word has in redis-py.
+    """``error`` as an instance of redis-py's class for the first word of its message.
 
-    redis-py 5 and 6 know those of a cluster on the connections of its cluster client only.
+    redis-py 5 and 6 recognize the errors of a cluster only on connections of the cluster client.
     """
     if type(error) is redis.exceptions.ResponseError:
         word, _, rest = str(error).partition(" ")
@@ -54,9 +54,9 @@ def checked(replies: list[Any]) -> list[Any]:
     """Raise the first error reply; return ``replies`` if there is none.
 
     Raises:
-        ScriptForgotten: The server knows no such script.
-        StoreUnavailable: A refusal that ends by itself, such as a failover.
-        StoreError: Another refusal.
+        ScriptForgotten: The server does not have the script.
+        StoreUnavailable: The error is temporary, such as during a failover.
+        StoreError: Any other error.
     """
     for reply in replies:
         if isinstance(reply, redis.exceptions.ResponseError):
@@ -71,9 +71,9 @@ def _mapped(error: redis.exceptions.ResponseError) -> StoreError:
         return StoreUnavailable(f"the store is a replica now: {error}")
     if isinstance(error, _TEMPORARY) or str(error).startswith("NOREPLICAS"):
         return StoreUnavailable(f"the store can't answer now: {error}")
-    if isinstance(error, redis.exceptions.AskError):  # and MovedError, its subclass
+    if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
         return StoreError(
             f"the store is one node of a Redis Cluster ({error}): name it redis+cluster://"
         )
-    # A wrong type or a missing right does not end by itself.
+    # Permanent, such as a wrong type or a missing right.
     return StoreError(f"the store refuses: {error}")

@@ -1,4 +1,4 @@
-"""The Lua scripts, the KEYS and ARGV of their runs, and commands as bytes.
+"""The Lua scripts, the KEYS and ARGV of their runs, and the packing of commands.
 
 Unused trailing KEYS and ARGV are omitted: every argument costs packing here and parsing in the
 server, most tasks have no claim, and most releases delete the key. Arguments are text, because
@@ -25,7 +25,7 @@ KeysAndArguments = tuple[Sequence[Any], Sequence[Any]]
 
 
 class Script:
-    """The files ``lua/<name>.lua``, concatenated."""
+    """A script: the files ``lua/<name>.lua``, concatenated."""
 
     __slots__ = ("sha", "source")
 
@@ -57,15 +57,15 @@ TRACE: Final = Script("trace")
 FREE: Final = Script("free")
 SHARDS: Final = Script("shards")
 
-# One EVALSHA over N keys blocks the server for some 2.3 us a key: a step of 64 keys takes about
-# 0.15 ms, and up to 0.6 ms with claims (median on a busy machine). One pipeline has all steps.
+# Keys per EVALSHA. One EVALSHA blocks the server for some 2.3 us per key: 64 keys take about
+# 0.15 ms, and up to 0.6 ms with claims (median on a busy machine). All chunks are in one pipeline.
 _CHUNK: Final = 64
 _CLAIM_KEY: Final = attrgetter("claim_key")
 _RENEWALS: Final = {0: LossReason.GONE, -1: LossReason.REPLACED, 2: LossReason.DYING}
 
 
 def acquire_arguments(request: Acquire, fence_base: int) -> KeysAndArguments:
-    """Of ``acquire.lua``; fences are above ``fence_base``."""
+    """The KEYS and ARGV of ``acquire.lua``. Fences are above ``fence_base``."""
     token, claim = request.token, request.claim
     key, attempt = request.slots[0], token.attempt
     keys = Keyspace.beside_acquire(key, attempt)
@@ -91,10 +91,10 @@ def acquire_arguments(request: Acquire, fence_base: int) -> KeysAndArguments:
 
 
 def release_arguments(request: Release) -> KeysAndArguments:
-    """Of ``release.lua``."""
+    """The KEYS and ARGV of ``release.lua``."""
     token, claim = request.token, request.claim
     attempt = token.attempt
-    # Includes the wait queue even if no client waits: only the script can see that, and some
+    # The wait queue is always declared: only the script finds out whether a client waits, and some
     # servers refuse access to undeclared keys.
     keys = Keyspace.beside_release(request.keys[0], attempt)
     keys += request.keys
@@ -117,7 +117,7 @@ def chunks_of(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
 
 
 def renewal_arguments(chunk: Sequence[Lease], *, claims: bool = True) -> KeysAndArguments:
-    """Of ``renew.lua``; a claim in another shard than its lease is left out."""
+    """The KEYS and ARGV of ``renew.lua``, without claims in another shard than their lease."""
     keys = [lease.key for lease in chunk]
     begin = f"{Kind.LEASE} "
     values = [f"{begin}{lease.token} " for lease in chunk]
@@ -138,7 +138,7 @@ def renewal_arguments(chunk: Sequence[Lease], *, claims: bool = True) -> KeysAnd
 
 
 def renewals_of(chunk: Sequence[Lease], reply: Sequence[int]) -> list[Renewal]:
-    """The reply of ``renew.lua`` as one reply per lease."""
+    """The reply of ``renew.lua``, converted to one reply per lease."""
     found: list[Renewal] = [RENEWED] * len(chunk)
     for number, reason in zip(reply[::2], reply[1::2], strict=True):
         found[number - 1] = _RENEWALS[reason]
@@ -151,22 +151,22 @@ def phase_of(claim: ClaimChange) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """A ttl as an argument; at least 1, because the server refuses 0."""
+    """A ttl in ms as an argument; at least 1, because the server refuses 0."""
     return max(1, round(seconds * 1000))
 
 
-# The line before a word of each length: formatting a number costs as much as the rest of a word.
+# The RESP length lines, precomputed: formatting the number would double the cost of a word.
 _LENGTHS: Final = tuple(f"${length}" for length in range(512))
 
 
 def pack(commands: Iterable[Sequence[Any]]) -> bytes:
     """The bytes of ``commands`` in RESP.
 
-    Not redis-py's packing: an acquire and a release take 13 to 17 us more with it (interleaved in
-    one process; Python 3.11, redis-py 8.1 without hiredis), of the 150 to 350 us that a task adds.
+    With redis-py's packing an acquire and a release take 13 to 17 us more (interleaved in one
+    process; Python 3.11, redis-py 8.1 without hiredis), of the 150 to 350 us that a task adds.
 
     Args:
-        commands: Name (of one word or two) and arguments of each: text, bytes or numbers.
+        commands: The name (one word or two) and the arguments of each: text, bytes or numbers.
     """
     return b"".join(map(_packed, commands))
 
@@ -175,7 +175,7 @@ def _packed(command: Sequence[Any]) -> bytes:
     name = command[0]
     words = [*name.split(" "), *command[1:]] if " " in name else command
     try:
-        # Most words are short ASCII text. They are joined as text, without a step per word: half
+        # Most words are short ASCII text. Joining them as text avoids a call per word and halves
         # the cost.
         parts = [""] * (2 * len(words))
         parts[::2] = map(_LENGTHS.__getitem__, map(len, words))
@@ -184,7 +184,7 @@ def _packed(command: Sequence[Any]) -> bytes:
         if text.isascii():
             return f"*{len(words)}\r\n{text}\r\n".encode()
     except (TypeError, IndexError):
-        pass  # a number or bytes among them; a long text
+        pass  # a word is a number, bytes or a long text
     return b"*%d\r\n" % len(words) + b"".join(map(_packed_word, words))
 
 

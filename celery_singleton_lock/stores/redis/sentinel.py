@@ -2,18 +2,18 @@
 
 Guarantees
     A new connection leads to a server that reports the role of a master. After any failure of a
-    connection the sentinels are asked again, each in its turn.
+    connection the sentinels are asked again, one after the other.
 
 Non-guarantees
-    That there is no other master: an old master that only this process reaches still answers it,
-    until a sentinel demotes it. ``wait_replicas`` and ``min-replicas-to-write`` narrow that; only
-    the fence closes it.
+    A single master: an old master still answers a process that can reach it, until a sentinel
+    demotes it. ``wait_replicas`` and ``min-replicas-to-write`` make this window smaller. Only the
+    fence protects a resource in it.
 
 State model of the master::
 
     unknown --a sentinel reports it, and ROLE says master--> known --any failure--> unknown
 
-The sentinels are asked only when a connection is made, so not while there is an idle one.
+The sentinels are asked only when a new connection is opened, not while an idle one is available.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PORT: Final = 26379
 
 
 class SentinelConnections(Connections):
-    """The connections to the master of one name.
+    """The connections to the master with one name.
 
     Args:
-        url: ``sentinel://:password@host1:26379/0;sentinel://host2:26379/0`` as kombu has it, or
+        url: ``sentinel://:password@host1:26379/0;sentinel://host2:26379/0`` (kombu's form), or
             ``sentinel://:password@host1:26379,host2:26379/0?master_name=mymaster``. Password and
             database are the master's. ``sentinels://`` is TLS to the master and the sentinels.
-        options: For the connections to the master, and kombu's ``master_name`` and
-            ``sentinel_kwargs``, which is for the connections to the sentinels.
+        options: Options of the connections to the master, kombu's ``master_name``, and
+            ``sentinel_kwargs``: options of the connections to the sentinels.
 
     Raises:
         SettingsError: The URL or an option can't be read, or no master is named.
@@ -54,7 +54,7 @@ class SentinelConnections(Connections):
             raise SettingsError(f"the store's URL can't be read: {exc}") from exc
         query = hosts.query
         self._name = _named(query.pop("master_name", None), options.pop("master_name", None))
-        # Options of the connections to the sentinels. Those to the master have the rest.
+        # Options of the connections to the sentinels. The other options are for the master.
         kwargs: dict[str, Any] = dict(options.pop("sentinel_kwargs", None) or {})
         for name in ("username", "password"):
             if value := query.pop(f"sentinel_{name}", None):
@@ -75,7 +75,7 @@ class SentinelConnections(Connections):
 
     @property
     def master_name(self) -> str:
-        """The name that the sentinels have for the master."""
+        """The master's name in the configuration of the sentinels."""
         return self._name
 
     @property
@@ -92,15 +92,15 @@ class SentinelConnections(Connections):
         return super().new(timeout, host=host, port=port)
 
     def greet(self, client: Any) -> None:
-        """Check the role: a replica answers too, with old data.
+        """Check that the server is the master: a replica answers too, with old data.
 
         Raises:
-            StoreUnavailable: The server is no master.
+            StoreUnavailable: The server is not a master.
         """
         client.send_command("ROLE", check_health=False)
         role = read(client)
         if isinstance(role, redis.exceptions.ResponseError):
-            return  # no right to ask; a replica will refuse the first write
+            return  # the login lacks the right to ROLE; a replica will refuse the first write
         if role[0] not in (b"master", "master"):
             self.drop()
             raise StoreUnavailable(
@@ -111,7 +111,8 @@ class SentinelConnections(Connections):
     def drop(self) -> None:
         super().drop()
         if self._master is not None:
-            # The sentinel that reported it may be cut off from the others: ask the next one first.
+            # The sentinel that reported this master may be cut off from the others, so the next
+            # sentinel is asked first.
             self._master = None
             self._sentinels.rotate(-1)
 
@@ -133,7 +134,7 @@ class SentinelConnections(Connections):
             except StoreError as exc:
                 error = StoreUnavailable(f"no sentinel names a master: {exc}")
             finally:
-                sentinel.close()  # rarely needed, and there are many workers
+                sentinel.close()  # rarely used, and many workers would each keep one open
             self._sentinels.rotate(-1)
         assert error is not None
         raise error

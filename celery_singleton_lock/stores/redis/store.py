@@ -2,18 +2,17 @@
 
 Overview
     A lease is a string key with a ttl. Its value is the kind, the token, the fence and the holder
-    as JSON. Each operation is one Lua script; a claim that is free is taken by one SET. WAIT
-    follows an acquire in the same pipeline if ``wait_replicas`` is set.
+    as JSON. Each operation is one Lua script. A free claim is taken by one SET command. If
+    ``wait_replicas`` is set, WAIT follows an acquire in the same pipeline.
 
 Guarantees
-    Each operation happens completely or not at all, on the server's clock. Commands on one
-    connection keep their order, and an acquire or admit that overtook an asynchronous release of
-    this process is repeated after it (see ``async_release``).
+    Each operation is atomic and uses the server's clock. Commands on one connection keep their
+    order. An acquire or admit that overtook an asynchronous release of this process is repeated
+    after that release (see ``async_release``).
 
 Non-guarantees
     Exclusion over a failover: an acknowledged write may be lost with the old master. WAIT makes
-    this less likely, and no more: it neither elects a replica that acknowledged nor stops the old
-    master.
+    this only less likely: it neither elects a replica that acknowledged nor stops the old master.
 
 State model::
 
@@ -21,7 +20,7 @@ State model::
                           +--ttl over, free(), data lost--> (free)
 
 Failure handling
-    Nothing is retried in here but: a script that the server has lost (once, with its source), an
+    The store retries only a script that the server has lost (once, with its source), an
     asynchronous release without a reply, and the operations beside a lease (mark, admit,
     settle_claim) if an idle connection turned out to be broken.
 """
@@ -80,26 +79,26 @@ _CAPABILITIES: Final = Capabilities(
     wakes_waiters=True,
     usable_before_fork=True,
 )
-# The replicas' share of the timeout to acknowledge. The rest is for the reply itself, which an idle
-# server sends up to 0.1 s late (hz). A reply after the timeout is no grant either.
+# The share of the timeout in which the replicas must acknowledge. The rest is for the reply, which
+# an idle server sends up to 0.1 s late (hz). A reply after the timeout is not a grant.
 _WAIT_RATIO: Final = 0.5
 
 
 class RedisStore(RedisOperators):
-    """One Redis server at a time, by URL.
+    """A store on one Redis server.
 
     Args:
-        url: In a form that ``connect`` reads.
-        fence_base: Fences are above it.
-        options: For the connection.
-        wait_replicas: How many replicas must have a grant before it counts.
-        connect: Makes the connections from the URL and the options.
+        url: The URL, in a form that ``connect`` reads.
+        fence_base: Fences are above this number.
+        options: Options of the connection.
+        wait_replicas: The number of replicas that must acknowledge a grant before it counts.
+        connect: Creates the connections from the URL and the options.
 
     Raises:
         SettingsError: The URL or an option can't be read.
     """
 
-    #: How many shards the keys of a prefix are spread over.
+    #: The number of shards of each prefix.
     shards = 1
 
     def __init__(
@@ -116,12 +115,12 @@ class RedisStore(RedisOperators):
         self._wait_replicas = wait_replicas
         self._queues = WaitQueues()
         self._pending = PendingReleases(self._release)
-        # Shards whose prefix is known to have this number of shards, and the notes that say so.
+        # Shards for which the stored number of shards was found equal, and the keys of that number.
         self._known_shards: set[str] = set()
         self._read_notes: set[str] = set()
-        # Shards whose server has run the release's script.
+        # Shards whose server has run release.lua, and so has it loaded.
         self._taught: set[str] = set()
-        # Redis has NX together with GET since 7.0. An older server is asked by the script.
+        # SET accepts NX together with GET since Redis 7.0. Older servers run the script instead.
         self._claims_by_set = True
 
     @property
@@ -131,8 +130,8 @@ class RedisStore(RedisOperators):
     # --- the lease -------------------------------------------------------------------------------
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
-        # A refusal names the holder of the first of several slots, but a pending release may be on
-        # any of them.
+        # A refusal returns the holder of the first of several slots, but a pending release may be
+        # on any of them.
         pending = self._pending.open_on(request.slots) if len(request.slots) > 1 else ()
         reply = self._acquire(request, timeout)
         if isinstance(reply, Granted):
@@ -152,12 +151,12 @@ class RedisStore(RedisOperators):
         just_checked = shard not in self._known_shards and self._check_shards(key, timeout)
         wait: tuple[Command, ...] = ()
         if self._wait_replicas:
-            # Behind the grant: a script can't wait for replicas, a pipeline can.
+            # WAIT follows the script in the pipeline, because a script can't wait for replicas.
             wait = (("WAIT", self._wait_replicas, milliseconds(timeout * _WAIT_RATIO)),)
         run = scripts.acquire_arguments(request, self._fence_base)
         reply, *acknowledged = self._pipeline(scripts.ACQUIRE, [run], timeout, then=wait)
         if just_checked:
-            self._note_shards(key)  # even if the server did not know the script
+            self._note_shards(key)  # again, if the server had lost the script and maybe its data
         if self._pending.lost:
             self._pending.resend_lost()
         if isinstance(reply, bytes):
@@ -181,7 +180,7 @@ class RedisStore(RedisOperators):
 
     def _renew(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
         """Renew the leases of each chunk and their claims, all in one pipeline."""
-        # Pending releases are not resent here: all other leases would wait for that.
+        # Pending releases are not resent here, because all other leases would wait for that.
         runs = [scripts.renewal_arguments(chunk) for chunk in chunks]
         replies = self._pipeline(scripts.RENEW, runs, timeout) if runs else []
         return [scripts.renewals_of(*one) for one in zip(chunks, replies, strict=True)]
@@ -200,7 +199,7 @@ class RedisStore(RedisOperators):
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
         if Keyspace.shard(request.keys[0]) not in self._taught:
-            return False  # that the server lacks the script would be noticed too late
+            return False  # a NOSCRIPT reply would be read too late
         pending = self._pending.begin(request, timeout, on_reply)
         command = scripts.RELEASE.evalsha(scripts.release_arguments(request))
         if self._connections.send_async(command, timeout, pending):
@@ -267,11 +266,11 @@ class RedisStore(RedisOperators):
         except StoreUnavailable as exc:
             if not exc.was_idle:
                 raise
-            return admit(request, timeout)  # see _repeatable(); this path is hot
+            return admit(request, timeout)  # not in _repeatable(): saves a call on a hot path
 
     def _admit_by_set(self, request: Admit, timeout: float) -> Record | None:
         # A free claim is the common case. SET NX takes it at a quarter of a script's cost to the
-        # server, and with GET it returns the claim that stands otherwise.
+        # server. With GET it returns the existing claim otherwise.
         key, token = request.key, request.token
         holder = request.holder.to_json(token.task_id)
         value = f"{Kind.CLAIM} {token.task} {Phase.QUEUED} {holder}"
@@ -281,7 +280,7 @@ class RedisStore(RedisOperators):
         except StoreUnavailable:
             raise
         except StoreError:
-            # The script may be refused too; its error is the one to report.
+            # The script may be refused too. Then its error is reported.
             record = self._admit_by_script(request, timeout)
             self._claims_by_set = False
             return record
@@ -313,7 +312,8 @@ class RedisStore(RedisOperators):
         return Authorization(self._run(scripts.AUTHORIZE_TICK, run, timeout).decode())
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
-        # Not MGET: a login that may run the scripts may use GET, and a pipeline is one round trip.
+        # GET instead of MGET: every login has the right to GET, which the scripts need, and a
+        # pipeline is one round trip too.
         replies = self._connections.run([("GET", key) for key in keys], timeout) if keys else []
         return [reply if reply is None else reply.decode() for reply in replies]
 
@@ -345,7 +345,7 @@ class RedisStore(RedisOperators):
     # --- requests --------------------------------------------------------------------------------
 
     def _run(self, script: Script, run: KeysAndArguments, timeout: float) -> Any:
-        """Run ``script`` once. The first reply after a release was lost resends that release."""
+        """Run ``script`` once, then resend asynchronous releases whose reply was lost."""
         (reply,) = self._pipeline(script, [run], timeout)
         if self._pending.lost:
             self._pending.resend_lost()
@@ -359,13 +359,13 @@ class RedisStore(RedisOperators):
         *,
         then: Sequence[Command] = (),
     ) -> list[Any]:
-        """Run ``script`` once per element of ``runs``; load it into a server that lost it."""
+        """Run ``script`` once per element of ``runs``. Load it into a server that has lost it."""
         try:
             return self._connections.run([*map(script.evalsha, runs), *then], timeout)
         except ScriptForgotten:
-            # A restart or SCRIPT FLUSH. Only the commands before the first error were executed, and
-            # every script may run twice. EVAL loads and runs in one step, so that no other client's
-            # flush comes in between, and it needs no right to SCRIPT.
+            # The server was restarted, or SCRIPT FLUSH was called. Only the commands before the
+            # first error were executed, and every script may run twice. EVAL loads and runs in one
+            # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
             if script is scripts.ACQUIRE:
                 # The server may have lost its data, with the number of shards, too.
                 self._taught.clear()
@@ -374,14 +374,15 @@ class RedisStore(RedisOperators):
             return self._connections.run([*map(script.eval, runs), *then], timeout)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
-        """Compare this store's number of shards with the one that is noted in the store.
+        """Compare this store's number of shards with the number that is stored in Redis.
 
-        The number is part of every key (``csl:{prefix:shard}:...``). Apps with different numbers
-        would each use keys of their own, and two bodies would run. That happens when one app names
-        a node of a cluster as a plain server, or when data were moved from one kind to the other.
+        Every key contains its shard (``csl:{prefix:shard}:...``). Apps with different numbers of
+        shards would use different keys, and two bodies would run at once. That happens if one app
+        names a node of a cluster as a plain server, or if data were moved between a server and a
+        cluster.
 
         Returns:
-            Whether the store was asked; not if its answer for this prefix is known.
+            Whether a request was sent; False if the result for this prefix is known already.
 
         Raises:
             StoreError: The numbers differ, or the store refuses the request.
@@ -410,21 +411,21 @@ class RedisStore(RedisOperators):
         try:
             self.release(Release(keys=(key,), token=token), timeout=timeout)
         except StoreError:
-            pass  # the ttl frees it; no body runs under it
+            pass  # the ttl frees the key; no body runs with this lease
 
 
 class _ShardsDiffer(StoreError):
-    """Two apps count the shards of a prefix differently."""
+    """Two apps use different numbers of shards for one prefix."""
 
 
 def _repeatable(operation: Callable[[], _T]) -> _T:
     """The reply to an idempotent operation.
 
-    It is sent a second time if it got no reply on an idle connection: a NAT or load balancer may
-    have dropped that connection while the server is reachable.
+    The operation is sent a second time if it got no reply on an idle connection: a NAT or load
+    balancer may have dropped that connection while the server is reachable.
 
     Raises:
-        StoreUnavailable, StoreError: As the operation.
+        StoreUnavailable, StoreError: The operation failed.
     """
     try:
         return operation()

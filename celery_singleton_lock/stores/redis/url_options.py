@@ -1,4 +1,4 @@
-"""The URL of one server, in the forms of redis-py, Celery and kombu, and its connection options."""
+"""Parsing of a server's URL, in redis-py's, Celery's or kombu's form, into connection options."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from celery_singleton_lock.policy import suggestion
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Valkey speaks Redis' protocol; redis-py reads only the names that Redis has.
+# Valkey uses the protocol of Redis, but redis-py accepts only the schemes of Redis.
 _AS_REDIS: Final = {"valkey": "redis", "valkeys": "rediss"}
 
-# Options of redis-py's connections for address and login. The options of TLS are used too.
+# Options of redis-py's connections for address and login. Its TLS options are used too.
 _USED: Final = frozenset(
     (
         *("connection_class", "host", "port", "path", "db", "socket_type"),
@@ -28,7 +28,7 @@ _USED: Final = frozenset(
     )
 )
 # Options of redis-py's pools and clients, and of kombu: timeouts, retries, decoding, pool sizes.
-# The store has its own, so these are accepted without effect.
+# They are accepted without effect, because the store sets these itself.
 _NOT_USED: Final = frozenset(
     (
         *("max_connections", "timeout", "socket_timeout", "socket_connect_timeout"),
@@ -44,7 +44,7 @@ def connection_options(url: str, options: Mapping[str, Any] | None = None) -> di
     """The arguments of redis-py's connection class, and that class as ``connection_class``.
 
     Args:
-        url: In the form of redis-py, Celery or kombu.
+        url: The URL, in the form of redis-py, Celery or kombu.
         options: Further options, which override those of the URL.
 
     Raises:
@@ -79,10 +79,10 @@ class _Credentials(redis.CredentialProvider):
     """A credential provider whose failures are raised as connection errors.
 
     Args:
-        provider: A provider of redis-py's, or the dotted path of a class without arguments.
+        provider: A provider of redis-py, or the dotted path of a class without arguments.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: ``provider`` is neither.
     """
 
     def __init__(self, provider: Any) -> None:
@@ -111,7 +111,7 @@ def connection_url(url: str) -> str:
     and ``rediss://``.
 
     Raises:
-        ValueError: The path of a server's URL is no database number.
+        ValueError: The path of the URL is not a database number.
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
@@ -123,13 +123,13 @@ def connection_url(url: str) -> str:
     elif parts.scheme != "unix":
         path = parts.path.strip("/")
         if path and not path.isdecimal():
-            # Not shown: it may be the rest of a password with a "/".
+            # The path is not shown: it may be the rest of a password that contains a "/".
             raise ValueError("its path is no number of a database: write redis://host:6379/0")
         virtual_host = query.pop("virtual_host", "").strip("/")
         if virtual_host and not path:
             query.setdefault("db", virtual_host)
     if "ssl_cert_reqs" in query:
         query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    # Not geturl(): it drops the // of a unix:// URL, which has no host.
+    # geturl() would drop the // of a unix:// URL, which has no host.
     suffix = f"?{urlencode(query)}" if query else ""
     return f"{parts.scheme}://{parts.netloc}{parts.path}{suffix}"

@@ -5,7 +5,7 @@ Overview
     wakes the living client that has waited longest.
 
 Guarantees
-    A ticket keeps its position while its client looks at the key in between. No wait lasts longer
+    A ticket keeps its position while its client tries an acquire in between. No wait lasts longer
     than requested by more than a connection's timeout, whatever the server does.
 
 Non-guarantees
@@ -34,27 +34,27 @@ from celery_singleton_lock.stores.redis.connection import Connection, Connection
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds until a BLPOP ends and the client joins the queue again, at its end: for as long, a host
-# that vanished without closing its connection may receive a wake-up.
+# Seconds until a BLPOP ends and the client joins the queue again, at its end. For this time a
+# wake-up may be sent to a host that vanished without closing its connection.
 _LONGEST_BLOCK: Final = 60
-# A ticket is given up after so many broken connections without a reply between them: something on
-# the way to the server does not allow connections that block.
+# The number of consecutive broken connections after which a ticket is given up. A proxy on the way
+# to the server may not allow connections that block.
 _BREAKS: Final = 3
 _UNKNOWN: Final = ("unknown command", "unknown cmd")
 
 
 class WaitQueues:
-    """What one store in one process knows of its wait queues.
+    """State of the wait queues of one store in one process.
 
     Attributes:
-        denied: Whether the login may not block, so that this process's clients poll.
+        denied: Whether the login may not block, so that the clients of this process poll.
     """
 
     def __init__(self) -> None:
         self.denied = False
 
     def deny(self, reply: Exception) -> None:
-        """The server refused a BLPOP."""
+        """Note that the server refused a BLPOP."""
         if not self.denied:
             logger.info(
                 "singleton: calls that wait for a key look every half second, because the store "
@@ -68,12 +68,12 @@ class RedisTicket:
     """See `Ticket`.
 
     Args:
-        queues: Of the store.
+        queues: The state of the store's wait queues.
         queue: The key of the wait queue.
-        nonce: Of the waiting token.
+        nonce: The nonce of the waiting token.
         home: Returns the connections to the server that has the queue.
         timeout: Seconds to wait for each reply.
-        clock: Of deadlines.
+        clock: The clock of the deadlines.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RedisTicket:
         self._clock = clock or SystemClock()
         self._connection: Connection | None = None
         self._breaks = 0
-        # Deadline for the server's next reply; after it, the connection counts as dropped.
+        # Deadline for the server's next reply. After it, the connection counts as broken.
         self._answered_by = 0.0
 
     def wait(self, seconds: float) -> str | None:
@@ -111,7 +111,7 @@ class RedisTicket:
                     self._queues.deny(found[0])
                     self._hang_up()
                     return None
-                self._connection.close()  # it may lead to a replica that was the master
+                self._connection.close()  # it may lead to a former master
                 break
             now = self._clock.now()
             left = until - now
@@ -120,8 +120,8 @@ class RedisTicket:
             if found or left <= 0:
                 self._breaks = 0
                 return self._called(found[0]) if found else ""
-            # Outside the try: an exception that a signal handler raises here (TimeoutError is an
-            # OSError) says nothing about the connection.
+            # Outside the try: an exception that a signal handler raises here may be an OSError (as
+            # TimeoutError is) without any failure of the connection.
             _wait_for_reply(self._connection.fileno(), left)
         self._hang_up()
         self._breaks += 1
@@ -140,13 +140,14 @@ class RedisTicket:
                 command = ("ZREM", self._queue, self._nonce)
                 self._home().run([command], self._timeout)
             except StoreError:
-                # Counted for a moment longer; the next release may reserve the key for no client.
+                # The store counts the client a moment longer. The next release may reserve the key
+                # although no client is left.
                 pass
 
     def _block(self) -> Connection:
         connection = self._home().take(self._timeout)
         try:
-            connection.replies()  # to a release that is pending on this connection
+            connection.replies()  # read the reply to a release pending on this connection
             connection.send([("BLPOP", f"{self._queue}!", _LONGEST_BLOCK)])
         except BaseException:
             connection.end()
@@ -161,22 +162,22 @@ class RedisTicket:
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.end()  # closed, unless its reply was read
+            connection.end()  # closes it, unless its reply was read
 
 
 def _is_denial(error: redis.exceptions.ResponseError) -> bool:
-    """Whether the login may not block here, or the server can't."""
+    """Whether the login lacks the right to block, or the server can't block."""
     denied = isinstance(error, redis.exceptions.NoPermissionError)
     return denied or str(error).startswith(_UNKNOWN)
 
 
 def _wait_for_reply(descriptor: int, seconds: float) -> None:
-    """Wait until bytes, or the end of the stream, arrive."""
+    """Wait until data or the end of the stream arrives."""
     # Looked up at each call: gevent replaces poll, and eventlet removes it.
     if not hasattr(select, "poll"):
         select.select([descriptor], [], [], seconds)
         return
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    # Rounded up to a millisecond, so that 0.4 ms do not become a busy loop.
+    # Round up to a millisecond, so that 0.4 ms do not become a busy loop.
     poll.poll(int(seconds * 1000) + 1)

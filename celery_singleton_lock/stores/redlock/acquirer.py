@@ -1,14 +1,14 @@
-"""Leases and claims by majority: vote, give back, pause, vote again.
+"""Acquisition of leases and claims by majority: vote, give back, pause, vote again.
 
 Sequence of an acquire::
 
     t0 -> send to all --majority--> in time? -> settle the claim on all -> Granted
            |   |   |                  +-- no --> give back on all -> StoreUnavailable
-           |   |   +-- one other has a majority, or a node knows (done, twin ...)
+           |   |   +-- another holder has a majority, or a node knows (done, twin ...)
            |   |                    -> give back on all -> Refused
            |   +-- no majority answers -> give back on all -> StoreUnavailable
            +-- split vote -> give back on all -> random pause -> t0 again, until the timeout:
-                 then Refused if another may have a majority, else StoreUnavailable
+                 then Refused if another holder may have a majority, else StoreUnavailable
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from celery_singleton_lock.stores.redlock import votes
 from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout
 from celery_singleton_lock.stores.redlock.votes import Poll, Votes
 
-# Seconds to wait for nodes that granted to confirm that they took it back. Nothing depends on their
+# Seconds to wait for the nodes that granted to confirm the give-back. Nothing depends on their
 # replies.
 _GIVE_BACK_TIMEOUT: Final = 0.25
 # The pause after a split vote is random between zero and this, and the maximum doubles each time.
@@ -44,7 +44,7 @@ _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.25
 # A vote that stays split for more attempts may be split by holders, not by contenders.
 _ATTEMPTS: Final = 3
-# Not the global generator: processes that seed it alike would split their votes without end.
+# Not the global generator: processes that seed it alike would split their votes endlessly.
 _RANDOM: Final = random.SystemRandom()
 
 
@@ -55,7 +55,7 @@ class Acquirer:
         fanout: The nodes.
         clock: Measures attempts and pauses.
         quarantine: Seconds after its start in which a server has no vote; None: the ttl of the
-            lease that is asked for.
+            requested lease.
     """
 
     def __init__(self, fanout: Fanout, clock: Clock, quarantine: float | None) -> None:
@@ -78,8 +78,8 @@ class Acquirer:
                 return self._keep(request, verdict, poll, asked_at, timeout)
             over = self._clock.now() + pause >= deadline
             if isinstance(verdict, Refused) and votes.contended(poll):
-                # The majority may consist of votes of two attempts, the first of which was given
-                # back meanwhile. The same name twice is believed.
+                # The other holder's majority may consist of votes of two of its attempts, the first
+                # of which was given back meanwhile. Only the same token twice counts.
                 named, before = votes.holder(verdict), named
                 verdict = verdict if named == before else None
             if verdict is None and poll.has_majority and (over or attempt >= _ATTEMPTS):
@@ -137,7 +137,7 @@ class Acquirer:
         Args:
             request: The release.
             timeout: Seconds.
-            enough: Number of replies to wait for; None: as many as decide.
+            enough: The number of replies to wait for; None: as many as decide.
         """
         return self._fanout.ask(
             lambda node: node.release(request),
@@ -157,10 +157,10 @@ class Acquirer:
         return poll, votes.acquired(poll, vote.slots)
 
     def _all_taken(self, request: Acquire) -> Refused | None:
-        """A refusal by another's record, if others have a majority on every slot.
+        """A refusal, if other tokens hold a majority of the nodes for every slot.
 
-        Votes do not show that. A node with a free slot grants it, though all others refuse that
-        slot; and a node that refuses names the holder of the first slot only.
+        The votes do not show this. A node with a free slot grants it although all other nodes
+        refuse that slot, and a node that refuses returns the holder of the first slot only.
         """
         record = None
         for slot in request.slots:
@@ -180,14 +180,14 @@ class Acquirer:
     def _keep(
         self, request: Acquire, granted: Granted, poll: Votes, asked_at: float, timeout: float
     ) -> Granted:
-        """Finish what a majority has granted."""
+        """Finish an acquire that a majority has granted."""
         unused = tuple(slot for slot in request.slots if slot != granted.key)
         if unused and (poll.silent or any(votes.granted(poll, slot) for slot in unused)):
             self.release(Release(keys=unused, token=request.token), _GIVE_BACK_TIMEOUT, 0)
         problem = ""
         if request.claim is not None:
-            # The lease is granted to its own token again, on all nodes, so that a majority settles
-            # the claim.
+            # The same token acquires the lease again on all nodes, so that a majority settles the
+            # claim.
             again = replace(request, slots=(granted.key,), yields=False, frees_claim=False)
             if not isinstance(self._vote(again, timeout)[1], Granted):
                 problem = "the claim of its message could not be settled"
@@ -227,7 +227,7 @@ class Acquirer:
 
 
 def _pauses() -> Iterator[float]:
-    """Random seconds between attempts, without end."""
+    """An endless series of random pauses between attempts, in seconds."""
     longest = _FIRST_PAUSE
     while True:
         yield _RANDOM.uniform(0, longest)
@@ -235,6 +235,6 @@ def _pauses() -> Iterator[float]:
 
 
 def _rotated(slots: tuple[str, ...], attempt: int) -> tuple[str, ...]:
-    """``slots``, from another one on at each attempt: votes may be split on one of them only."""
+    """``slots``, rotated by ``attempt``: the vote may be split on one slot only."""
     start = attempt % len(slots)
     return slots[start:] + slots[:start]

@@ -25,14 +25,14 @@ from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
 
 T = TypeVar("T")
 
-#: Seconds that a node has for one request. No caller waits longer. A connection that owes a reply
-#: for longer is closed, and a request that was queued for longer is not sent any more.
+#: Seconds that a node has for one request. No caller waits longer. A connection without a reply for
+#: this time is closed, and a request that was queued for longer is not sent any more.
 NODE_TIMEOUT: Final = 2.0
-# Bound of a node's queue. A stopped node drops old requests every NODE_TIMEOUT seconds, so this is
-# reached above some 250 requests a second, or by as many callers at once.
+# Bound of a node's queue. If a node stops, old requests are dropped every NODE_TIMEOUT seconds, so
+# the bound is reached above some 250 requests per second, or by as many callers at once.
 _MAX_QUEUED: Final = 1024
-# Seconds that the minority has once a majority has answered without a decision. Its answers could
-# help to decide, but a silent node must not cost more.
+# Seconds to wait for the minority after a majority has answered without a decision. More answers
+# could help to decide, but a silent node must not cost more.
 _MINORITY_TIMEOUT: Final = 0.05
 # Seconds after which a packet that got no reply cannot arrive any more.
 _LONGEST_DELAY: Final = 60.0
@@ -41,21 +41,21 @@ _DRAIN_TIMEOUT: Final = 0.25
 
 
 class Fanout:
-    """All nodes. Nodes are created at first use, and again after close() or in a forked child.
+    """All nodes. They are created at first use, and again after close() or in a forked child.
 
     Args:
-        urls: One for each node.
+        urls: One URL for each node.
         clock: Measures timeouts and the age of servers.
 
     Attributes:
-        majority: Number of answers that a decision needs.
+        majority: The number of answers that a decision needs.
     """
 
     def __init__(self, urls: Sequence[NodeUrl], clock: Clock) -> None:
         self.majority = len(urls) // 2 + 1
         self._urls = tuple(urls)
         self._clock = clock
-        # By process id: threads do not survive a fork.
+        # Keyed by process id, because threads do not survive a fork.
         self._nodes: dict[int, tuple[Node, ...]] = {}
         weakref.finalize(self, _end_threads, self._nodes).atexit = False
         _fanouts.add(self)
@@ -67,7 +67,7 @@ class Fanout:
         pid = os.getpid()
         nodes = self._nodes.get(pid)
         if nodes is None:
-            # setdefault() is atomic: two threads that come first get the same nodes.
+            # setdefault() is atomic: two concurrent first callers get the same nodes.
             nodes = tuple(Node(url, self._clock) for url in self._urls)
             nodes = self._nodes.setdefault(pid, nodes)
         return nodes
@@ -79,7 +79,7 @@ class Fanout:
         timeout: float,
         enough: Callable[[Poll[T]], object],
     ) -> Poll[T]:
-        """Run ``operation`` for all nodes, and return when their answers are ``enough``.
+        """Run ``operation`` for all nodes, and return when the answers are ``enough``.
 
         The requests of all callers reach each node in the order of their calls. A node that has not
         answered when this returns still gets the request.
@@ -109,30 +109,31 @@ class Fanout:
         return poll
 
     def drain(self) -> None:
-        """Wait until the nodes have been sent what is queued, such as releases. A minority that
-        does not answer is waited for briefly.
+        """Wait until all queued requests, such as releases, have been sent to the nodes.
+
+        The wait for a minority that does not answer is short.
         """
         if os.getpid() in self._nodes:
             self.ask(lambda node: None, timeout=_DRAIN_TIMEOUT, enough=lambda poll: False)
 
     def close(self) -> None:
-        """End the threads and close the connections, when what is queued has been sent."""
+        """Send the queued requests, then end the threads and close the connections."""
         self.drain()
         _end_threads(self._nodes)
 
 
 _fanouts: WeakSet[Fanout] = WeakSet()
-# With a thread in this process; also nodes of closed stores.
+# The nodes with a thread in this process, including nodes of closed stores.
 _started: WeakSet[Node] = WeakSet()
 
 
 @cache
 def _drain_at_fork_and_exit() -> None:
-    # A child must not be forked while a thread is inside the client: locks that the thread holds
-    # there (of imports, of the resolver, of OpenSSL) would stay locked in the child.
+    # A child must not be forked while a thread is inside the client. Locks that the thread holds
+    # there (import, resolver, OpenSSL) would stay locked in the child.
     os.register_at_fork(before=_drain_all, after_in_child=_started.clear)
-    # Python stops daemon threads at exit. The last requests of a short script would reach a
-    # majority only.
+    # Python stops daemon threads at exit. Without the drain, the last requests of a short script
+    # would reach only a majority.
     atexit.register(_at_exit)
 
 
@@ -145,8 +146,8 @@ def _at_exit() -> None:
     _drain_all()
     if not native.is_patched():
         return
-    # A thread that Python stops inside a gevent or eventlet hub crashes the process. So the threads
-    # end before, though a silent node takes up to NODE_TIMEOUT seconds.
+    # If Python stops a thread inside a gevent or eventlet hub, the process crashes. So the threads
+    # are ended before, although a silent node takes up to NODE_TIMEOUT seconds.
     for fanout in list(_fanouts):
         _end_threads(fanout._nodes)
     nodes = list(_started)
@@ -172,8 +173,8 @@ class Node:
     """One Redis master, and the thread that sends it one request after the other.
 
     Attributes:
-        url: Where it is.
-        store: Its connections. Operations other than operators' use it in the node's thread.
+        url: The node's address.
+        store: The node's store. Only operators use it outside the node's thread.
         run_id: Identifies this run of the server; empty if unknown.
     """
 
@@ -182,7 +183,7 @@ class Node:
         self.store: RedisStore = _NodeStore(url.url, options={"redis_connect_func": self._greet})
         self.run_id = ""
         self._clock = clock
-        # When the server was started, at the latest; None if unknown.
+        # The latest possible time of the server's start; None if unknown.
         self._started_at: float | None = None
         # Releases that were sent and got no reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
@@ -192,7 +193,7 @@ class Node:
         self._ended: Any = native.make_queue()
 
     def submit(self, operation: Callable[[Node], Any], deliver: Callable[[Any], object]) -> None:
-        """Queue ``operation``. ``deliver`` is called once, with its result or exception."""
+        """Queue ``operation``. ``deliver`` is called once, with the result or the exception."""
         if self._jobs.qsize() >= _MAX_QUEUED:
             deliver(StoreUnavailable(f"{self.url} does not answer, and its queue is full"))
             return
@@ -207,8 +208,10 @@ class Node:
         self._jobs.put(_Job(operation, deliver, self._clock.now() + NODE_TIMEOUT))
 
     def acquire(self, request: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
-        """As of the store. A grant does not count within ``min_age`` seconds of the server's start,
-        nor while an earlier release by the same token may still arrive and delete it.
+        """See `Store.acquire`.
+
+        A grant does not count within ``min_age`` seconds of the server's start, nor while an
+        earlier release by the same token may still arrive and delete it.
         """
         asked_at = self._clock.now()
         reply = self.store.acquire(request, timeout=NODE_TIMEOUT)
@@ -222,7 +225,7 @@ class Node:
         return reply
 
     def release(self, request: Release) -> Relation:
-        """As of the store."""
+        """See `Store.release`."""
         try:
             return self.store.release(request, timeout=NODE_TIMEOUT)
         except StoreUnavailable as exc:
@@ -233,22 +236,22 @@ class Node:
             raise
 
     def stop(self) -> None:
-        """End the thread when it has served the queue."""
+        """End the thread after it has served the queue."""
         self._jobs.put(None)
 
     def discard(self) -> None:
-        """Remove what is queued."""
+        """Remove all queued requests."""
         with suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
 
     def join(self) -> None:
-        """Wait until the thread has ended; at most for one silent request and its login."""
+        """Wait until the thread has ended: at most for one request without a reply and a login."""
         with suppress(queue.Empty):
             self._ended.get(timeout=2 * NODE_TIMEOUT)
 
     def _forget_arrived(self) -> None:
-        """Forget releases that have arrived by now, or never will."""
+        """Forget releases that have arrived by now or cannot arrive any more."""
         oldest = self._clock.now() - _LONGEST_DELAY
         while self._unconfirmed:
             token, failed_at = next(iter(self._unconfirmed.items()))
@@ -258,14 +261,15 @@ class Node:
 
     def _run(self) -> None:
         """The node's thread."""
-        # A signal's exception in submit() may start a second thread, which would break the order.
+        # An exception from a signal handler in submit() may lead to a second thread, which would
+        # break the order.
         if not self._running.acquire(False):
             return
         while (job := self._jobs.get()) is not None:
-            # The thread that asked may have ended, and its gevent hub with it.
+            # The calling thread may have ended, and its gevent hub with it.
             with suppress(Exception):
                 job.deliver(self._answer(job))
-            del job  # else an idle thread keeps the caller's objects alive
+            del job  # an idle thread must not keep the caller's objects alive
         self.store.close()
         self._ended.put(None)
 
@@ -276,7 +280,7 @@ class Node:
             return StoreUnavailable(f"{self.url}: {exc}")
         except StoreError as exc:
             return StoreError(f"{self.url}: {exc}")
-        except Exception as exc:  # raised by the caller
+        except Exception as exc:  # raised again in the caller's thread
             return exc
 
     def _send(self, job: _Job) -> Any:
@@ -287,11 +291,11 @@ class Node:
         except StoreUnavailable as exc:
             if not exc.was_idle or self._clock.now() > job.send_until:
                 raise
-            # A restarted server reports the end of an idle connection only when it is used.
+            # After a restart of the server, an idle connection fails only when it is used.
             return job.operation(self)
 
     def _greet(self, connection: Any) -> None:
-        """Log in, and read when the server was started; called by redis-py for new connections."""
+        """Log in and read the time of the server's start. redis-py calls this when it connects."""
         connection.on_connect()
         connection.send_command("INFO", "server")
         try:
@@ -304,14 +308,14 @@ class Node:
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         self.run_id = fields.get("run_id", "")
         if fields.get("uptime_in_seconds", "").isdecimal():
-            # The server rounds both times to seconds: it may be 1 s younger than it says.
+            # The server rounds both times to seconds, so it may be 1 s younger than reported.
             uptime = max(0, int(fields["uptime_in_seconds"]) - 1)
             self._started_at = self._clock.now() - uptime
 
 
 class _NodeStore(RedisStore):
-    """A store without the note of its shards: a client that knows the nodes has one shard."""
+    """A RedisStore that does not compare the number of shards: Redlock always has one shard."""
 
     def _check_shards(self, key: str, timeout: float) -> bool:
-        """Nothing. The note would cost each node one more request before the first vote."""
+        """Do nothing: the check would cost each node one more request before the first vote."""
         return False

@@ -19,10 +19,10 @@ Non-guarantees
     Fencing tokens. Each node has its own counter, and a grant needs three of five nodes: the next
     grant may come from three others with lower counters. One number for all takes consensus. A
     process that stalls between ``check()`` and its write is not detected; see docs/redlock.md.
-    Exclusion when a node forgets an acknowledged write. With a lease on nodes 1, 2, 3, and node 3
-    restarted empty, nodes 3, 4, 5 would grant the key again. So a server has no vote until it has
-    been up for the ttl of the lease that is asked for (``quarantine``; read with INFO after each
-    login, where an ACL allows it). The same holds for a node whose clock steps.
+    Exclusion when a node forgets an acknowledged write. If a lease is on nodes 1, 2, 3 and node 3
+    restarts empty, nodes 3, 4, 5 would grant the key again. So a server has no vote until it has
+    been up for the ttl of the requested lease (``quarantine``; its uptime is read with INFO after
+    each login, if an ACL allows it). A node whose clock is set forward forgets leases too.
     Markers, claims and Beat's last runs may be lost by such a restart after the quarantine: a late
     redelivery may run again, a duplicate may be published, a tick may be sent again.
 
@@ -33,15 +33,16 @@ State model
 
 Failure handling
     A node is down: its vote is missing. No request waits for it.
-    A node is silent: it has 50 ms after a majority has answered, and no time if the majority
-    decides. Its queue is bounded, and requests older than ``NODE_TIMEOUT`` are dropped unsent.
+    A node does not answer: if a majority decides, no request waits for it. Otherwise a request
+    waits 50 ms after a majority has answered. The node's queue is bounded, and requests older than
+    ``NODE_TIMEOUT`` are dropped unsent.
     A release without a reply: the node has no vote for the same token during the next minute,
     because the release may arrive after the grant.
     A majority is down: StoreUnavailable, as with one server. The heartbeat retries until the
     lease's deadline.
-    An exception in the calling thread (a soft time limit, SIGTERM): the nodes that were reached
-    carry the request out. The locker releases by token, and that release is behind the request in
-    each node's queue.
+    An exception in the calling thread (a soft time limit, SIGTERM): the nodes that the request has
+    reached carry it out. The locker releases by token, and that release follows the request in each
+    node's queue.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ T = TypeVar("T")
 
 
 class RedlockStore(Store):
-    """A majority of the nodes that a ``redlock://`` URL names.
+    """A store on the nodes that a ``redlock://`` URL names. A majority of them decides.
 
     Raises:
         SettingsError: The URL cannot be read, or names an even number of nodes or fewer than three.
@@ -98,15 +99,15 @@ class RedlockStore(Store):
         )
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
-        """May take several attempts within ``timeout``.
+        """See `Store.acquire`. May make several attempts within ``timeout``.
 
-        The caller reads its clock before the first attempt. So it counts less of the ttl than the
-        attempt that won has left.
+        The caller reads its clock before the first attempt, so its deadline is earlier than the ttl
+        of the attempt that won.
         """
         return self._acquirer.acquire(request, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        """Each lease by itself: renewed where a majority still has it."""
+        """See `Store.renew`. A lease is renewed if a majority of the nodes still has it."""
         if not leases:
             return []
 
@@ -120,7 +121,7 @@ class RedlockStore(Store):
         return votes.renewed(poll, len(leases))
 
     def release(self, request: Release, *, timeout: float) -> Relation:
-        """Released where a majority had it; sent to all nodes in any case."""
+        """See `Store.release`. OURS if a majority had the lease; sent to all nodes in any case."""
         poll = self._acquirer.release(request, timeout)
         reply = votes.released(poll)
         if reply is None:
@@ -138,7 +139,7 @@ class RedlockStore(Store):
         timeout: float,
         claim: ClaimChange | None = None,
     ) -> None:
-        """Written by a majority, which has a node in common with every later majority."""
+        """See `Store.mark`. A majority must write it. Any later majority includes such a node."""
 
         def mark(node: Node) -> None:
             node.store.mark(key, token, state, sequence, ttl, timeout=NODE_TIMEOUT, claim=claim)
@@ -146,11 +147,11 @@ class RedlockStore(Store):
         self._ask_majority(mark, timeout, _has_majority)
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
-        """Claimed where a majority did; a split vote is repeated, as for a lease."""
+        """See `Store.admit`. A majority must claim the key; a split vote is repeated."""
         return self._acquirer.admit(request, timeout)
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        """Settled by a majority."""
+        """See `Store.settle_claim`. A majority must answer."""
         self._ask_majority(
             lambda node: node.store.settle_claim(token, change, timeout=NODE_TIMEOUT),
             timeout,
@@ -158,12 +159,12 @@ class RedlockStore(Store):
         )
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
-        """Authorized where a majority swapped the last run under the leader's token.
+        """See `Store.authorize_tick`. A majority must replace the last run.
 
-        A node that was away has an older last run, and refuses. While the token stands on a
-        majority, no other leader can have been authorized since this leader's election. So if the
-        last run that counts is the one that the leader expects, such nodes are brought up to date,
-        each only while it has the token.
+        A node that was unreachable has an older last run, and refuses. While a majority has the
+        leader's token, no other leader can have been authorized since this leader's election. So if
+        the last run that counts is the one that the leader expects, the last run is also replaced
+        on such nodes, on each only while it has the token.
         """
         poll = self._ask_majority(
             lambda node: node.store.authorize_tick(request, timeout=NODE_TIMEOUT),
@@ -192,7 +193,7 @@ class RedlockStore(Store):
         return verdict
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
-        """Of each key, the last run that counts among those of at least a majority."""
+        """See `Store.last_runs`. For each key, the last run that counts among a majority's."""
         if not keys:
             return []
         poll = self._ask_majority(
@@ -201,14 +202,14 @@ class RedlockStore(Store):
         return [votes.last_run(texts, poll.majority) for texts in zip(*poll.answers, strict=True)]
 
     def trace(self, key: str, *, timeout: float) -> Trace:
-        return Trace(record=self.inspect(key))  # no fences, and a clock per node
+        return Trace(record=self.inspect(key))  # there are no fences, and each node has a clock
 
     def inspect(self, key: str) -> Record | None:
-        """The record that a majority has, or may have if silent nodes are counted for it."""
+        """The record that a majority has, or may have if the silent nodes also have it."""
         return votes.standing(self._ask_majority(lambda node: node.store.inspect(key)))
 
     def scan(self, pattern: str) -> Iterator[Record]:
-        """As :meth:`inspect`, for all keys. The nodes are read one after the other."""
+        """See `Store.scan`; the records are those of :meth:`inspect`. Reads node after node."""
         nodes = self._fanout.nodes
         found: Poll[dict[str, Record]] = Poll(len(nodes), self._fanout.majority)
         for node in nodes:
@@ -224,18 +225,18 @@ class RedlockStore(Store):
                 yield record
 
     def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
-        """As of a RedisStore, on any node that answers. One stray is enough to block its vote."""
+        """See `Store.foreign_keys`. Reads all nodes: a foreign key on one node blocks its vote."""
         seen: set[tuple[str, str]] = set()
         for node in self._fanout.nodes:
             try:
                 found = list(node.store.foreign_keys(pattern))
             except StoreUnavailable:
-                continue  # a minority may be away
+                continue  # a minority may be unreachable
             yield from (stray for stray in found if stray not in seen)
             seen.update(found)
 
     def free(self, key: str, token: str | None) -> bool:
-        """Whether any node had it. A majority must answer, so that no majority has it."""
+        """See `Store.free`. True if any node had the key. A majority must answer."""
         return any(self._ask_majority(lambda node: node.store.free(key, token)).answers)
 
     def info(self, section: str) -> dict[str, str]:
@@ -257,7 +258,7 @@ class RedlockStore(Store):
         timeout: float = NODE_TIMEOUT,
         enough: Callable[[Poll[T]], object] = lambda poll: False,
     ) -> Poll[T]:
-        """The answers of all nodes that answer in time, or as many as are ``enough``.
+        """The answers that arrive until they are ``enough`` or the timeout ends.
 
         Raises:
             StoreUnavailable, StoreError: A majority did not answer.

@@ -4,9 +4,9 @@
 
     redlock://[user:password@]host[:port],host[:port],host[:port]/db?option=value&...
 
-A login before a host is that host's. Hosts without a login use the first host's. ``redlocks://``
-speaks TLS to all nodes. The database and the options are those of all nodes: ``quarantine`` (see
-store.py), and with TLS the options of redis-py in ``_TLS_OPTIONS``.
+A login before a host is for that host. Hosts without a login use the login of the first host.
+``redlocks://`` uses TLS for all nodes. The database and the options apply to all nodes. The options
+are ``quarantine`` (see store.py) and, with TLS, the options of redis-py in ``_TLS_OPTIONS``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TLS_OPTIONS: Final = frozenset(
     (*_TLS_PATHS, "ssl_ca_data", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 )
 _CERT_REQS: Final = ("required", "optional", "none")
-# Characters that end a login in other URLs. An unescaped one is allowed nowhere in this one.
+# Characters that end a login in other URLs. A redlock URL must not contain them unescaped.
 _SPECIAL: Final = frozenset("#@")
 _FORM: Final = "redlock://[user:password@]host:port,host:port,host:port/0"
 
@@ -37,7 +37,7 @@ class NodeUrl:
 
     Attributes:
         name: Host and port, for messages.
-        url: In the form that RedisStore reads.
+        url: The node's URL, in the form that RedisStore reads.
     """
 
     name: str
@@ -49,12 +49,12 @@ class NodeUrl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """What a URL says.
+    """The parsed URL.
 
     Attributes:
         members: The nodes.
         quarantine: Seconds after its start in which a server has no vote; None: the ttl of the
-            lease that is asked for.
+            requested lease.
     """
 
     members: tuple[NodeUrl, ...]
@@ -65,14 +65,14 @@ def read_nodes(url: str) -> Nodes:
     """The nodes that ``url`` names.
 
     Raises:
-        SettingsError: It cannot be read, or no odd number of nodes above 2 is named. The message
-            contains no password.
+        SettingsError: The URL cannot be read, or does not name an odd number of nodes above 2. The
+            message contains no password.
     """
     scheme, _, rest = url.partition("://")
     location, _, query = rest.partition("?")
     netloc, _, path = location.partition("/")
     if "@" in query:
-        # The options are not shown: with a "?" in a password, they are the rest of it.
+        # The options are not shown: if a password contains a "?", they are the rest of it.
         raise SettingsError(
             "an '@' stands in the options of the redlock:// URL: percent-encode what is special in "
             f"its passwords ('?' is %3F, '@' is %40), and write {_FORM}"
@@ -119,7 +119,7 @@ def _check_number(names: list[str]) -> None:
 
 
 def _node(text: str) -> tuple[str, str, str]:
-    """Name, login with its "@", and host with its port."""
+    """The name, the login with its "@", and the host with its port."""
     login, at, place = text.rpartition("@")
     try:
         if set(login) & _SPECIAL:
@@ -129,7 +129,7 @@ def _node(text: str) -> tuple[str, str, str]:
     except ValueError:
         host, port = None, 0
     if not host:
-        # Not shown: the usual cause is a special character in a password.
+        # The text is not shown: the usual cause is a special character in a password.
         raise SettingsError(
             "a node of the redlock:// URL can't be read: percent-encode what is special in its "
             f"password ('/' is %2F, '@' is %40, ',' is %2C), and write {_FORM}"
@@ -140,7 +140,7 @@ def _node(text: str) -> tuple[str, str, str]:
 def _db(path: str) -> int:
     text = path.strip("/") or "0"
     if not text.isdecimal():
-        # Not shown: with a "/" in a password, this is the rest of it.
+        # The path is not shown: if a password contains a "/", the path is the rest of it.
         raise SettingsError(
             "what follows the nodes of the redlock:// URL is no number of a database (a '/' in a "
             f"password is written %2F): write {_FORM}"
@@ -170,7 +170,7 @@ def _quarantine(text: str | None) -> float | None:
 
 
 def _check_tls(options: dict[str, str]) -> None:
-    """redis-py reads the files when it connects; a missing one is reported at the start."""
+    """Check the TLS files, which redis-py reads only when it connects."""
     requirement = options.get("ssl_cert_reqs", "required").removeprefix("CERT_").lower()
     if requirement not in _CERT_REQS:
         raise SettingsError(f"ssl_cert_reqs is one of {', '.join(_CERT_REQS)}")

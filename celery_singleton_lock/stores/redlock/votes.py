@@ -1,9 +1,9 @@
 """Decisions from the answers of single nodes: pure functions.
 
-Two rules are behind all of them:
+All decisions follow from two rules:
 
-Any two majorities have a node in common. What a majority has acknowledged, at least one node of
-every later majority knows.
+Any two majorities have a node in common. So at least one node of every later majority knows a write
+that a majority has acknowledged.
 
 A node that knows something about the task's own attempts (done, superseded, a later attempt, a
 twin) decides alone, because only a client with the right to do so wrote it. A node where another
@@ -31,7 +31,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
 
-# Reasons to drop a message come before reasons to let it wait.
+# In order of precedence: reasons to drop a message come before reasons to let it wait.
 _KNOWLEDGE: Final = (Relation.DONE, Relation.SUPERSEDED, Relation.LATER, Relation.TWIN)
 
 
@@ -40,10 +40,10 @@ class Poll(Generic[T]):
     """The answers that have arrived so far.
 
     Attributes:
-        nodes: How many nodes were asked.
-        majority: How many answers a decision needs.
-        answers: What nodes answered, in the order of arrival.
-        errors: Of nodes that refused or could not be reached. It is unknown what these have.
+        nodes: The number of nodes that were asked.
+        majority: The number of answers that a decision needs.
+        answers: The answers, in the order of arrival.
+        errors: The errors of nodes that refused or could not be reached. Their state is unknown.
     """
 
     nodes: int
@@ -55,7 +55,7 @@ class Poll(Generic[T]):
         """Add a node's answer.
 
         Raises:
-            Exception: ``answer`` is one, and no StoreError.
+            Exception: ``answer`` is an exception other than StoreError.
         """
         if isinstance(answer, StoreError):
             self.errors.append(answer)
@@ -66,12 +66,12 @@ class Poll(Generic[T]):
 
     @property
     def pending(self) -> int:
-        """How many nodes may still answer."""
+        """The number of nodes that may still answer."""
         return self.nodes - len(self.answers) - len(self.errors)
 
     @property
     def silent(self) -> int:
-        """How many nodes have not answered, or with an error."""
+        """The number of nodes that have not answered or have answered with an error."""
         return self.nodes - len(self.answers)
 
     @property
@@ -80,12 +80,12 @@ class Poll(Generic[T]):
         return len(self.answers) >= self.majority
 
     def check(self) -> None:
-        """Raises StoreUnavailable or StoreError unless a majority has answered."""
+        """Raise StoreUnavailable or StoreError unless a majority has answered."""
         if not self.has_majority:
             raise self.error()
 
     def error(self) -> StoreError:
-        """Why there is no decision."""
+        """The error that explains why there is no decision."""
         reasons = [str(error) for error in self.errors]
         if self.pending:
             reasons.append(f"{self.pending} did not answer in time")
@@ -114,18 +114,18 @@ def granted(votes: Votes, slot: str) -> bool:
 
 
 def acquired(votes: Votes, slots: Sequence[str]) -> Granted | Refused | None:
-    """The grant of one slot by a majority, or a final refusal; None: open, or a split vote.
+    """The grant of one slot by a majority, or a final refusal; None: undecided, or a split vote.
 
     DONE, SUPERSEDED, LATER, TWIN
-        One node is enough. A twin's vote may be about to be given back: then the message comes
-        again a moment later, and is not lost.
+        One node is enough. A twin's vote may be about to be given back. Then the message is
+        delivered again a moment later, and is not lost.
     EARLIER
         An earlier attempt of the task has votes, and a majority is impossible. The message is put
         back. This comes before OTHER, because OTHER may end a message, and its own earlier attempt
         must not.
     OTHER
-        Only if a majority names the same other task. Otherwise possibly no task holds the key:
-        several contenders have votes that they will give back.
+        A majority must name the same other task. Otherwise possibly no task holds the key: several
+        contenders have votes that they will give back.
     """
     refusals = _refusals(votes)
     for relation in _KNOWLEDGE:
@@ -142,7 +142,7 @@ def acquired(votes: Votes, slots: Sequence[str]) -> Granted | Refused | None:
         if refused.relation is Relation.EARLIER:
             return _without_fence(refused)
     refused_by, count = _most_named(refusals)
-    # A refusal names the holder of the first slot only. Other slots may be free in a moment.
+    # A refusal returns the holder of the first slot only. Other slots may become free soon.
     return refused_by if count >= votes.majority and len(slots) == 1 else None
 
 
@@ -155,7 +155,7 @@ def contended(votes: Votes) -> bool:
 
 
 def suspect(votes: Votes) -> Refused | None:
-    """The refusal by a task that has a majority if all nodes in doubt are counted for it."""
+    """The refusal by a task that has a majority if all undecided nodes are counted for it."""
     refused, count = _most_named(_refusals(votes))
     in_doubt = votes.silent + sum(isinstance(a, GrantWithoutVote) for a in votes.answers)
     return refused if count and count + in_doubt >= votes.majority else None
@@ -167,7 +167,7 @@ def holder(refused: Refused) -> str:
 
 
 def holders(votes: Votes) -> set[str]:
-    """The tokens of all holders that refusals name."""
+    """The tokens of all holders in refusals."""
     return set(map(holder, _refusals(votes)))
 
 
@@ -177,10 +177,10 @@ def renewed(poll: Poll[list[Renewal]], count: int) -> list[Renewal]:
 
 
 def _renewed(poll: Poll[list[Renewal]], replies: Sequence[Renewal]) -> Renewal:
-    """RENEWED where a majority still has the lease; SILENT: the silent nodes decide.
+    """None (renewed) if a majority still has the lease; UNREACHABLE: the silent nodes decide.
 
-    DYING by one node is enough: the worker parent wrote it. A lease is lost as soon as no majority
-    can have it, because a lease that single nodes have lost is never written back.
+    DYING from one node is enough, because the worker parent wrote it. A lease is lost as soon as no
+    majority can have it, because a lease that single nodes have lost is never written back.
     """
     if LossReason.DYING in replies:
         return LossReason.DYING
@@ -193,11 +193,11 @@ def _renewed(poll: Poll[list[Renewal]], replies: Sequence[Renewal]) -> Renewal:
 
 
 def released(poll: Poll[Relation]) -> Relation | None:
-    """RELEASED where a majority had the lease until now; None: the silent nodes decide.
+    """OURS if a majority had the lease until now; None: the silent nodes decide.
 
-    The majority comes first: a twin that contends with the holder may have a vote for a moment, and
-    the holder's result is still the one that counts. Without a majority, one node that knows of a
-    twin decides.
+    The majority takes precedence: a twin that contends with the holder may have a vote for a
+    moment, but the holder's result counts. Without a majority, one node that knows of a twin
+    decides.
     """
     had = poll.answers.count(Relation.OURS)
     if had >= poll.majority:
@@ -216,7 +216,7 @@ def admitted(poll: Poll[Record | None]) -> bool:
 
 
 def claimant(poll: Poll[Record | None], *, suspected: bool = False) -> Record | None:
-    """The message that has the claim on a majority; with ``suspected``, or may have it there."""
+    """The message whose claim a majority has, or may have if ``suspected``."""
     record, count = _most_held(poll)
     if suspected and record is not None:
         count += poll.silent
@@ -229,9 +229,9 @@ def contested(poll: Poll[Record | None]) -> bool:
 
 
 def standing(poll: Poll[Record | None]) -> Record | None:
-    """The record that a majority has, or may have if all silent nodes are counted for it.
+    """The record that a majority has, or may have if all silent nodes also have it.
 
-    Its ttl is the time after which no majority has it any more.
+    The record's ttl is the time after which no majority has it any more.
     """
     record, count = _most_held(poll)
     if record is None or count + poll.silent < poll.majority:
@@ -241,7 +241,7 @@ def standing(poll: Poll[Record | None]) -> Record | None:
 
 
 def authorized(poll: Poll[Authorization]) -> Authorization | None:
-    """AUTHORIZED or DEPOSED where that is decided; None: open, or the nodes' last runs differ."""
+    """AUTHORIZED or DEPOSED if decided; None: undecided, or the last runs of the nodes differ."""
     if poll.answers.count(Authorization.AUTHORIZED) >= poll.majority:
         return Authorization.AUTHORIZED
     if poll.answers.count(Authorization.DEPOSED) > poll.nodes - poll.majority:
@@ -250,11 +250,11 @@ def authorized(poll: Poll[Authorization]) -> Authorization | None:
 
 
 def last_run(texts: Sequence[str | None], majority: int) -> str | None:
-    """The last run that counts, from those of single nodes.
+    """The last run that counts, from the last runs of single nodes.
 
     A majority has each run at the moment of its authorization. So no majority has an older run
-    after that, and every majority includes a node with the newest. A run on a minority may never
-    have been authorized. It counts all the same: a missed run is better than a repeated one.
+    after that, and every majority includes a node with the newest run. A run on a minority may
+    never have been authorized. It counts nevertheless: a missed run is better than a repeated one.
     """
     counts = Counter(text for text in texts if text is not None)
     if not counts:
@@ -264,7 +264,7 @@ def last_run(texts: Sequence[str | None], majority: int) -> str | None:
 
 
 def _time_of(text: str) -> float:
-    """The time of a run, with which its text begins; a text without one is the oldest."""
+    """The time at the beginning of a run's text; a text without a time counts as the oldest."""
     try:
         at = float(text.partition(" ")[0])
     except ValueError:
@@ -273,9 +273,9 @@ def _time_of(text: str) -> float:
 
 
 def _most_held(poll: Poll[Record | None]) -> tuple[Record | None, int]:
-    """The record of the token that most nodes have, and how many have it.
+    """The record of the token that most nodes have, and the number of these nodes.
 
-    Their phases may differ for a moment: the record is one in the most frequent phase.
+    The phases may differ for a moment. The record has the most frequent phase.
     """
     records = [record for record in poll.answers if record is not None]
     if not records:
@@ -292,7 +292,7 @@ def _refusals(votes: Votes) -> list[Refused]:
 
 
 def _most_named(refusals: Sequence[Refused]) -> tuple[Refused | None, int]:
-    """A refusal by the holder that most nodes name, and how many name it."""
+    """A refusal by the holder that most nodes name, and the number of these nodes."""
     if not refusals:
         return None, 0
     [(most, count)] = Counter(map(holder, refusals)).most_common(1)
@@ -301,7 +301,7 @@ def _most_named(refusals: Sequence[Refused]) -> tuple[Refused | None, int]:
 
 
 def _without_fence(refused: Refused) -> Refused:
-    """Without the node's own counter, which is no fencing token."""
+    """``refused`` without the fence: a single node's counter is not a fencing token."""
     if refused.record is None:
         return refused
     return replace(refused, record=replace(refused.record, fence=None))

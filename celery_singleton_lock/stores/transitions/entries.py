@@ -10,25 +10,25 @@ from typing import ClassVar, Final
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record, Token
 from celery_singleton_lock.core.store import MarkerState
 
-# A marker's text has two blanks. That of a lease or of a claim has three, and a token in the place
-# of the number.
+# The text of a marker has two blanks. The text of a lease or a claim has three, and a token in the
+# place of the number.
 _MARKER: Final = re.compile(r"([-fd]) ([0-9]+) (\S*)")
-# In the place of a lease's fence: the fence is the number that the store gave to the write.
+# Written in the place of a lease's fence: the fence is the number that the store gave to the write.
 _OWN_NUMBER: Final = "="
-# Prefix of the text of a last run. No kind of lease and no marker begins with it. Redis has none:
-# there the text stands alone.
+# Prefix of the text of a last run. No kind of lease and no marker begins with it. In Redis a last
+# run has no prefix.
 _LAST_RUN: Final = "t "
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease, or what a release made of it.
+    """A lease, or the reservation or cooling key that a release left.
 
     Attributes:
-        kind: Any kind but CLAIM.
-        token: Of the holder, or of the attempt that a reservation is for.
-        fence: 0: it has none; None: the number that the store will give to the write.
-        holder: For people.
+        kind: Any kind except CLAIM.
+        token: The token of the holder, or of the attempt that a reservation is for.
+        fence: The fence; 0: none; None: the number that the store will give to the write.
+        holder: The description of the holder for people.
     """
 
     kind: Kind
@@ -55,7 +55,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What is known of one attempt beyond its lease."""
+    """The state of one attempt, kept beside its lease."""
 
     state: MarkerState
     sequence: int
@@ -64,7 +64,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """The text of the last run of one schedule entry, written by the leader of the Beats."""
+    """The text of the last run of one schedule entry, written by the elected beat."""
 
     text: str
 
@@ -84,8 +84,8 @@ class Entry:
     Attributes:
         value: The content.
         ttl: Seconds left; for a new entry, the seconds that it gets.
-        renewed: Whether its lifetime depends on the heartbeat of its holder. Otherwise the entry
-            expires ``ttl`` seconds from now.
+        renewed: Whether the entry lives as long as its holder's heartbeat. Otherwise it expires
+            ``ttl`` seconds from now.
     """
 
     value: Value
@@ -113,13 +113,13 @@ class Entry:
         )
 
     def numbered(self, number: int) -> Entry:
-        """The entry as it is read once the store has given ``number`` to the write."""
+        """The entry as it is read after the store has given ``number`` to the write."""
         if isinstance(self.value, Held) and self.value.fence is None:
             return replace(self, value=replace(self.value, fence=number))
         return self
 
     def has_ttl(self, ttl: float) -> bool:
-        """Whether its ttl, which the text may have rounded, is ``ttl``."""
+        """Whether the entry's ttl equals ``ttl``, apart from rounding in the text."""
         return math.isclose(self.ttl, ttl, rel_tol=1e-3)
 
 

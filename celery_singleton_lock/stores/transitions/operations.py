@@ -37,8 +37,8 @@ def acquire(request: Acquire) -> Transition[Granted | Refused]:
     """Take a free slot, or the slot that the token holds or that is reserved for its attempt."""
     marker = Keyspace.marker(request.slots[0], request.token.attempt)
     claims = (request.claim.key,) if request.claim else ()
-    # A claim exists since the message was published. A later attempt, and a message that was put
-    # back, have left a reservation or a marker.
+    # A claim exists since the message was published. A retry and a message that was put back have
+    # left a reservation or a marker.
     is_first = request.claim is None and request.token.retries == 0 and request.sequence == 0
     return Transition(
         (marker, *request.slots, *claims),
@@ -81,7 +81,7 @@ def _refusal_by_marker(marker: Marker | None, sequence: int) -> Relation | None:
 
 
 def _relation(entry: Entry, token: Token) -> Relation | None:
-    """How the delivery ``token`` relates to the entry of a slot; None if the slot is its own."""
+    """How the delivery ``token`` relates to the entry of a slot; None if it may take the slot."""
     value = entry.value
     # Other values are forged or foreign: claims and markers have keys of their own.
     if not isinstance(value, Held) or value.token.task != token.task:
@@ -117,7 +117,7 @@ def _refused_by_other(draft: Draft, request: Acquire, key: str) -> Refused:
 
 
 def renew(leases: Sequence[Lease]) -> Transition[list[Renewal]]:
-    """Prolong each lease whose token stands, and its claim, which is never shortened."""
+    """Prolong each lease that its token still holds, and its claim, which is never shortened."""
     keys = dict.fromkeys(key for one in leases for key in (one.key, one.claim_key) if key)
     return Transition(tuple(keys), lambda draft: [_renew(draft, lease) for lease in leases])
 
@@ -140,7 +140,7 @@ def _renew(draft: Draft, lease: Lease) -> Renewal:
 
 
 def release(request: Release) -> Transition[Relation]:
-    """Delete what the token holds, or change its kind. Never touch another token's key."""
+    """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
     marker = Keyspace.marker(request.keys[0], request.token.attempt)
     claims = (request.claim.key,) if request.claim else ()
     keys = (marker, *request.keys, *claims)
@@ -162,7 +162,7 @@ def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
     ):
         draft.change_claim(request.claim, request.token.task, holder=holder)
     if reply is Relation.OURS and request.marker is None:
-        return reply  # Without reading the marker, on which nothing depends.
+        return reply  # The marker need not be read: nothing depends on it.
     marker = draft.value(marker_key, Marker)
     done = marker is not None and marker.state is MarkerState.DONE
     is_ours = marker is not None and marker.nonce == request.token.nonce
@@ -204,7 +204,8 @@ def mark(
                 until = ttl if is_higher else entry.ttl
             new = replace(new, sequence=max(sequence, old.sequence))
         draft.changes[marker_key] = Entry(new, until)
-        # A claim that is gone isn't written again: the copy may have run, and freed it, by now.
+        # A missing claim is not written again: the newer copy of the message may have run and freed
+        # it meanwhile.
         if claim and new.state is not MarkerState.DONE and draft.value(claim.key, Claim):
             draft.change_claim(claim, token.task)
 
@@ -212,7 +213,7 @@ def mark(
 
 
 def admit(request: Admit) -> Transition[Record | None]:
-    """Claim a key for a message that is about to be published; the record of another's claim."""
+    """Claim a key for a message, or return the record of another message's claim."""
     task = request.token.task
 
     def decide(draft: Draft) -> Record | None:
@@ -245,7 +246,7 @@ def settle_claim(token: Token, change: ClaimChange) -> Transition[None]:
 
 
 def authorize_tick(request: AuthorizeTick) -> Transition[Authorization]:
-    """Swap the last run of a schedule entry, if the leader's token and the expected run stand."""
+    """Replace an entry's last run if the leader's token and the expected last run are stored."""
 
     def decide(draft: Draft) -> Authorization:
         leader, last = draft.value(request.leader, Held), draft.value(request.entry, LastRun)
@@ -278,7 +279,7 @@ def inspect(key: str) -> Transition[Record | None]:
 
 
 def free(key: str, token: str | None) -> Transition[bool]:
-    """For operators: delete a key of any kind, if ``token`` stands."""
+    """For operators: delete a key of any kind, if ``token`` holds it."""
 
     def decide(draft: Draft) -> bool:
         record = draft.record(key)
@@ -293,7 +294,7 @@ def free(key: str, token: str | None) -> Transition[bool]:
 def expire(key: str, owner: str) -> Transition[None]:
     """Delete the lease or claim of ``owner``, whose heartbeat has ended.
 
-    An entry that has a lifetime of its own by now is left alone.
+    An entry that no longer depends on a heartbeat is kept.
     """
 
     def decide(draft: Draft) -> None:

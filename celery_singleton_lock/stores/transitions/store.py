@@ -1,6 +1,6 @@
 """The base class of stores without scripts: each operation is one transition.
 
-A subclass adds ``capabilities``, ``transact``, ``scan`` and ``close``, and is a Store then.
+A subclass implements ``capabilities``, ``transact``, ``scan`` and ``close``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TransitionStore(Store):
         """Apply ``transition`` atomically.
 
         Returns:
-            Its reply, and the number that the store gave to the write, 0 if nothing was written.
-            The numbers of later writes are higher.
+            The transition's reply, and the number that the store gave to the write; 0 if nothing
+            was written. The numbers of later writes are higher.
         """
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:

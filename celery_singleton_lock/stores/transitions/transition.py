@@ -1,4 +1,4 @@
-"""A transition: a pure function from the entries of some keys to a reply and the changes."""
+"""Transitions: pure functions from the entries of some keys to a reply and changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Draft:
     """The entries that a transition reads, and the changes that it decides on.
 
     Attributes:
-        entries: What was read; a key without an entry is free.
+        entries: The entries that were read; a key without an entry is free.
         changes: The entry to write for each changed key; None: delete the key.
         read: The keys that the decision depends on.
     """
@@ -33,7 +33,7 @@ class Draft:
         return self.changes[key] if key in self.changes else self.entries.get(key)
 
     def value(self, key: str, kind: type[SomeValue]) -> SomeValue | None:
-        """The value at ``key`` if it is of ``kind``."""
+        """The value of ``key`` if it is of ``kind``."""
         entry = self.get(key)
         return entry.value if entry and isinstance(entry.value, kind) else None
 
@@ -52,10 +52,10 @@ class Draft:
         """Change the claim of ``task``, or write it if the key is free. Keep any other entry.
 
         Args:
-            change: What to change.
-            task: The owner.
-            holder: Of a claim that is written to a free key.
-            lease_ttl: Given if the claim is renewed with a lease from now on: seconds.
+            change: The change.
+            task: The owner of the claim.
+            holder: The holder in a claim that is written to a free key.
+            lease_ttl: The ttl of the lease with which the claim is renewed; None: there is none.
         """
         claim = self.value(change.key, Claim)
         is_own = claim is not None and claim.owner == task
@@ -77,8 +77,8 @@ class Transition(Generic[Reply]):
 
     Attributes:
         keys: The keys to read.
-        decide: Returns the reply and puts the changes into the draft. Reads no time: entries have
-            the seconds that are left, and get seconds from now.
+        decide: Returns the reply and puts the changes into the draft. It reads no clock: the ttl of
+            an entry is the number of seconds from now.
         likely_free: One of the keys. If it is free, the other keys are most likely free too, so a
             store may try the write before it reads. Empty: the store has to read first.
     """

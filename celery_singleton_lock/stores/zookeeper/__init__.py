@@ -1,1 +1,1 @@
-"""Locks in ZooKeeper."""
+"""The ZooKeeper store."""

@@ -1,4 +1,4 @@
-"""Reads and writes of nodes: a snapshot of some keys, and a write if the snapshot still holds."""
+"""Reads and writes of ZooKeeper nodes: snapshots of keys, and writes if a snapshot still holds."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Ensemble:
         self._server_time = ServerTime()
 
     def read(self, keys: Sequence[str], deadline: float) -> tuple[View, Versions]:
-        """All keys at one moment, and the versions of their buckets."""
+        """A snapshot of all keys, and the versions of their buckets."""
         session = self.sessions.common(deadline)
         client, buckets = session.client, self.layout.buckets(keys)
         while True:
-            # Sent together. The sync lets this member catch up with the leader.
+            # All requests are sent together. The sync lets this member catch up with the leader.
             requests = [client.sync_async(self.layout.root)]
             requests += [client.exists_async(bucket) for bucket in buckets]
             requests += [client.get_async(self.layout.path(key)) for key in keys]
@@ -82,10 +82,10 @@ class Ensemble:
         """Write ``changes`` if ``view`` still holds; None if it doesn't.
 
         A key whose bucket has a version was read, and comparing the version proves that it is
-        unchanged. A key whose bucket has none is assumed to have no node. ZooKeeper has no check
-        for that, so the transaction creates the node: if there is one, the whole transaction fails.
-        A node that the changes don't contain is deleted in the same transaction, so no client sees
-        it. A node that has expired counts as a node.
+        unchanged. A key whose bucket has no version is assumed to have no node. ZooKeeper has no
+        check for the absence of a node, so the transaction creates it: if the node exists, the
+        whole transaction fails. A created node that is not in ``changes`` is deleted in the same
+        transaction, so no client sees it. An expired node counts as existing.
 
         Returns:
             The stats of the changed buckets, in order.
@@ -117,7 +117,7 @@ class Ensemble:
         return stats
 
     def prove_alive(self, sessions: Iterable[Session], deadline: float) -> None:
-        """Write in each session. A read could be answered by a member without a leader."""
+        """Write in each session. A member without a leader could answer a read."""
         sent = [(s, s.client.set_async(self.layout.clock, b"")) for s in sessions]
         for session, request in sent:
             stat = session.collect([request], deadline)[0]
@@ -129,7 +129,7 @@ class Ensemble:
                 self._server_time.note(stat, self._clock.now())
 
     def _server_now(self, session: Session, nodes: Sequence[Any], deadline: float) -> float | None:
-        """The server's time, if one of the nodes expires by it."""
+        """The server's time, if a node's expiry depends on it."""
         if not any(node is not None and node[0][:1] == b"p" for node in nodes):
             return None
         if self._server_time.at(self._clock.now()) is None:

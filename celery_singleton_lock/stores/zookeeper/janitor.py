@@ -1,4 +1,4 @@
-"""A thread that deletes what the server doesn't expire.
+"""The janitor: a thread that deletes nodes that the server doesn't expire.
 
 A ZooKeeper session lives as long as its process, and so would a lease that is no longer renewed
 (``max_hold`` is reached, its release failed, or the reply to its acquire was lost). The janitor
@@ -39,10 +39,10 @@ class Own:
     """A note on a node that this process has created, or may have created, in one of its sessions.
 
     Attributes:
-        ttl: Seconds, as many as the server allows.
-        until: When the ttl is over, on the clock, unless the node is renewed.
+        ttl: Seconds, limited to the maximum that the server allows.
+        until: The end of the ttl, on the clock, unless the node is renewed.
         session: The session of the node.
-        expected: What the keys of the operation contained afterwards, and the versions of their
+        expected: The content of the operation's keys after the write, and the versions of their
             buckets. None until the write is acknowledged.
     """
 
@@ -57,7 +57,7 @@ class Janitor:
 
     Args:
         own: The notes on own keys.
-        clock: For their ends.
+        clock: The clock of the notes.
         expire: Deletes a key if its owner is unchanged.
         sweep: Deletes the expired nodes of a bucket, by its number; returns the number of nodes.
     """
@@ -81,10 +81,10 @@ class Janitor:
         self._closed = False
 
     def wake(self) -> None:
-        """Look at the own keys, which have changed."""
+        """Wake the thread, because the own keys have changed."""
         if not self._running.locked() and not self._closed:
-            # The thread itself acquires the lock. If a start failed or was interrupted after this
-            # method had acquired it, all own keys would be without a janitor.
+            # The thread itself acquires the lock. If this method acquired it and the start failed
+            # or was interrupted, all own keys would be without a janitor.
             native.start_new_thread(self._run, "singleton-janitor")
         self._ring()
 

@@ -4,11 +4,11 @@ An ephemeral node ends with its session, so leases of different ttls need differ
 
 Guarantees
     Requests end within their timeout. If a reply is missing after half of the timeout, another
-    request is sent: it wakes a server that has forgotten the first one. If a reply times out, the
-    connection is closed, so that kazoo connects to the next member instead of waiting for two
-    thirds of the session's timeout. When a session connects to a member that doesn't answer, it
-    leaves that member as early: kazoo would wait for a third of the session's timeout (for all of
-    it if no packet arrives), and the session's leases would be lost by then.
+    request is sent, which wakes a server that has forgotten the first one. If a reply times out,
+    the connection is closed, so that kazoo connects to the next member instead of waiting for two
+    thirds of the session's timeout. A session also leaves a member early that doesn't answer while
+    the session connects: kazoo would wait for a third of the session's timeout (for all of it if no
+    packet arrives), and the session's leases would be lost by then.
 
 Non-guarantees
     A request that timed out may still be in kazoo's queue and be sent later. The requests of one
@@ -56,14 +56,16 @@ from celery_singleton_lock.stores.urls import ClusterUrl
 OPTIONS: Final = frozenset({"ca", "cert", "key"})
 
 _TLS_SCHEME: Final = "zks"
-# Seconds, of the session for everything that doesn't end with a session.
+# The timeout, in seconds, of the session for nodes that don't end with a session.
 _COMMON_TTL: Final = 10.0
-# Each is a connection and three threads. Policies rarely have more ttls, but single calls may.
+# Each session has a connection and three threads. Policies rarely have more ttls, but the calls of
+# a process may.
 _MAX_SESSIONS: Final = 8
-# The share of a session's timeout that a member has to accept the session. A lease trusts half of
-# the timeout, and is renewed after a third. The rest suffices for two members that don't answer.
+# The share of a session's timeout that a member has to accept the session. A holder trusts a lease
+# for half of the timeout and renews it after a third. The rest suffices for two members that don't
+# answer.
 _ACCEPT_RATIO: Final = 1 / 12
-# Seconds. A member that is only slow gets twice the time at the next attempt.
+# Seconds. A slow member gets twice the time at the next attempt.
 _MIN_ACCEPT, _MAX_ACCEPT = 0.25, 2.0
 # The share of a reply's timeout after which a sync is sent, and the maximum in seconds. ZooKeeper
 # 3.6.0 to 3.8.0 may forget to wake the thread that applies a committed write (ZOOKEEPER-4537: seen
@@ -87,7 +89,7 @@ def _is_no_login(record: logging.LogRecord) -> bool:
 
 
 # A child of kazoo's own logger, whose level and handlers apply. At DEBUG kazoo logs each request
-# that it sends. The first one is the login with its password.
+# that it sends. The first request is the login with its password, which a filter removes.
 _logger = logging.getLogger("kazoo.client.singleton")
 _logger.addFilter(_is_no_login)
 
@@ -132,17 +134,17 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed for good."""
+        """Whether the session is closed and will not reconnect."""
         return self.client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 
     def start(self, deadline: float) -> None:
-        """Wait for the server's answer. After the deadline, kazoo goes on trying.
+        """Wait for the server's answer. After the deadline, kazoo keeps trying.
 
         Raises:
             StoreUnavailable: There was no answer until the deadline.
         """
         with self._guard:
-            # Once: two threads that start one client deadlock.
+            # A client is started once: two threads that start one client deadlock.
             started, self._is_started = self._is_started, True
             try:
                 if not started:
@@ -157,7 +159,8 @@ class Session:
         """The replies to asynchronous requests; None if there is no such node.
 
         Raises:
-            StoreUnavailable, StoreError: No answer; a refusal.
+            StoreUnavailable: The server doesn't answer.
+            StoreError: The server refuses a request.
         """
         return [self._reply(request, deadline) for request in requests]
 
@@ -184,12 +187,12 @@ class Session:
 
     def _hang_up(self) -> None:
         connection = getattr(self.client._connection, "_socket", None)
-        # A new connection is left alone: it may be the one to the next member.
+        # A new connection stays open: it may lead to the next member already.
         if connection is not None and self.client.connected:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # It is closed already.
+                pass  # The socket is closed already.
 
     @staticmethod
     def _new_client(url: ClusterUrl, ttl: float) -> Any:
@@ -210,11 +213,13 @@ class Session:
 
 
 class Sessions:
-    """Creates sessions when they are needed, per process: a fork can't use those of its parent.
+    """The sessions of this process, created when they are needed.
+
+    A forked child can't use its parent's sessions, so it has sessions of its own.
 
     Args:
         url: Members, login and options.
-        clock: For deadlines.
+        clock: The clock of the deadlines.
         is_used: Whether ephemeral nodes of a session may exist.
     """
 
@@ -226,7 +231,7 @@ class Sessions:
         self._guard = threading.Lock()
 
     def common(self, deadline: float) -> Session:
-        """The session for everything that doesn't end with it.
+        """The session for nodes that don't end with a session.
 
         Raises:
             StoreUnavailable: No server answers.
@@ -234,7 +239,7 @@ class Sessions:
         return self._get(0, _COMMON_TTL, deadline)
 
     def of_ttl(self, ttl: float, deadline: float) -> Session:
-        """The session that ends ``ttl`` seconds after this process, or as the server allows.
+        """The session that ends ``ttl`` seconds after this process, within the server's limits.
 
         Raises:
             StoreUnavailable: No server answers.
@@ -260,11 +265,11 @@ class Sessions:
         return session
 
     def _close_spare(self, newest: Session) -> None:
-        """End unused sessions beyond the maximum: the ttls of single calls must not add up."""
+        """End unused sessions beyond the maximum, so that ttls of single calls don't add up."""
         for key, session in list(self._sessions.items()):
             if len(self._sessions) <= _MAX_SESSIONS:
                 return
             is_spare = key[1] and session is not newest and not self._is_used(session)
-            # If two threads find it, one of them removes and closes it.
+            # If two threads find the same session, only one of them removes and closes it.
             if is_spare and self._sessions.pop(key, None) is session:
                 session.close()

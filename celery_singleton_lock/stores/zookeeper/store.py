@@ -14,14 +14,15 @@ Guarantees
 
 Non-guarantees
     Availability without a majority: nothing is granted then, and a holder stops at its deadline.
-    Notice of a lost session: in a partition the server deleted the node after 2.0 s, and its client
-    was notified after 5.5 s. The local deadline trusts a grant for half of the session's timeout: a
-    member forwards a session's heartbeats every half tick, so the leader may count from the one
-    before the last. Expiry to the millisecond: the server rounds the end of a session up to its
-    next tick, and a new leader gives each session its full timeout again. A ttl that the server
-    doesn't allow: by default, sessions last 4 s at least (the key of a dead holder is free that
-    much later) and 40 s at most (a longer lease is shortened). Greenlets: a busy greenlet would
-    starve kazoo's heartbeat, so gevent and eventlet are refused.
+    Timely notice of a lost session: in a partition the server deleted the node after 2.0 s, and its
+    client was notified after 5.5 s. The local deadline trusts a grant for half of the session's
+    timeout: a member forwards a session's heartbeats every half tick, so the leader may count from
+    the heartbeat before the last.
+    Expiry to the millisecond: the server rounds the end of a session up to its next tick, and a new
+    leader gives each session its full timeout again.
+    A ttl that the server doesn't allow: by default, sessions last 4 s at least (the key of a dead
+    holder is free that much later) and 40 s at most (a longer lease is shortened).
+    Greenlets: a busy greenlet would starve kazoo's heartbeat, so gevent and eventlet are refused.
 
 State model
     The nodes that this process has created, or may have created, in its sessions are noted in
@@ -77,19 +78,20 @@ _MAX_LIMIT: Final = 1000
 # Each attempt that fails means that another client's transaction has succeeded.
 _MAX_ATTEMPTS: Final = 100
 _CHUNK: Final = 250
-# Keys that this process found taken. That suffices for the keys that are contended at one time. A
-# forgotten key costs one write that fails.
+# The number of remembered keys that this process found taken. It suffices for the keys that are
+# contended at one time. A forgotten key costs one write that fails.
 _MAX_TAKEN: Final = 1000
 
 
 class ZooKeeperStore(TransitionStore):
-    """One ensemble, by URL: ``zk://host:2181,host:2181/path``; ``zks://`` with TLS.
+    """A store in a ZooKeeper ensemble.
 
     Args:
-        url: Its login is of the digest scheme. Its query may contain ``ca``, ``cert`` and ``key``.
-        clock: For deadlines.
+        url: ``zk://host:2181,host:2181/path``; ``zks://`` with TLS. Its login is of the digest
+            scheme. Its query may contain ``ca``, ``cert`` and ``key``.
+        clock: The clock of the deadlines.
         fence_base: Fences are above this number.
-        options: As in the query.
+        options: Further options, as in the query.
 
     Raises:
         SettingsError: The URL can't be read, or this process runs greenlets.
@@ -153,7 +155,7 @@ class ZooKeeperStore(TransitionStore):
             chunk = leases[start : start + _CHUNK]
             own = [self._own_of(lease) for lease in chunk]
             sessions = {one.session for notes in own for one in notes}
-            # If a session has ended meanwhile, its nodes are gone, and the reads find that.
+            # If a session has ended meanwhile, its nodes are gone, and the reads show it.
             self._ensemble.prove_alive(sessions, deadline)
             left = deadline - self._clock.now()
             found = self.transact(operations.renew(chunk), left, renews=True)[0]
@@ -166,7 +168,7 @@ class ZooKeeperStore(TransitionStore):
     def scan(self, pattern: str, /) -> Iterator[Record]:
         deadline = self._clock.now() + OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
-        # A write and not only a sync: the server's time is needed too.
+        # A write instead of a sync, because the server's time is needed too.
         self._ensemble.prove_alive({session}, deadline)
         records = []
         lists = [session.client.get_children_async(path) for path in self.buckets]
@@ -206,7 +208,7 @@ class ZooKeeperStore(TransitionStore):
                 continue
             if not changes:
                 return reply, 0
-            # Keys on which the decision doesn't depend may change meanwhile.
+            # Keys that the decision doesn't depend on may change meanwhile.
             view = {key: view[key] for key in view if key in draft.read}
             if number := self._commit(view, versions, changes, deadline):
                 return reply, number
@@ -216,11 +218,12 @@ class ZooKeeperStore(TransitionStore):
         raise StoreUnavailable(f"other clients kept changing keys beside {transition.keys[0]!r}")
 
     def _expected(self, transition: Transition[Reply]) -> tuple[View, Versions] | None:
-        """What the keys probably contain; None if they have to be read first.
+        """The probable content of the keys; None if they have to be read first.
 
-        Either nothing has changed since this process wrote one of them, or none of them exists. The
-        transaction that proves it also does the work. If the second is wrong, that was one more
-        round trip: so a key that was found taken is read first the next time.
+        The assumption is that nothing has changed since this process wrote one of the keys, or that
+        none of them exists. The transaction that proves the assumption also does the work. A wrong
+        assumption that a key is free costs a round trip, so a key that was found taken is read
+        first the next time.
         """
         keys = transition.keys
         for own in filter(None, map(self._own.written, keys)):
@@ -260,7 +263,8 @@ class ZooKeeperStore(TransitionStore):
             if entry is not None and entry.renewed:
                 ttl = min(entry.ttl, session.timeout)
                 notes[key, entry.owner] = Own(ttl, self._clock.now() + ttl, session)
-        # Before the request is sent: from here on, the janitor will expire the nodes.
+        # The notes are added before the request is sent: from here on, the janitor will expire the
+        # nodes.
         before = self._own.add(notes)
         if notes:
             self._janitor.wake()
@@ -278,7 +282,7 @@ class ZooKeeperStore(TransitionStore):
         notes: Mapping[Name, Own],
         stats: Sequence[Any],
     ) -> int:
-        """Note what the keys contain now, for the release that follows."""
+        """Note the content of the keys after the write, for the release that follows."""
         number = self._fence_base + int(stats[0].mzxid)
         written = {
             key: Seen(entry.numbered(number) if entry else None, entry is not None)
@@ -305,13 +309,14 @@ class ZooKeeperStore(TransitionStore):
     def _expire(self, name: Name) -> None:
         own = self._own.all.get(name)
         if own is not None and own.expected is None and not own.session.is_over:
-            # Its session may still have the write in its queue, and the read below is sent in
-            # another session. Once this later write has arrived, the earlier one has, too.
+            # The node's session may still have the write in its queue, and the read below is sent
+            # in another session. When this later write has arrived, the earlier one has arrived
+            # too.
             self._ensemble.prove_alive({own.session}, self._clock.now() + OPERATOR_TIMEOUT)
         self.transact(operations.expire(*name), OPERATOR_TIMEOUT)
 
     def _sweep(self, number: int) -> int:
-        """Delete the expired nodes of a bucket; returns how many nodes it had."""
+        """Delete the expired nodes of a bucket; return the number of nodes that it had."""
         deadline = self._clock.now() + 5 * OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
         path = self._ensemble.layout.bucket_path(number)
@@ -326,7 +331,7 @@ class ZooKeeperStore(TransitionStore):
 
 
 def _is_lasting(seen: Seen) -> bool:
-    """Whether it is the same some time later."""
+    """Whether the content of a key does not change with time."""
     return seen.entry is None or seen.entry.renewed
 
 
@@ -337,7 +342,7 @@ def _replaces_all(view: View, changes: Mapping[str, Entry | None]) -> bool:
 
 
 def _lives_on(found: Entry | None, new: Entry | None) -> bool:
-    """Whether a renewal needs no write: the node lives with its session, and for as long."""
+    """Whether a renewal needs no write: the node lives with its session and has the same ttl."""
     if found is None or new is None:
         return False
     return found.renewed and found.value == new.value and found.has_ttl(new.ttl)

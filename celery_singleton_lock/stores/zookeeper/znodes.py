@@ -1,11 +1,12 @@
 """The layout of keys in ZooKeeper: paths, text of nodes, and the server's time.
 
 Each key is a node in one of 256 buckets, which are nodes too. The version of a bucket counts the
-changes in it, so comparing it detects any change of the nodes that were read there. The nodes' own
-versions can't: they restart with each node. All keys of a lock are in one bucket.
+changes in it, so comparing it detects any change of the nodes that were read there. The versions of
+the nodes themselves can't detect it, because a node that is created again starts at version 0. All
+keys of a lock are in one bucket.
 
 ZooKeeper expires only ephemeral nodes, and has no request for the time. So all other nodes have
-their ttl in their text, which counts from the server's timestamp of their creation. The current
+their ttl in their text. The ttl counts from the server's timestamp of their creation. The current
 time of the server is estimated from the timestamp of the process's own last write. All timestamps
 are those of the leader. The clock of a new leader may differ: such nodes then expire earlier or
 later by the difference.
@@ -22,8 +23,8 @@ from urllib.parse import quote, unquote
 
 from celery_singleton_lock.stores.transitions.entries import Entry, Foreign, parse_value
 
-#: So many that the list of a bucket's names stays far below the limit of a reply, one megabyte, and
-#: that two concurrent operations seldom use the same bucket.
+#: The number of buckets. With this many, the list of a bucket's names stays far below the limit of
+#: a reply, one megabyte, and two concurrent operations seldom use the same bucket.
 BUCKETS: Final = 256
 
 
@@ -32,8 +33,8 @@ class Seen:
     """A key as it was read.
 
     Attributes:
-        entry: None if there is none, or if it has expired.
-        exists: Whether there is a node.
+        entry: The entry; None if the node doesn't exist or has expired.
+        exists: Whether the node exists.
     """
 
     entry: Entry | None = None
@@ -50,7 +51,10 @@ class ServerTime:
         self._stamp: tuple[float, float] | None = None
 
     def note(self, stat: Any, now: float) -> None:
-        """A write was acknowledged at ``now``. The timestamp is older, so the estimate is early."""
+        """Note the timestamp of a write that was acknowledged at ``now``.
+
+        The timestamp is older than ``now``, so the estimate is early.
+        """
         self._stamp = (stat.mtime / 1000, now)
 
     def at(self, now: float) -> float | None:
@@ -70,7 +74,7 @@ class Layout:
         self._fence_base = fence_base
 
     def bucket(self, key: str) -> str:
-        """The bucket of ``key``: the same for a lock's slots and claims, and for last runs."""
+        """The bucket of ``key``. The slots and claims of a lock, and last runs, share a bucket."""
         shard, brace, rest = key.partition("}:")
         if rest.startswith("claim|"):
             rest = rest.split("|", 2)[-1]
@@ -106,5 +110,5 @@ class Layout:
 
 
 def key_of(name: str) -> str:
-    """The key of a node's name."""
+    """The key that a node's name encodes."""
     return unquote(name)

@@ -1,13 +1,13 @@
 -- Take a free slot, or a slot that the token holds already or that is reserved for it.
 -- KEYS: fence counter, marker of this attempt, slot, slot ..., the message's claim if it has one, and
---       the key's wait queue if ARGV[10] is there
+--       the key's wait queue if ARGV[10] is given
 -- ARGV: token, ttl in ms, sequence, holder as JSON, fence base; with a claim or a wait queue: the
 --       claim's phase after a grant ('' freed, '-' no claim), '1' if a refusal by another task ends the
---       message, '1' if another task's claim refuses it, '1' if a grant leaves the claim unchanged;
+--       message, '1' if another task's claim refuses the lease, '1' if a grant leaves the claim unchanged;
 --       with a wait queue: ms to wait if another token has the key ('0' leaves the queue), the handoff
 --       token that woke the client ('' none)
--- Replies: the fence, of the one slot; {'granted', slot}, of several, which have none;
---          or {relation [, slot, value, ttl left in ms]}
+-- Replies: granted, one slot: the fence; granted, several slots (they have no fence): {'granted', slot};
+--          refused: {relation [, slot, value, ttl left in ms]}
 local marker = redis.call('GET', KEYS[2])
 if marker then
   local state, sequence = string.match(marker, '^(%S) (%d+) ')
@@ -17,7 +17,7 @@ if marker then
 end
 local queue = ARGV[10] and table.remove(KEYS)
 local claim = ARGV[6] and ARGV[6] ~= '-' and table.remove(KEYS)
-local task, nesting, retries, nonce -- read only where they are needed
+local task, nesting, retries, nonce -- parsed only when they are needed
 local function read_token() return string.match(ARGV[1], '^([^|]+)|(%d+)%.(%d+)|(.*)$') end
 if claim or queue then task, nesting, retries, nonce = read_token() end
 local chosen, taken, own, mine
@@ -28,7 +28,7 @@ for i = 3, #KEYS do
     taken = taken or {'other', KEYS[i], value}
     local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
     if t == task then
-      local age = (n - nesting) * 2e9 + r - retries -- both are below 1e9
+      local age = (n - nesting) * 2e9 + r - retries -- nesting and retries are below 1e9
       if age > 0 then own = {'later', KEYS[i], value}
       elseif kind == 'c' then own = nil -- min_hold applies to all
       elseif age < 0 then own = {'earlier', KEYS[i], value}
@@ -58,7 +58,7 @@ if refused then
   return refused
 end
 local fence = '0'
-if #KEYS == 3 then -- the counter first: an unused fence is better than one granted twice
+if #KEYS == 3 then -- write the counter first: an unused fence is better than a fence granted twice
   local now = redis.call('TIME')
   local next = math.max((redis.call('GET', KEYS[1]) or 0) + 1, ARGV[5] + 1)
   fence = string.format('%.0f', math.max(now[1] * 1000000 + now[2], next))

@@ -1,7 +1,7 @@
--- Claim a key for a message that is about to be published, or say which message has it.
+-- Claim a key for a message that is about to be published, or return the claim that prevents it.
 -- KEYS: claim
--- ARGV: task, ttl in ms, holder as JSON, task whose claim is stale ('' none)
--- Replies: {} claimed, or {value, ttl left in ms}
+-- ARGV: task, ttl in ms, holder as JSON, task whose stale claim is taken over ('' none)
+-- Replies: {} claimed; {value, ttl left in ms} of the other message's claim
 local value = redis.call('GET', KEYS[1])
 local claimant = string.match(value or '', '^q (%S+) %S+ ')
 if value and claimant ~= ARGV[1] and claimant ~= ARGV[4] then

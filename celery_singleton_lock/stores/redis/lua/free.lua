@@ -1,7 +1,7 @@
--- An operator frees a key of any kind; the fence rises, so the old holder's writes can be refused.
+-- Free a key of any kind for an operator. Raises the fence, so the old holder's writes can be refused.
 -- KEYS: key, fence counter
--- ARGV: token that must stand ('' whichever does)
--- Reply: 1 freed, 0 nothing there or another token
+-- ARGV: token that must hold the key ('' any)
+-- Replies: 1 freed, 0 the key is free or another token holds it
 local value = redis.call('GET', KEYS[1])
 if not value then return 0 end
 if ARGV[1] ~= '' and string.match(value, '^%a (%S+) ') ~= ARGV[1] then return 0 end

@@ -1,7 +1,7 @@
 -- Raise the marker of one attempt; neither its state nor its sequence ever goes back.
 -- KEYS: marker [, claim of the message]
--- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms,
---       task, the claim's new phase ('' freed), its ttl in ms
+-- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms;
+--       with a claim: task, the claim's new phase ('' freed), the claim's ttl in ms
 -- Reply: 1
 local state, sequence, nonce = string.match(redis.call('GET', KEYS[1]) or '', '^(%S) (%d+) (%S*)$')
 local rank = {['-'] = 1, f = 2, d = 3}

@@ -1,7 +1,7 @@
--- Prolong the claim of a running task whose lease is in another shard, and was prolonged.
+-- Prolong the claim of a running task whose lease is in another shard and was prolonged there.
 -- KEYS: claim
 -- ARGV: task, ttl in ms
--- Reply: 1 it is the task's, 0 it isn't
+-- Replies: 1 the claim is the task's, 0 it is not
 local _, claimant, phase = read_claim(KEYS[1])
 if claimant ~= ARGV[1] or phase ~= 'running' then return 0 end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end

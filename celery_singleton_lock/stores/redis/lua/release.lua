@@ -1,9 +1,9 @@
--- Release what the token holds, or turn it into another kind; never touch the key of another token.
+-- Release the keys that the token holds, or change their kind; never change the key of another token.
 -- KEYS: marker of the token's attempt, the key's wait queue, the list that its clients block on,
 --       key, key ... and the message's claim, if it changes
 -- ARGV: attempt, nonce; optionally: new state of the marker ('' none), its ttl in ms,
 --       new kind ('' deletes), its ttl in ms, its token, the claim's new phase ('' freed), its ttl in ms
--- Replies: 'released', 'not_ours', 'twin' (another delivery has it) or 'done' (another finished it)
+-- Replies: 'released', 'not_ours', 'twin' (another delivery holds a key) or 'done' (another has finished)
 local attempt, token = ARGV[1], ARGV[1] .. '|' .. ARGV[2]
 local mark, become = ARGV[3] or '', ARGV[5] or ''
 local claim = ARGV[8] and table.remove(KEYS)
@@ -15,7 +15,7 @@ for i = 4, #KEYS do
     local kind, rest = string.sub(value, 1, 1), string.sub(value, #token + 4)
     if claim then holder = string.match(rest, '^%S+ (.*)$') end
     if kind == 'l' or kind == 'd' then
-      if become == '' then -- a blank at the end: a client waits
+      if become == '' then -- a value that ends with a blank: a client waits
         if string.byte(value, -1) ~= 32 or not wait_queues().wake_next(KEYS[i], ARGV[2], KEYS[2], KEYS[3]) then
           redis.call('DEL', KEYS[i])
         end
@@ -28,7 +28,7 @@ end
 if claim and (reply == 'released' or (reply == 'not_ours' and ARGV[8] == '')) then
   change_claim(claim, string.match(attempt, '^[^|]+'), ARGV[8], ARGV[9], holder)
 end
-if reply == 'released' and mark == '' then return reply end -- whatever the marker says
+if reply == 'released' and mark == '' then return reply end -- the marker does not matter
 local marker = redis.call('GET', KEYS[1])
 local state, sequence, nonce = string.match(marker or '', '^(%S) (%d+) (%S*)$')
 if state == 'd' and nonce ~= ARGV[2] and reply ~= 'released' then reply = 'done' end

@@ -1,23 +1,23 @@
--- Prolong each lease whose token still stands, and its claim with it; never a reservation, a cooling
--- key, or the claim of a lease that was given back meanwhile: that has a ttl of its own.
--- KEYS: lease, lease ... and behind them the claims of some of these
--- ARGV: number of leases, ttl in ms of all keys ('': see below), how each lease's value begins while
---       it stands ('l', its token, blanks between and behind), for each claim the place of its lease;
---       and if the ttls differ, that of each key
--- Replies: two numbers for each lease that isn't renewed: its place, and 0 expired, -1 replaced,
---          2 its process is being killed
-local find, get, call = string.find, redis.pcall, redis.call -- each key counts
+-- Prolong each lease that its token still holds, and the lease's claim. Do not prolong a reservation, a
+-- cooling key, or the claim of a lease that was released meanwhile: these have their own ttl.
+-- KEYS: lease, lease ..., then the claims of some of these leases
+-- ARGV: number of leases, ttl in ms of all keys ('': see below), for each lease the prefix of its value
+--       while it is held ('l <token> '), for each claim the index of its lease; if the ttls differ, the
+--       ttl of each key
+-- Reply: two numbers for each lease that was not renewed: its index, and 0 expired, -1 replaced,
+--        2 its process is being killed
+local find, get, call = string.find, redis.pcall, redis.call -- local names are faster: this runs per key
 local keys, words = KEYS, ARGV
 local leases, ttl = tonumber(words[1]), words[2] ~= '' and words[2]
 local replies, failed = {}, {}
--- All values at once save an eighth. Asked for first, without a trace in the log of denials: a
--- login may lack MGET (then each is read by GET), and an old server can't tell.
+-- MGET saves an eighth of the time. A login may lack the right to MGET; then each value is read by GET.
+-- acl_check_cmd tests the right without an entry in the ACL log; older servers do not have the function.
 local knows, may = pcall(redis.acl_check_cmd, 'MGET', keys[1])
 local values = knows and may and get('MGET', unpack(keys)) or {}
 for i = 1, leases do
   local value, ours = values[i] or get('GET', keys[i]), words[i + 2]
-  local is_text = type(value) == 'string' -- a table: a foreign list, which must not fail the others
-  if is_text and find(value, ours, 1, true) == 1 then -- no pattern: that takes twice as long
+  local is_text = type(value) == 'string' -- an error table for a foreign list: must not fail the others
+  if is_text and find(value, ours, 1, true) == 1 then -- plain search: a pattern takes twice as long
     call('PEXPIRE', keys[i], ttl or words[#keys + 2 + i])
   else
     local dying = is_text and find(value, 'd' .. string.sub(ours, 2), 1, true) == 1

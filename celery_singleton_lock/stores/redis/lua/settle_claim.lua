@@ -1,7 +1,7 @@
--- Change a claim where no lease is at hand.
+-- Change a claim without a lease in the same script.
 -- KEYS: claim
--- ARGV: task, phase ('' frees it), ttl in ms [, 'y': its lease is the caller's]
--- Reply: 1 changed, 0 it is another's, gone, or its task is running
+-- ARGV: task, phase ('' frees the claim), ttl in ms [, 'y': the caller holds the lease of the claim]
+-- Replies: 1 changed, 0 the claim is another task's, is gone, or its task is running
 local _, claimant, phase = read_claim(KEYS[1])
 if claimant ~= ARGV[1] then return 0 end
 if phase == 'running' and ARGV[2] ~= 'running' and ARGV[4] ~= 'y' then return 0 end

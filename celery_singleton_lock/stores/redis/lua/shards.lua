@@ -1,6 +1,6 @@
 -- Store the number of shards of a prefix, unless it is stored.
--- KEYS: the note
--- ARGV: the number
+-- KEYS: the key that stores the number
+-- ARGV: the number of shards
 -- Reply: the stored number
 local written = redis.call('GET', KEYS[1])
 if written then return written end

@@ -1,6 +1,7 @@
--- Return what is left of a lease that a release did not find.
+-- Return the remains of a lease that a release did not find.
 -- KEYS: lease, fence counter
--- Reply: the key's value (false: none, or no string), its ttl in ms, the counter ('0' none), server time in us
+-- Reply: the key's value (false: none, or not a string), its ttl in ms, the fence counter ('0' none),
+--        server time in us
 local value, now = redis.pcall('GET', KEYS[1]), redis.call('TIME')
 if type(value) ~= 'string' then value = false end
 local time = string.format('%.0f', now[1] * 1000000 + now[2])

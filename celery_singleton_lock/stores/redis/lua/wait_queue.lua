@@ -1,8 +1,9 @@
 -- Prepended to the scripts that use the wait queue of a key; returns nothing by itself.
--- A wait queue is a sorted set: the nonce of each waiting client, with the server time in ms until
--- which it counts as waiting without another acquire. While a client waits, the lease's value ends
--- with a blank: a release that finds no blank does not read the queue. If the login lacks a right, no
--- client is woken. The functions are created on demand, because each run of a script creates them.
+-- A wait queue is a sorted set. Member: the nonce of a waiting client. Score: the server time in ms
+-- until which the client counts as waiting without another acquire. While a client waits, the value of
+-- the lease ends with a blank; a release that finds no blank does not read the queue. If the login
+-- lacks a right, no client is woken. The functions are created on demand, because each run of a script
+-- would create them.
 local function wait_queues()
   local function in_ms()
     local now = redis.call('TIME')
@@ -26,8 +27,8 @@ local function wait_queues()
   end
   -- Wake the client that has waited longest (BLPOP serves connected clients in FIFO order), and reserve
   -- the key for it, so that no other client acquires it first.
-  -- handoff: the token that the woken client acquires with. list: where the client blocks.
-  -- Reply: whether a client waits
+  -- handoff: the token that the woken client acquires with. list: the list that the client blocks on.
+  -- Returns whether a client was woken.
   local function wake_next(key, handoff, queue, list)
     if not has_waiters(queue) then return false end
     if type(redis.pcall('RPUSH', list, handoff)) ~= 'number' then return false end
