@@ -11,11 +11,11 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class SignalDeferral:
-    """Defers the signals that end a beat, between the swap of a last run and the send.
+    """Defers SIGTERM and SIGINT from the swap of a last run until the message is sent.
 
-    Beat's handler raises SystemExit at any line; between the two it would lose that tick. A second
-    signal is delivered at once, because the send itself may hang. Python runs handlers on the main
-    thread only, so on other threads there is nothing to defer.
+    Beat's signal handler raises SystemExit at any line; between the two steps it would lose that
+    tick. A second signal is delivered at once, because the send itself may hang. Python runs
+    handlers on the main thread only, so on other threads there is nothing to defer.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SignalDeferral:
             return
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            if callable(handler):  # the default action ends the process without a handler's frame
+            if callable(handler):  # else the default action, which raises no exception
                 self._handlers[number] = handler
                 signal.signal(number, self._defer)
 

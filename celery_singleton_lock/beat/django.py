@@ -18,7 +18,7 @@ from celery_singleton_lock.celery_compat import (
     row_now,
 )
 
-# A row has no column for options['singleton'], so an entry stores it in the column of headers.
+# A row has no column for options['singleton'], so an entry stores the value in the headers column.
 _HEADER = "singleton"
 
 
@@ -26,7 +26,7 @@ class LeaderEntry(ModelEntry):
     """A row of PeriodicTask whose headers may contain ``{"singleton": {...}}``."""
 
     def __init__(self, model: Any, app: Any = None) -> None:
-        #: Whether the row has a last run; the base class puts a date there otherwise.
+        #: Whether the row has a last run. The base class replaces a missing one by a date.
         self.ran = model.last_run_at is not None
         super().__init__(model, app=app)
         singleton = self.options["headers"].pop(_HEADER, None)
@@ -44,35 +44,36 @@ convert_row_options(LeaderEntry, _into_headers)
 
 
 class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
-    """Rows keep ``last_run_at``, written only now and then: the stored last runs decide."""
+    """Rows are written only from time to time, so the stored last runs are authoritative."""
 
     Entry = LeaderEntry
 
     def elected(self) -> None:
-        """Read all rows again: another beat may have written its runs without marking a change."""
+        """Read all rows again: another beat may have written last runs without marking a change."""
         super().elected()
         forget_row_changes(self)
         reread_rows(self)
 
     def sync(self) -> None:
-        """Write the rows while leading. Later they would overwrite what the next leader writes."""
+        """Write the rows, only while leading: a later write would overwrite the next leader's."""
         if not self._election.leading:
             forget_row_changes(self)
         super().sync()
 
     def keeps_last_run(self, entry: Any) -> bool:
-        """A later date in the row was set by a user, and counts."""
+        """True: a later date in the row was set by a user, and counts."""
         return bool(entry.ran)
 
     def set_last_run(self, entry: Any, at: datetime) -> None:
-        """In the row too, because the row is what gets written."""
+        """Set the last run in the row too, because the row is written to the database."""
         entry.last_run_at = entry.model.last_run_at = like(at, row_now(entry))
 
     def advance(self, entry: ScheduleEntry, tick_at: datetime) -> Any:
         following = super().advance(entry, tick_at)
         if following.model.one_off:
-            # Written before the send, not minutes later: only its count keeps the next leader from
-            # running it again. A clocked entry is due whatever its last run. Written also if the
-            # lease was lost a moment ago, because this tick is authorized and will be sent.
+            # The row is written before the send, not minutes later. A clocked entry is due whatever
+            # its last run is; only the run count in the row keeps the next leader from running the
+            # entry again. The row is written even if the lease was lost a moment ago, because this
+            # tick is authorized and will be sent.
             super().sync()
         return following

@@ -1,4 +1,4 @@
-"""Leader election: of several processes, one at a time may send what a schedule says is due.
+"""Leader election: one of several beat processes at a time sends the due entries of a schedule.
 
 Overview
     Candidates acquire one lease on the leader's key. The holder leads: it renews the lease and
@@ -7,19 +7,19 @@ Overview
 
 Guarantees
     At most one process is authorized to send an entry's tick. Before each send, one script compares
-    the leader's token and swaps the entry's stored last run. A leader that was suspended (SIGSTOP,
-    a paused host) and resumes after another election is refused, at whatever line it was suspended.
+    the leader's token and replaces the entry's stored last run. A leader that was suspended at any
+    line (SIGSTOP, a paused host) and resumes after another election is refused.
     A new leader reads the last runs after its election, so it sees every tick that was ever
     authorized. A leader trusts its lease only until the lease's own deadline, which is before the
     store's expiry.
 
 Non-guarantees
-    That an authorized tick is sent: a crash or an outage between the swap and the send loses that
-    one tick, because it is unknown whether the message left. It is never sent twice.
-    That a tick is sent in time: the process may be suspended between the swap and the send. While a
-    dead leader's lease stands, there is no leader for up to ``ttl`` seconds.
-    Anything when the store loses acknowledged writes: without the stored last runs, the next leader
-    continues from its own memory.
+    Delivery of an authorized tick: a crash or an outage between the swap and the send loses that
+    one tick, because it is unknown whether the message was sent. A tick is never sent twice.
+    Punctuality: the process may be suspended between the swap and the send. After the death of a
+    leader, there is no leader until its lease expires, for up to ``ttl`` seconds.
+    Durability beyond the store's: if the store loses acknowledged writes, the next leader continues
+    from its own memory.
 
 State model of one process::
 
@@ -35,8 +35,9 @@ State model of one process::
 
 Failure handling
     The store does not reply: no tick is authorized, so nothing is sent. The heartbeat retries the
-    renewal until the deadline. A lost reply may leave a new last run in the store. It is
-    remembered, and the next tick of that entry may replace it: a short outage loses no tick.
+    renewal until the deadline. A lost reply may leave a new last run in the store. The process
+    remembers that last run, and the next tick of the entry may replace it: a short outage loses no
+    tick.
     The leader dies: its lease expires in the store. A refusal contains the remaining ttl, so the
     other candidates try again just after it.
     The leader stops cleanly: it releases the lease, and another candidate wins the next campaign.
@@ -75,10 +76,11 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.worker.bootstep import check_eviction
 
-# A yearly entry must find its last run; that of a deleted entry must not stay for ever.
+# Seconds. A yearly entry must find its last run. The last run of a deleted entry must expire.
 _LAST_RUN_TTL: Final = 400 * 86400.0
 _YEAR_9999: Final = 253e9
-# Try again just after the leader's lease has expired. Redis expires keys by the millisecond.
+# Seconds between the expiry of the leader's lease and the next try. Redis expires keys with a
+# precision of a millisecond.
 _AFTER_EXPIRY: Final = 0.005
 
 Reply = TypeVar("Reply")
@@ -102,7 +104,7 @@ class Election:
         self.key = key
         self.ttl = ttl
         self.poll = poll
-        #: How often this process was elected. What a leader caches is valid for one term.
+        #: The number of elections that this process has won. A leader's caches are valid for one.
         self.term = 0
         self._locker = locker
         self._clock = locker.clock
@@ -111,16 +113,17 @@ class Election:
         self._lease: Lease | None = None
         self._token: Token | None = None
         self._next_try = self._clock.now()
-        # The stored text of each entry's last run, and its moment as far as it is believed.
+        # For each entry, the stored text of the last run, and the time that is used for it.
         self._stored: dict[str, str | None] = {}
         self._last_runs: dict[str, float] = {}
-        # Texts that swaps with a lost reply may have stored; nothing was sent for them.
+        # For each entry, texts that requests with a lost reply may have stored. No message was sent
+        # for them.
         self._unsure: dict[str, set[str | None]] = {}
         self._logged: tuple[EventName, str] | None = None
 
     @classmethod
     def of(cls, runtime: Runtime) -> Self:
-        """The candidate that the app's settings describe.
+        """The candidate with the app's settings.
 
         Raises:
             SettingsError: A setting is wrong, or the store can't keep it.
@@ -154,7 +157,8 @@ class Election:
         if self.leading:
             return True
         if self._lease is not None:
-            # The heartbeat has logged the loss. A token names one grant, so the next one is new.
+            # The heartbeat has logged the loss. A token names one grant, so the next acquire needs
+            # a new token.
             self._lease = self._token = None
         now = self._clock.now()
         if now < self._next_try:
@@ -173,11 +177,12 @@ class Election:
             return False
         self._lease = reply
         self.term += 1
-        # Another process may have led since the last term: what is known of entries may be old.
+        # Another process may have led since the last term, so the cached last runs may be old.
         self._stored.clear()
         self._last_runs.clear()
         self._unsure.clear()
-        # A new term is logged in any case. The heartbeat, not this object, has logged a loss.
+        # A new term is always logged. The heartbeat has logged the loss that preceded it, so this
+        # object has not.
         self._logged = None
         self._log_leading(reply)
         return True
@@ -185,8 +190,8 @@ class Election:
     def pause(self) -> float:
         """Seconds until :meth:`campaign` tries again, or until the leader checks its lease."""
         if self.leading:
-            # A third of the ttl: a leader that has lost its lease without knowing it is back as a
-            # candidate before the next leader's lease can expire.
+            # A third of the ttl: a leader that has lost its lease unnoticed becomes a candidate
+            # again before the next leader's lease can expire.
             return self.ttl / 3
         return max(self._next_try - self._clock.now(), 0.001)
 
@@ -212,16 +217,16 @@ class Election:
         return self._last_runs.get(entry)
 
     def correct(self, entry: str, at: float) -> None:
-        """Use ``at`` instead of the stored last run, until the next tick overwrites that."""
+        """Use ``at`` instead of the stored last run, until the next tick replaces it."""
         self._last_runs[entry] = at
 
     def authorize_tick(self, entry: str, at: float) -> bool:
         """Whether this process may send the tick of ``entry`` that was due ``at``; at most once.
 
-        False: it does not lead, or has resigned just now.
+        False: this process does not lead, or has resigned just now.
 
         Args:
-            entry: Its name.
+            entry: The name of the entry.
             at: The new last run, seconds since the epoch.
 
         Raises:
@@ -231,8 +236,8 @@ class Election:
         if lease is None or lease.lost:
             return False
         self.recall([entry])
-        # Microseconds, as datetime has them: the grid must not move by rounding. The random part
-        # distinguishes two ticks of one moment.
+        # Microseconds, the resolution of datetime: rounding must not move the grid. The random part
+        # distinguishes two ticks of the same time.
         new = f"{at:.6f} {secrets.token_hex(4)}"
         unsure = self._unsure.setdefault(entry, set())
         reply = self._swap(lease, entry, self._stored[entry], new)
@@ -251,7 +256,7 @@ class Election:
         return False
 
     def resign(self, why: str) -> None:
-        """Stop leading and release the lease; nothing where this process does not lead."""
+        """Stop leading and release the lease; do nothing if this process does not lead."""
         lease, self._lease, self._token = self._lease, None, None
         if lease is None or lease.lost:
             return
@@ -266,7 +271,8 @@ class Election:
 
     def _request(self) -> Acquire:
         if self._token is None:
-            # Kept over tries without a reply: a lease that such a try has acquired is ours.
+            # The token is kept over tries without a reply, so that a lease acquired by such a try
+            # is recognized as this process's.
             nonce = secrets.token_hex(8)
             self._token = Token(f"beat-{nonce}", 0, 0, nonce)
         holder = replace(self._holder, since=self._clock.wall())
@@ -281,7 +287,7 @@ class Election:
             new=new,
             ttl=_LAST_RUN_TTL,
         )
-        self._unsure[entry].add(new)  # until a reply says what the store has
+        self._unsure[entry].add(new)  # until a reply shows the stored text
         reply = self._ask(partial(self._locker.store.authorize_tick, tick))
         if self._logged is not None and self._logged[0] is EventName.STORE_FAILED:
             self._log_leading(lease)
@@ -297,7 +303,8 @@ class Election:
             try:
                 return operation(timeout=timeout)
             except StoreUnavailable:
-                # A restart of the server breaks every idle connection. The second try opens one.
+                # A restart of the server breaks all idle connections. The second try opens a new
+                # one.
                 return operation(timeout=timeout)
         except StoreError as exc:
             self.fail(exc)
@@ -307,7 +314,7 @@ class Election:
         self._log(EventName.LEADING, lease.holder, fence=lease.fence_number, ttl=lease.ttl)
 
     def _log(self, name: EventName, holder: Holder, **data: object) -> None:
-        """Emit the event, unless it repeats the last one: a standby tries every second."""
+        """Emit the event, unless it equals the last one: a standby candidate tries every second."""
         news = (name, str(holder) if name is EventName.STANDING_BY else "")
         if news == self._logged:
             return
@@ -318,9 +325,9 @@ class Election:
 
 
 def _moment_of(text: str | None) -> float | None:
-    """The moment of a stored last run, ``<seconds since the epoch> <random part>``.
+    """The time in a stored last run, ``<seconds since the epoch> <random part>``.
 
-    None for text of another client from which no datetime can be made.
+    None if another client wrote the text and it contains no valid time.
     """
     try:
         at = float((text or "").partition(" ")[0])
@@ -333,7 +340,7 @@ def check_leader_ttl(store: Store, settings: Settings) -> None:
     """Refuse a leader's ttl that the store can't keep.
 
     Raises:
-        SettingsError: It is shorter than the store's shortest.
+        SettingsError: The ttl is shorter than the store's minimum.
     """
     shortest = store.capabilities.min_ttl
     if settings.beat_ttl < shortest:

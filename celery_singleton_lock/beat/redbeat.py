@@ -17,16 +17,16 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
-    """The entries are in RedBeat's keys, which all beats share; the stored last runs decide."""
+    """All beats share the entries in RedBeat's keys. The stored last runs are authoritative."""
 
     def __init__(self, app: Any, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
-        # The election replaces RedBeat's lock. That ends a process which can't extend it, and is
-        # not compared before a send.
+        # The election replaces RedBeat's lock. RedBeat ends a process that can't extend the lock,
+        # and does not compare the lock before a send.
         self.lock_key = None
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """As the other schedulers here; an unreachable RedBeat server is logged, too."""
+        """See `LeaderMixin.tick`. An unreachable RedBeat server is logged, too."""
         try:
             return super().tick(*args, **kwargs)
         except RedisError as exc:
@@ -34,16 +34,17 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
             return self._election.poll
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> float:
-        """Send ``entry`` if it is due. Returns the seconds until its next check."""
+        """Send ``entry`` if it is due. Return the seconds until its next check."""
         due, wait = self.is_due(entry)
         if due:
-            # Not within apply_async as RedBeat does: an entry that may not be sent must not move.
+            # RedBeat advances the entry within apply_async. Here the tick is authorized first: an
+            # entry that may not be sent must not advance.
             self.reserve(entry)
             self.apply_entry(entry, **kwargs)
         return wait
 
     def keeps_last_run(self, entry: Any) -> bool:
-        """Each run writes it to RedBeat's key."""
+        """True: each run writes the last run to RedBeat's key."""
         return True
 
     def advance(self, entry: Any, tick_at: datetime) -> Any:

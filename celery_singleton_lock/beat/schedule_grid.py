@@ -1,4 +1,4 @@
-"""The moments at which entries of a schedule are due; all in UTC.
+"""The times at which the entries of a schedule are due, in UTC.
 
 An interval entry has a grid: the points ``last run + k * interval``.
 """
@@ -11,14 +11,14 @@ from typing import Any, Final
 from celery.beat import ScheduleEntry
 from celery.schedules import schedule
 
-# The period of a schedule that can't compute one: a user's own class.
+# The period of a schedule that can't compute one, such as a user's own class.
 _UNKNOWN_PERIOD: Final = timedelta(days=1)
-# Clocks under NTP are within a second of each other, neglected ones within a minute.
+# Clocks with NTP differ by less than a second, neglected clocks by less than a minute.
 _CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 
 
 def tick_of(entry: ScheduleEntry) -> datetime:
-    """When the tick that is due now was due; for a crontab: now, which is its minute or later."""
+    """The due time of the tick that is due now; for a crontab: the current time."""
     now, every = now_of(entry), interval_of(entry)
     if every is None or entry.last_run_at is None:
         return now
@@ -27,9 +27,9 @@ def tick_of(entry: ScheduleEntry) -> datetime:
 
 
 def interval_of(entry: ScheduleEntry) -> timedelta | None:
-    """The interval of an entry that has a grid; None for crontabs and the like.
+    """The interval of an entry that has a grid; None for crontabs and similar schedules.
 
-    None also for subclasses of ``schedule``, whose moments may be off the grid, and for
+    None also for subclasses of ``schedule``, whose due times may be off the grid, and for
     ``relative`` schedules, which are rounded to the clock and need no grid.
     """
     found: Any = entry.schedule
@@ -45,12 +45,12 @@ def now_of(entry: ScheduleEntry) -> datetime:
 
 
 def utc(moment: datetime) -> datetime:
-    """``moment`` in UTC. Celery takes a moment without a time zone as UTC."""
+    """``moment`` in UTC. Celery treats a datetime without a time zone as UTC."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def like(moment: datetime, sample: datetime) -> datetime:
-    """``moment``, given in UTC, in the time zone of ``sample``; without one if that has none."""
+    """Convert ``moment`` from UTC to the time zone of ``sample``; naive if ``sample`` is naive."""
     if sample.tzinfo is None:
         return moment.replace(tzinfo=None)
     return moment.astimezone(sample.tzinfo)
@@ -66,7 +66,7 @@ def latest_point(last: datetime, every: timedelta, now: datetime) -> datetime:
 
 
 def period_of(entry: ScheduleEntry, last: datetime, now: datetime) -> timedelta:
-    """How long after ``last`` the next tick is due."""
+    """The time from ``last`` until the next tick is due."""
     if every := interval_of(entry):
         return every
     found = entry.schedule
@@ -79,11 +79,11 @@ def period_of(entry: ScheduleEntry, last: datetime, now: datetime) -> timedelta:
 
 
 def believable(last: datetime, period: timedelta, now: datetime) -> datetime:
-    """``last``, or a moment not after ``now`` if a wrong clock must have written ``last``.
+    """``last``, or a time not after ``now`` if a host with a wrong clock wrote ``last``.
 
-    A host whose clock is ahead stores a last run in the future. Waiting until this host's clock
-    reaches it keeps a tick from being run twice, so up to one minute or one ``period`` is accepted.
-    A last run further ahead would stop the entry for as long as that clock was off.
+    A host whose clock is ahead stores a last run in the future. If this host waits until its own
+    clock reaches that time, no tick is run twice, so up to one minute or one ``period`` is
+    accepted. A last run further ahead would stop the entry for as long as that clock was ahead.
     """
     if last - now <= max(period, _CLOCK_TOLERANCE):
         return last

@@ -5,7 +5,7 @@ database or in Redis see :mod:`~celery_singleton_lock.beat.django` and
 :mod:`~celery_singleton_lock.beat.redbeat`; for the guarantees,
 :mod:`~celery_singleton_lock.beat.election`. The steps of one tick of the leader::
 
-    is_due        the entry gets its stored last run; after a late tick the next one is on the grid
+    is_due        set the entry's stored last run; after a late tick the next tick is on the grid
     reserve       connect to the broker; defer signals; authorize the tick (swap the last run)
     apply_entry   send the message, with the tick's moment in a header; deliver deferred signals
 """
@@ -34,15 +34,15 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class _NotLeading(Exception):
-    """The tick was not authorized. Ends this round of :meth:`LeaderMixin.tick`."""
+    """Raised if a tick was not authorized. Ends this round of :meth:`LeaderMixin.tick`."""
 
 
 class LeaderMixin(Scheduler):
-    """Makes a scheduler tick only while it leads. Comes before the scheduler's own class."""
+    """Makes a scheduler tick only while it leads. Precedes the scheduler's class in the bases."""
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
         self._runtime = Runtime.of(app)
-        # `celery beat` makes a lazy scheduler for its banner, before its log is set up.
+        # `celery beat` creates a lazy scheduler for its banner, before its log is set up.
         if not lazy:
             self._election = _candidate(self._runtime)
             self._signals = SignalDeferral()
@@ -52,7 +52,7 @@ class LeaderMixin(Scheduler):
         super().__init__(app, lazy=lazy, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Tick if this process leads, else stand by. Returns the seconds to sleep."""
+        """Tick if this process leads, else stand by. Return the seconds to sleep."""
         election = self._election
         if not election.campaign():
             return election.pause()
@@ -64,7 +64,8 @@ class LeaderMixin(Scheduler):
         except _NotLeading:
             return election.pause()
         except StoreError:
-            # The election has logged it. The heap was left in the middle of a tick.
+            # The election has logged the reason. The exception interrupted a tick, so the heap has
+            # to be built again.
             rebuild_heap(self)
             return election.poll
         finally:
@@ -72,7 +73,7 @@ class LeaderMixin(Scheduler):
         return min(wait, election.pause())
 
     def close(self) -> None:
-        """Save the schedule, then resign: the next leader reads what was saved."""
+        """Save the schedule, then resign, so that the next leader reads the saved schedule."""
         try:
             super().close()
         finally:
@@ -87,7 +88,7 @@ class LeaderMixin(Scheduler):
             key = self._runtime.keyspace.leader(settings.beat_name)
             lines.append(f"    . leader -> {key} (ttl {settings.beat_ttl:g}s)")
         except SettingsError:
-            pass  # raised when the scheduler that ticks is made
+            pass  # creating the scheduler that ticks raises this error again
         return "\n".join(filter(None, lines))
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
@@ -96,12 +97,12 @@ class LeaderMixin(Scheduler):
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        """Whether the entry is due by its stored last run, and when to check it next."""
+        """Whether the entry is due by its stored last run, and seconds until the next check."""
         try:
             self.restore([entry])
         except (StoreError, _NotLeading):
-            # The entry is newer than the heap. Celery would take the exception for an error of its
-            # schedule, and check the entry again minutes later.
+            # The entry is newer than the heap. Celery would treat the exception as an error of the
+            # entry's schedule, and check the entry again minutes later.
             return schedstate(False, self._election.poll)
         due, wait = super().is_due(entry)
         every = grid.interval_of(entry)
@@ -112,7 +113,7 @@ class LeaderMixin(Scheduler):
         return schedstate(due, wait)
 
     def reserve(self, entry: ScheduleEntry) -> Any:
-        """Authorize the tick, and return the entry after it. Then the message must be sent."""
+        """Authorize the tick, and return the entry after it. The caller must send the message."""
         # Connect first: an unreachable broker must block here, not between the swap and the send.
         _ = self.producer
         tick_at = grid.tick_of(entry)
@@ -138,12 +139,13 @@ class LeaderMixin(Scheduler):
         try:
             super().apply_entry(entry, producer=producer)
         finally:
-            # With the header the entry would differ from its successor: a changed schedule.
+            # With the header, the entry would differ from its successor, which Celery would treat
+            # as a changed schedule.
             entry.options = options
             self._signals.end()
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Send a task whose class isn't registered here; with a claim, if its entry says so."""
+        """Send a task whose class isn't registered here, with a claim if the entry requests it."""
         singleton: Any = dict(options.pop("singleton", None) or {})
         if not singleton:
             return super().send_task(name, args, kwargs, **options)
@@ -154,14 +156,14 @@ class LeaderMixin(Scheduler):
         )
 
     def elected(self) -> None:
-        """This process leads from now on: discard what was computed before."""
+        """Discard cached state. Called when this process starts to lead."""
         rebuild_heap(self)
 
     def restore(self, entries: Iterable[ScheduleEntry]) -> None:
-        """Give ``entries`` their stored last runs.
+        """Set the stored last runs of ``entries``.
 
         Raises:
-            StoreError: They can't be read.
+            StoreError: The last runs can't be read.
         """
         entries = list(entries)
         new = set(self._election.recall(map(_name, entries)))
@@ -183,14 +185,14 @@ class LeaderMixin(Scheduler):
         return False
 
     def never_ran(self, entry: ScheduleEntry) -> None:
-        """``entry`` has no stored last run: its own is the first point of its grid."""
+        """Handle an ``entry`` without a stored last run: its own is the first point of its grid."""
 
     def set_last_run(self, entry: ScheduleEntry, at: datetime) -> None:
         """Make ``at`` (in UTC) the last run of ``entry``, in the entry's own time zone."""
         entry.last_run_at = grid.like(at, entry.default_now())
 
     def advance(self, entry: ScheduleEntry, tick_at: datetime) -> Any:
-        """The entry after its tick of ``tick_at``."""
+        """The entry after its tick at ``tick_at``."""
         following: Any = super().reserve(entry)
         self.set_last_run(following, tick_at)
         return following
@@ -222,10 +224,10 @@ class LeaderMixin(Scheduler):
 
 
 class LeaderScheduler(LeaderMixin, PersistentScheduler):
-    """Celery's own scheduler with an election. Its schedule file belongs to this process alone."""
+    """Celery's own scheduler with an election. Each process has its own schedule file."""
 
     def never_ran(self, entry: ScheduleEntry) -> None:
-        """Store the first point of the grid, so that it outlives the process and its file."""
+        """Store the first point of the grid, so that it outlives this process and its file."""
         if entry.last_run_at is not None:
             self.authorize(entry, grid.utc(entry.last_run_at))
 
@@ -240,6 +242,6 @@ def _candidate(runtime: Runtime) -> Election:
         return Election.of(runtime)
     except SettingsError as exc:
         if click.get_current_context(silent=True) is None:
-            raise  # beat is embedded in another program, which may catch it
+            raise  # beat is embedded in another program, which may catch the error
         logger.critical("singleton: %s", exc)
         raise SystemExit(1) from None

@@ -1,7 +1,7 @@
 """The group ``celery -A app singleton``, whose commands are imported when one is called.
 
-Every ``celery`` command in an environment with this package, a worker's too, imports this module to
-know that the group exists.
+Every ``celery`` command in an environment with this package, also ``celery worker``, imports this
+module to find the group.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import click
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are those of another module."""
+    """A group whose commands are defined in another module."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_commands())

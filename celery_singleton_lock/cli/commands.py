@@ -1,4 +1,4 @@
-"""``celery -A app singleton ls | show | release``: see and free leases and claims."""
+"""The commands ``celery -A app singleton ls | show | release`` for leases and claims."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from celery_singleton_lock.core.lease import Kind, Record
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 
-# The keys of the leases by which Beat processes elect a leader.
+# The keys of the leases with which Beat processes elect a leader.
 _KEYS_OF_BEAT: Final = "celery.beat:{name}"
-# What a release leads to.
+# The risks of a release by an operator.
 _RISKS: Final = {
     True: "Its message stays where it is, and an equal call can be published beside it.",
     False: "If its body still runs, another may start beside it until the holder's next heartbeat "
@@ -126,7 +126,7 @@ def _confirm(record: Record, as_json: bool) -> None:
     try:
         confirmed = click.confirm(f"{_RISKS[record.kind is Kind.CLAIM]} Release?")
     except click.Abort:
-        # Standard input has ended: there is no terminal.
+        # Standard input has ended, because there is no terminal.
         message = "no answer, so nothing is released; --yes releases without asking"
         raise click.ClickException(message) from None
     if not confirmed:
@@ -144,11 +144,11 @@ def _runtime(ctx: click.Context) -> Runtime:
 
 
 def _find(runtime: Runtime, key: str) -> Record | None:
-    """The record that ``key`` names: whole, without ``csl:{...}:``, or without its scope too.
+    """The record that ``key`` names: in full, without ``csl:{...}:``, or also without its scope.
 
     A name may be percent-encoded, as it is stored, or the plain text that `hold()` takes. The slot
-    may be omitted, as ``task.lock_key()`` omits it for a task with ``limit`` above 1. A claim has
-    to be named with everything after ``csl:{...}:``, because its name ends as that of its lease.
+    may be omitted, as ``task.lock_key()`` omits it for a task with ``limit`` above 1. A claim must
+    be named with everything after ``csl:{...}:``, because its name ends like that of its lease.
     """
     if key.startswith("csl:{") and (record := runtime.store.inspect(key)) is not None:
         return record
@@ -157,7 +157,7 @@ def _find(runtime: Runtime, key: str) -> Record | None:
         matching = (n for n, spelling in enumerate(_spellings(record)) if spelling in names)
         if (number := next(matching, None)) is not None:
             found.append((number, record))
-    # A name that is complete for one record is not a shorter one for another.
+    # A complete name of one record takes precedence over a shortened name of another.
     best = min((number for number, _ in found), default=0)
     records = [record for number, record in found if number == best]
     if len(records) > 1:
@@ -185,7 +185,7 @@ def _without_slot(key: str) -> str:
 
 
 def _free_or_misspelled(runtime: Runtime, key: str) -> str:
-    """The message about ``key``, under which nothing is held.
+    """The message about a ``key`` that is not held.
 
     The store has no record of a free key, so only its spelling shows whether a task can have it.
     """
@@ -196,7 +196,7 @@ def _free_or_misspelled(runtime: Runtime, key: str) -> str:
     if key.startswith(runtime.keyspace.match_all().partition("*")[0]):
         name = _without_prefix(key)
     else:
-        # A key without its scope shows nothing if the rest is a placeholder alone.
+        # If the rest of a form is only a placeholder, every key without a scope would match it.
         rests = {form.partition(":")[2] for form in forms}
         spellings |= {rest for rest in rests if not rest.startswith("{")}
     if name.startswith("claim|"):
@@ -208,7 +208,7 @@ def _free_or_misspelled(runtime: Runtime, key: str) -> str:
 
 
 def _form_of(task: Any) -> str:
-    """The form of a task's keys after the shard; the parts that differ between calls in braces."""
+    """The form of a task's keys after the shard, with the variable parts in braces."""
     options = task.singleton or {}
     spec = options.get("key")
     if isinstance(spec, PerTask):

@@ -1,4 +1,4 @@
-"""``celery -A app singleton doctor``: findings for people, or as JSON."""
+"""The command ``celery -A app singleton doctor``: findings as text or JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 def _row(finding: Finding) -> dict[str, str]:
     row = asdict(finding)
-    # Programs read this field by its first name.
+    # Programs read this field by its original name.
     row["cure"] = row.pop("remedy")
     return row
 

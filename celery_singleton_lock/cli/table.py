@@ -1,4 +1,4 @@
-"""Records as tables, as text with one field per line, and as JSON."""
+"""Formatting of records as tables, as text with one field per line, and as JSON."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def json_array(records: Iterable[Record]) -> Iterator[str]:
 
 
 def table(records: Iterable[Record]) -> str:
-    """One line a record, columns aligned."""
+    """The records as a table: one line per record, columns aligned."""
     rows = [["KEY", "STATE", "TTL", "HOLDER", "WORKER", "PID", "SINCE"]]
     for row in map(row_of, records):
         holder = f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"]
@@ -68,12 +68,12 @@ def table(records: Iterable[Record]) -> str:
 
 
 def describe(record: Record) -> str:
-    """One field per line."""
+    """The record as text, one field per line."""
     row = row_of(record)
-    del row["phase"]  # the state says it
+    del row["phase"]  # the state contains it
     if record.kind is Kind.CLAIM:
         del row["fence"]
-        # The process that published the message, not the one that runs it.
+        # `worker` is the process that published the message, not the one that runs it.
         row = {"published by" if name == "worker" else name: value for name, value in row.items()}
     width = max(len(name) for name in row)
     return "\n".join(f"{name:>{width}}: {_shown(str(value))}" for name, value in row.items())

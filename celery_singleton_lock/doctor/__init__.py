@@ -1,9 +1,9 @@
 """``celery singleton doctor``: checks of an app's settings, store and tasks.
 
 Guarantees
-    The doctor writes to keys of its own only, and removes them. A right that is missing (INFO,
-    CONFIG, SCAN denied by an ACL) costs findings, and is never an error. A server that does not
-    answer is a warning while the store works without it.
+    The doctor writes only to its own keys, and removes them. A missing right (INFO, CONFIG or SCAN
+    denied by an ACL) may hide findings, but is never an error. A server that does not answer is a
+    warning while the store works without it.
 
 To add a check, write a function that takes a Context and yields findings, and add a row to
 ``CHECKS``.
@@ -55,8 +55,8 @@ class Check(NamedTuple):
     Attributes:
         findings: The function that checks.
         stores: The kinds of store that it applies to; None: every store.
-        needs_locks: Whether it is left out once a check has found an error.
-        denied: The finding where the login lacks a right that the check needs.
+        needs_locks: Whether the check is skipped after another check has found an error.
+        denied: The finding if the login lacks a right that the check needs.
     """
 
     findings: Callable[[Context], Findings]
@@ -79,8 +79,8 @@ _NO_STATE: Final = note(
 _NO_SIZE: Final = note("cluster", "its members are unknown: the login may not list them")
 _NO_ALARMS: Final = note("alarms", "they are unknown: the login may not list them")
 
-#: Applied in this order. The checks of servers run also if the store doesn't work: they may show
-#: why.
+#: The checks, in the order of their execution. The checks of servers run even if the store doesn't
+#: work, because they may show the reason.
 CHECKS: Final = (
     Check(operations.check_processes, ("memory",)),
     Check(operations.check_shards, None),

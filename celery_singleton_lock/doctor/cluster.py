@@ -14,7 +14,7 @@ from celery_singleton_lock.stores.urls import Hosts
 
 _PORT: Final = 6379
 _SLOTS: Final = 16384
-# Masters elect the successor of a dead one by majority.
+# The minimum number of masters. A majority of the masters elects the successor of a dead master.
 _FEWEST: Final = 3
 
 
@@ -24,8 +24,8 @@ class _Picture:
 
     Attributes:
         link: The connections to that node.
-        address: Of that node.
-        ranges: For each range of slots how many they are, their master, and its replicas.
+        address: The address of that node.
+        ranges: For each range of slots: the number of slots, the master, and its replicas.
     """
 
     link: Any
@@ -64,7 +64,7 @@ def _seeds(context: Context) -> tuple[Address, ...]:
 
 
 def visit_cluster(context: Context) -> list[Server]:
-    """All nodes, also those that only the URL or CLUSTER NODES names."""
+    """All nodes, including nodes that only the URL or CLUSTER NODES names."""
     picture = context.once(_picture)
     if picture is None:
         return []
@@ -139,7 +139,7 @@ def check_slots(context: Context) -> Findings:
 
 
 def check_masters(context: Context) -> Findings:
-    """Whether the masters can elect a successor, and each has one."""
+    """Whether the masters can elect a successor, and each master has a replica."""
     picture = context.once(_picture)
     if picture is None:
         return

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from celery_singleton_lock.stores.zookeeper.sessions import Session
 
 _PORTS: Final = {"etcd": 2379, "zookeeper": 2181}
-# Seconds for one question to one member.
+# Seconds to wait for one reply of one member.
 _TIMEOUT: Final = 2.0
-# Seconds for a session with the ensemble, which may come after a try with a member that is away.
+# Seconds to wait for a session with the ensemble. A try with an unreachable member may precede it.
 _SESSION_TIMEOUT: Final = 5.0
 _ALARM_REMEDIES: Final = {
     "NOSPACE": "etcdctl compact, defrag, then alarm disarm; raise --quota-backend-bytes, and set "
@@ -45,7 +45,7 @@ _THREE: Final = "three, on hosts that fail independently"
 
 def _url(context: Context) -> ClusterUrl:
     options = context.settings.connection_options
-    # Unknown options have been refused when the store was opened.
+    # Opening the store has checked the options already.
     known = {"ca", "cert", "key", "api_path"}
     port = _PORTS[context.kind]
     return ClusterUrl.parse(context.settings.url, port=port, known=known, options=options)
@@ -150,7 +150,7 @@ def check_alarms(context: Context) -> Findings:
 
 
 def check_shortest_ttl(context: Context) -> Findings:
-    """What is granted instead of one second: the server's election timeout decides."""
+    """The ttl that is granted instead of one second; it depends on the election timeout."""
     for member in _led(context)[:1]:
         try:
             granted = _call(context, member, "lease/grant", TTL=1, ID=0)
@@ -173,10 +173,10 @@ def check_shortest_ttl(context: Context) -> Findings:
 
 
 def visit_zookeeper(context: Context) -> list[Server]:
-    """What each member that the URL names answers to the four-letter word ``srvr``.
+    """The reply of each member in the URL to the four-letter word ``srvr``.
 
-    No ``4lw.commands.whitelist`` takes that word away, because ZooKeeper's own scripts need it; but
-    a proxy may. So only a session shows whether there is a majority.
+    ``4lw.commands.whitelist`` can't disable that word, because ZooKeeper's own scripts need it. A
+    proxy may block it. So only a session shows whether there is a majority.
     """
     url = context.once(_url)
     return [_visit_member(url, host, port) for host, port in url.hosts]
@@ -225,7 +225,7 @@ def check_zookeeper_members(context: Context) -> Findings:
 
 
 def _sessions(context: Context) -> tuple[dict[float, Session], str]:
-    """Sessions of the shortest and the longest ttl, and why one of them was not granted."""
+    """Sessions of the shortest and the longest ttl, and the reason if one was not granted."""
     from celery_singleton_lock.stores.zookeeper.sessions import Session
 
     sessions: dict[float, Session] = {}
@@ -241,7 +241,7 @@ def _sessions(context: Context) -> tuple[dict[float, Session], str]:
 
 
 def check_sessions(context: Context) -> Findings:
-    """The shortest and the longest ttl: between the two, what is asked for is granted."""
+    """Whether the shortest and the longest ttl are granted as requested; then all others are."""
     sessions, problem = context.once(_sessions)
     if problem:
         named = len(context.servers)
@@ -272,7 +272,7 @@ def _compare(ttl: float, granted: float) -> Findings:
 
 
 def check_rights(context: Context) -> Findings:
-    """Which login may change the nodes: each belongs to the login that made it."""
+    """Whether this login, and no other, may change the nodes: each belongs to its creator."""
     username, (sessions, problem) = context.once(_url).username, context.once(_sessions)
     if not username or problem:
         return  # check_login or check_sessions reports it
@@ -289,7 +289,7 @@ def check_rights(context: Context) -> Findings:
 
 
 def _foreign(context: Context, session: Session) -> tuple[int, int]:
-    """How many nodes are closed to this login, and how many are open to every client."""
+    """The number of nodes closed to this login, and the number of nodes open to every client."""
     closed = unguarded = 0
     deadline = context.clock.now() + _SESSION_TIMEOUT
     for request in [session.client.get_acls_async(path) for path in context.store.buckets]:

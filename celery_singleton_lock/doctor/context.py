@@ -1,4 +1,4 @@
-"""What a check of the doctor receives, the context, and what it yields, findings."""
+"""The context that a check of the doctor receives, and the findings that it yields."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from celery_singleton_lock.stores import is_sentinel_url
 
 T = TypeVar("T")
 
-# A lease waits up to ttl/6 for a reply. A reply that usually takes more than a tenth of that
-# leaves little for a bad day.
+# A request of a lease waits up to ttl/6 for its reply. If replies usually take more than a tenth of
+# that, the margin for slow replies is small.
 _COMFORTABLE_SHARE: Final = 0.1
 
 
 class Severity(StrEnum):
     OK = "ok"
-    NOTE = "note"  # a choice, or unknown; nothing has to be done
-    WARNING = "warning"  # works today, and will cause trouble
+    NOTE = "note"  # a choice, or unknown; no action is needed
+    WARNING = "warning"  # works now, but will cause trouble
     ERROR = "error"  # locks don't work, or two bodies can run at once
 
 
@@ -34,10 +34,10 @@ class Finding:
     """One result of a check, with its values.
 
     Attributes:
-        severity: How bad it is.
-        subject: What was checked, in a word or two.
-        text: What was found.
-        remedy: What to do; empty where nothing has to be done.
+        severity: The severity.
+        subject: The subject of the check, in a word or two.
+        text: The result.
+        remedy: The action to take; empty if none is needed.
     """
 
     severity: Severity
@@ -46,7 +46,7 @@ class Finding:
     remedy: str = ""
 
 
-#: What a check yields.
+#: The findings that a check yields.
 Findings = Iterator[Finding]
 
 ok = partial(Finding, Severity.OK)
@@ -57,19 +57,19 @@ error = partial(Finding, Severity.ERROR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What one visit to a server of the store reported.
+    """The result of one visit to a server of the store.
 
     Attributes:
-        name: Address of the server; empty where the store is this server alone.
-        link: The connection of the visit, for further questions.
-        error: Why there is no answer; empty if there is one.
-        is_denied: Whether there is an error because it refuses this client.
-        grants: Whether leases are taken on this server: not on a replica.
-        product: Redis, Valkey, etcd or ZooKeeper; empty where the server may not say.
-        version: Of the product.
-        info: Fields of the server's report; empty where the report is denied.
-        clock_ahead: Seconds that its clock is ahead of this host's; None where it is unknown.
-        reply_time: Seconds that a reply takes; the clock is known to half of that.
+        name: Address of the server; empty if the store has only this server.
+        link: The connection of the visit, for further requests.
+        error: The reason for a missing answer; empty if the server answered.
+        is_denied: Whether the error is a refusal of this client.
+        grants: Whether leases are granted on this server, which they are not on a replica.
+        product: Redis, Valkey, etcd or ZooKeeper; empty if unknown.
+        version: The version of the product.
+        info: Fields of the server's report; empty if the report is denied.
+        clock_ahead: Seconds that its clock is ahead of this host's clock; None: unknown.
+        reply_time: Seconds that a reply takes. The error of ``clock_ahead`` is up to half of it.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Context:
         self.app = app
         self.runtime = Runtime.of(app)
         self.settings = self.runtime.settings
-        # Each check is applied to stores that have the operations it uses.
+        # Any: each check is applied only to stores that have the operations it uses.
         self.store: Any = self.runtime.store
         self.clock = self.runtime.clock
         self.kind = self.store.capabilities.name
@@ -123,11 +123,11 @@ class Context:
 
     @property
     def granting(self) -> list[Server]:
-        """The servers that answer and take leases."""
+        """The servers that answer and grant leases."""
         return [server for server in self.servers if server.grants and not server.error]
 
     def once(self, ask: Callable[[Context], T]) -> T:
-        """The result of ``ask``, which is called once, however many checks use its result."""
+        """The result of ``ask``, which is called once for all checks."""
         if ask not in self._results:
             self._results[ask] = ask(self)
         result: T = self._results[ask]
@@ -135,7 +135,7 @@ class Context:
 
     @cached_property
     def ttls_by_task(self) -> dict[str, float]:
-        """Seconds, for each task whose policy agrees with the settings."""
+        """The ttl, in seconds, of each task whose policy agrees with the settings."""
         ttls: dict[str, float] = {}
         for task in singleton_tasks(self.app):
             try:
@@ -146,7 +146,7 @@ class Context:
 
     @cached_property
     def ttls(self) -> list[float]:
-        """Seconds, of all tasks and of the leader of Beat; the shortest first."""
+        """The ttls, in seconds, of all tasks and of the beat leader; the shortest first."""
         return sorted({self.settings.beat_ttl, *self.ttls_by_task.values()})
 
 

@@ -1,4 +1,4 @@
-"""Operations of the store, tried out on keys of the doctor's own."""
+"""Checks that run the store's operations on the doctor's own keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from celery_singleton_lock.doctor.context import (
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import IN_MEMORY
 
-# Enough for a median that one slow reply doesn't move; a second on a link of 25 ms.
+# Measurements for a median that one slow reply doesn't change; 1 s on a link of 25 ms.
 _ROUNDS: Final = 20
 _TTL: Final = 10.0
-# More findings would report the same mistake again.
+# The number of foreign keys that are reported. More would repeat the same mistake.
 _SHOWN_KEYS: Final = 10
 _RIGHTS_IN_REDIS: Final = (
     "grant what docs/options.md lists for an ACL user, or make the store writable"
@@ -39,12 +39,12 @@ _RIGHTS: Final = {
 
 
 def check_processes(context: Context) -> Findings:
-    """A store in memory is accepted for pools in one process; prefork workers refuse it."""
+    """Whether the store is in memory: pools in one process accept it, prefork workers refuse it."""
     yield note("store", IN_MEMORY, "another singleton_lock_url, if the workers use prefork")
 
 
 def check_shards(context: Context) -> Findings:
-    """Whether all apps of this prefix count the same number of shards."""
+    """Whether all apps with this prefix use the same number of shards."""
     try:
         problems = context.store.problems(context.runtime.keyspace.lock("", ""))
     except StoreError:
@@ -54,7 +54,7 @@ def check_shards(context: Context) -> Findings:
 
 
 def check_leases(context: Context) -> Findings:
-    """Acquire, renew and release a lease; compare the time that it takes with the tasks' ttl."""
+    """Acquire, renew and release a lease; compare the time per operation with the tasks' ttl."""
     try:
         median = statistics.median(_operation_time(context) for _ in range(_ROUNDS))
     except StoreUnavailable as exc:
@@ -123,7 +123,7 @@ def check_waiting(context: Context) -> Findings:
 
 
 def check_keys(context: Context) -> Findings:
-    """Keys under our names that this library can't have written. They are never deleted."""
+    """Keys under this library's names that other software wrote. They are never deleted."""
     foreign = list(context.store.foreign_keys(context.runtime.keyspace.match_all()))
     for key, what in foreign[:_SHOWN_KEYS]:
         text = f"{key!r} {what}: other code uses a lock's name, and a task with that key can't run"

@@ -28,7 +28,7 @@ _HARM: Final = "two bodies can run at once"
 
 
 def visit_nodes(context: Context) -> list[Server]:
-    """All nodes; of those with an append-only file, `info` says when it is synced."""
+    """All nodes. If a node has an append-only file, `info` also contains its sync policy."""
     nodes = []
     for member in read_nodes(context.settings.url).members:
         link = context.stack.enter_context(closing(Connections(member.url)))
@@ -40,7 +40,7 @@ def visit_nodes(context: Context) -> list[Server]:
 
 
 def _appendfsync(link: Any) -> str:
-    """Empty where CONFIG is denied."""
+    """The setting ``appendfsync``; empty if CONFIG is denied."""
     try:
         reply = command(link, "CONFIG", "GET", "appendfsync")
     except StoreError:
@@ -80,7 +80,7 @@ def check_identities(context: Context) -> Findings:
 
 @per_server
 def check_votes(context: Context, node: Server) -> Findings:
-    """Whether a node that restarts could grant what it has granted before."""
+    """Whether a node could grant a lease a second time after a restart."""
     info, longest = node.info, context.ttls[-1]
     quarantine = read_nodes(context.settings.url).quarantine
     needed = longest if quarantine is None else quarantine

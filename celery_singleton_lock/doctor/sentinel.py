@@ -1,4 +1,4 @@
-"""Checks behind Redis Sentinel: the sentinels, the master that they name, and its replicas."""
+"""Checks of Redis Sentinel: the sentinels, the master that they report, and its replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from celery_singleton_lock.doctor.servers import command, visit_redis
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
 
-# A failover takes the votes of a majority, and two of two are no majority that survives a loss.
+# The minimum number of sentinels. A failover needs the votes of a majority, and with two sentinels
+# no majority is left after the loss of one.
 _FEWEST: Final = 3
 
 
@@ -26,7 +27,7 @@ def _connections(context: Context) -> SentinelConnections:
 
 
 def _sentinels(context: Context) -> list[Server]:
-    """What each sentinel reports of our master."""
+    """The report of each sentinel on the app's master."""
     connections = context.once(_connections)
     return [_ask(link, connections.master_name) for link in connections.sentinels]
 
@@ -42,19 +43,19 @@ def _ask(link: Any, master_name: str) -> Server:
 
 
 def _informed(context: Context) -> list[Server]:
-    """The sentinels that know our master."""
+    """The sentinels that know the app's master."""
     return [sentinel for sentinel in context.once(_sentinels) if sentinel.info]
 
 
 def _master(context: Context) -> Server | None:
-    """The master that the first informed sentinel names; None if there is no such sentinel."""
+    """The master that the first informed sentinel reports; None if there is no such sentinel."""
     for sentinel in _informed(context):
         return _visit(context, sentinel.info)
     return None
 
 
 def _replicas(context: Context) -> list[dict[str, str]] | None:
-    """What the first informed sentinel reports of each replica; None where that is denied."""
+    """The first informed sentinel's report on each replica; None if the report is denied."""
     name = context.once(_connections).master_name
     try:
         reply = command(_informed(context)[0].link, "SENTINEL", "REPLICAS", name)
@@ -79,7 +80,7 @@ def _visit(context: Context, fields: Mapping[str, str], *, grants: bool = True) 
 
 
 def _fields(reply: Any) -> dict[str, str]:
-    """Names and values, from either protocol."""
+    """The names and values of a reply in RESP2 or RESP3."""
     flat = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
     return {name.decode(): value.decode() for name, value in flat.items()}
 
@@ -102,7 +103,7 @@ def check_sentinels(context: Context) -> Findings:
     if not informed:
         return
     yield ok("sentinels", f"{len(informed)} of {len(asked)} named ones answer")
-    # Each counts the others that it knows.
+    # Each sentinel reports the number of other sentinels that it knows.
     count = 1 + max(int(sentinel.info.get("num-other-sentinels", "0")) for sentinel in informed)
     if count < _FEWEST:
         text = f"there are {count} for this master: without one of them no failover is decided"
@@ -151,7 +152,7 @@ def check_master(context: Context) -> Findings:
 
 def check_min_replicas(context: Context) -> Findings:
     for master in context.granting:
-        # INFO has that field only where the setting is.
+        # INFO contains that field only if min-replicas-to-write is set.
         if master.info and "min_slaves_good_slaves" not in master.info:
             yield note(
                 "min-replicas",

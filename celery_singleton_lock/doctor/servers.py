@@ -14,14 +14,14 @@ from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, info_of
 
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
 _SECTIONS: Final = ("server", "memory", "persistence", "replication")
-# The quickest of these readings counts: a delayed reply hides the clock.
+# The number of clock readings. The quickest one counts, because a slow reply makes it inaccurate.
 _READINGS: Final = 3
-# Seconds. Leases on one server don't depend on its clock; `since` in records and the age of a claim
-# do.
+# Seconds. Leases on one server don't depend on its clock, but `since` in records and the age of a
+# claim do.
 _FROM_THIS_HOST: Final = 2.0
-# Seconds. The first fence of a new master is not below its clock. The old master ended before the
-# promotion, at least one second earlier: sentinels wait that long, and so does the shortest
-# sensible cluster-node-timeout.
+# Seconds. The first fence of a new master is not below its clock. The old master ended at least one
+# second before the promotion: sentinels wait that long, and the shortest sensible
+# cluster-node-timeout is as long.
 _BETWEEN_MASTERS: Final = 1.0
 _NTP: Final = "NTP on all hosts, slewing instead of stepping"
 _UNREACHABLE: Final = {
@@ -43,7 +43,7 @@ def visit_one(context: Context) -> list[Server]:
 
 
 def visit_redis(context: Context, name: str, link: Any, *, grants: bool = True) -> Server:
-    """Read a server's INFO and clock, as far as the login may."""
+    """Read a server's INFO and clock, as far as the login has the rights."""
     server = Server(name=name, link=link, grants=grants, product="Redis")
     info: dict[str, str] = {}
     try:
@@ -62,7 +62,7 @@ def visit_redis(context: Context, name: str, link: Any, *, grants: bool = True) 
 
 
 def _reading(context: Context, link: Any) -> tuple[float, float]:
-    """Seconds that TIME took, and seconds that the server's clock is ahead."""
+    """The duration of TIME and the lead of the server's clock, in seconds."""
     sent = context.clock.wall()
     seconds, micros = command(link, "TIME")
     received = context.clock.wall()
@@ -73,7 +73,7 @@ def command(link: Any, *words: Any) -> Any:
     """The reply to one command.
 
     Raises:
-        StoreError: There is no reply, or it is a refusal.
+        StoreError: There is no reply, or the server refuses the command.
     """
     return link.run([words], OPERATOR_TIMEOUT)[0]
 
@@ -82,7 +82,7 @@ def command(link: Any, *words: Any) -> Any:
 
 
 def check_reachability(context: Context) -> Findings:
-    """The servers that don't answer, while others do."""
+    """Whether some servers don't answer while others do."""
     subject, remedy = _UNREACHABLE[context.kind]
     for server in context.servers:
         if server.error:
@@ -90,7 +90,7 @@ def check_reachability(context: Context) -> Findings:
 
 
 def per_server(check: Callable[[Context, Server], Findings]) -> Callable[[Context], Findings]:
-    """A check of every server that takes leases; findings that are equal become one."""
+    """Turn a check of one server into a check of every granting server; merge equal findings."""
 
     @wraps(check)
     def check_each(context: Context) -> Findings:
@@ -138,7 +138,7 @@ def check_eviction(context: Context, server: Server) -> Findings:
 
 @per_server
 def check_persistence(context: Context, server: Server) -> Findings:
-    """What a restart forgets. Redlock's nodes are more demanding: see check_votes."""
+    """Whether a restart forgets leases. See check_votes for Redlock's stricter requirements."""
     if server.info.get("aof_enabled") == "1":
         yield ok("persistence", "append-only file")
     elif server.info and context.kind == "redis":
@@ -175,7 +175,7 @@ def check_wait_replicas(context: Context, server: Server) -> Findings:
 
 @per_server
 def check_replication(context: Context, server: Server) -> Findings:
-    """A failover of a single server forgets leases; Redlock's nodes must not have any."""
+    """Whether there are replicas: a failover loses leases, and Redlock's nodes must have none."""
     replicas, is_redlock = _replicas(server), context.kind == "redlock"
     if server.info.get("role") == "slave" and is_redlock:
         text = "is a replica: it has no vote, and promoted it would bring another's votes along"
@@ -210,7 +210,7 @@ def check_clock(context: Context, server: Server) -> Findings:
 
 
 def check_clocks(context: Context) -> Findings:
-    """The clocks of several servers, compared with each other: one may have to succeed another."""
+    """The clocks of several servers, compared with each other: one may succeed another."""
     known = [server for server in context.servers if server.clock_ahead is not None]
     readings = sorted((each.clock_ahead or 0.0, each.reply_time, each.name) for each in known)
     if len(readings) < 2:
@@ -221,7 +221,7 @@ def check_clocks(context: Context) -> Findings:
     if context.kind == "redlock":
         allowed = drift(ttl)
         harm = f"a lease of {ttl:g} s allows for {allowed:.3f} s, should one of them be stepped"
-    # Each clock is known to half the time of a reply.
+    # The error of each clock is up to half the time of a reply.
     if fast - slow - (fast_reply + slow_reply) / 2 <= allowed:
         yield ok("clock", f"{len(readings)} servers within {fast - slow:.3f} s")
         return

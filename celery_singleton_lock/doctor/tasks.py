@@ -21,7 +21,7 @@ def check_beat(context: Context) -> Findings:
 
 
 def check_policies(context: Context) -> Findings:
-    """What a worker would refuse to start with."""
+    """Policies with which a worker would refuse to start."""
     tasks = singleton_tasks(context.app)
     if not tasks:
         text = "no singleton task is registered in this app"
@@ -39,11 +39,11 @@ def check_policies(context: Context) -> Findings:
 
 
 def check_timeouts(context: Context) -> Findings:
-    """ttl and time limits against the time after which the broker delivers a message again."""
+    """The ttl and the time limits, compared with the broker's visibility timeout."""
     timeout, ttls = context.settings.visibility_timeout, context.ttls_by_task
     if timeout is None:
         return
-    # The others are refused by check_policies.
+    # check_policies reports the other tasks.
     tasks = [task for task in singleton_tasks(context.app) if task.name in ttls]
     if names := _named(task for task in tasks if ttls[task.name] > timeout):
         yield warning(

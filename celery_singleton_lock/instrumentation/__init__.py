@@ -1,1 +1,1 @@
-"""Sinks of events: log lines, Celery signals and worker events; one small module each."""
+"""Sinks of events: log lines, Celery signals and worker events."""

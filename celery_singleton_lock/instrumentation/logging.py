@@ -1,7 +1,7 @@
-"""One log line per event, with the key and its holder as logfmt fields.
+"""Log lines of events, with the key and its holder as logfmt fields.
 
-Task arguments are never logged: a default key is a digest of them, and a template key shows only
-what its author put in.
+Task arguments are never logged: a default key is a digest of the arguments, and a template key
+contains only the arguments that its template names.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
 
 
 def _field(value: Any) -> str:
-    """``value`` as parsers of ``key=value`` lines (logfmt) read it: quoted if necessary."""
+    """``value`` in the form of ``key=value`` lines (logfmt), quoted if necessary."""
     text = str(value)
     plain = text and text.isprintable() and not {" ", '"'} & {*text}
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def log_event(event: Event) -> None:
-    """Log an event; ``extra`` has its fields, prefixed ``singleton_``, for structured handlers."""
+    """Log an event. ``extra`` contains its fields, prefixed ``singleton_``."""
     level = LEVELS[event.name]
     if not logger.isEnabledFor(level):
         return

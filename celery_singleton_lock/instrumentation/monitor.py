@@ -11,7 +11,7 @@ from celery_singleton_lock.core.events import Event, EventName
 
 
 class Monitor:
-    """Sends a worker event for a call that a conflict ends, if this worker sends events.
+    """Sends a worker event for a call that ends by a conflict, if this worker sends events.
 
     ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has the fields of
     the event that Celery's worker sends for its own revocations.

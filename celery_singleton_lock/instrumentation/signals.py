@@ -1,4 +1,4 @@
-"""Celery signals for events of leases.
+"""Celery signals for lease events.
 
 Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the thread of
 the heartbeat, unless the body or the release detects the loss first. Receivers get ``sender`` (the

@@ -1,7 +1,7 @@
 """The pytest plugin: the fixture ``singleton_store``.
 
-pytest imports it in every project that has this package installed. So it has no hooks, and imports
-nothing of this package before the fixture is used.
+pytest imports this module in every project that has this package installed. Therefore the module
+has no hooks, and imports nothing of this package before the fixture is used.
 """
 
 from __future__ import annotations

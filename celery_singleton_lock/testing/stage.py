@@ -1,4 +1,4 @@
-"""Staged conflicts and losses: a key that is held, a lease that is lost."""
+"""Staging of conflicts and losses for tests: a held key, a lost lease."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SingletonStore:
     Eager and real calls in this process use it. It needs no server and no waiting.
 
     Attributes:
-        clock: Advanced only by ``clock.advance(seconds)``.
+        clock: The clock; only ``clock.advance(seconds)`` advances it.
         store: The store.
     """
 
@@ -43,7 +43,7 @@ class SingletonStore:
             Runtime.install(chosen, runtime, eager=eager)
 
     def uninstall(self) -> None:
-        """Restore the own store of every app."""
+        """Restore the original store of every app."""
         for app in self._apps:
             for eager in (False, True):
                 Runtime.of(app, eager=eager).close()
@@ -51,7 +51,7 @@ class SingletonStore:
         self._apps.clear()
 
     def held(self) -> list[Record]:
-        """The records of all keys that are held. Claims belong to messages and are left out."""
+        """The records of all held keys, without claims, which belong to messages."""
         records = self.store.scan("csl:*")
         return [record for record in records if record.kind is not Kind.CLAIM]
 

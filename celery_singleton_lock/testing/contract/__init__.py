@@ -11,7 +11,7 @@ To run it on a store of your own::
             yield store
             store.close()
 
-pytest collects the tests of the subclass. They use keys of their own, so the server may be shared.
+pytest collects the tests of the subclass. They use unique keys, so the server may be shared.
 Call ``pytest.register_assert_rewrite("celery_singleton_lock.testing.contract")`` before the import
 to see the values in a failure.
 """

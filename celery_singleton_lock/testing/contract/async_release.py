@@ -1,4 +1,4 @@
-"""Contract of asynchronous releases, for stores that have them: the same effects, no waiting."""
+"""Contract of asynchronous releases, for stores that implement them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AsyncReleaseContract(Part):
             key = do.new_key()
             for _ in range(6):
                 release_async(releasing, key, do.take(releasing, key))
-            # With another timeout it may use another connection.
+            # A request with another timeout may use another connection.
             request = Acquire(slots=(key,), token=do.new_token(), holder=HOLDER, ttl=LONG)
             reply = releasing.acquire(request, timeout=TIMEOUT / 2)
             assert isinstance(reply, Granted), reply
@@ -85,7 +85,7 @@ class AsyncReleaseContract(Part):
 
 
 def release_async(store: Store, key: str, token: Token, **options: Any) -> Replies:
-    """Release asynchronously, or synchronously if the store says so; the replies, once there."""
+    """Release asynchronously, or synchronously if the store requires it; return the replies."""
     replies: Replies = []
 
     def on_reply(reply: Relation | StoreError, is_unsure: bool) -> None:

@@ -1,4 +1,4 @@
-"""Contract of a message's claim while its lease is granted, renewed, released and marked."""
+"""Contract of claims that a grant, a renewal, a release or a mark of the lease changes."""
 
 from __future__ import annotations
 
@@ -162,13 +162,14 @@ class ClaimedAcquireContract(Part):
             assert (record.key, record.token) == (key, str(held))
 
     def test_what_is_ones_own_already_is_granted_beside_anothers_claim(self, store: Store) -> None:
-        # The reply to the first acquire was lost, and another message has the claim by now. A
+        # The reply to the first acquire was lost, and another message has the claim meanwhile. A
         # refusal would leave a lease that no process knows.
         key, claim = do.new_claim()
         token = do.take(store, key, claim=do.freed(claim), yields=True)
         do.publish(store, claim)
         do.take(store, key, token, claim=do.freed(claim), yields=True)
-        # A retry has reserved the key. If it yielded, each would wait for the other.
+        # A retry has reserved the key. If the retry yielded, both messages would wait for each
+        # other.
         do.become(store, key, token, Kind.RESERVED)
         following = do.new_token(token.task_id, retries=1)
         do.take(store, key, following, claim=do.freed(claim), yields=True)
@@ -198,7 +199,7 @@ class ClaimedReleaseContract(Part):
         assert do.is_as_published(store, claim, token)
 
     def test_a_renewal_never_shortens_a_claim(self, store: Store) -> None:
-        # It may arrive when the body has ended, and the claim waits for a retry far ahead.
+        # The renewal may arrive after the body's end, while the claim waits for a later retry.
         key, claim, token = do.started(store)
         do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING, LONG))
         assert do.renew(store, [do.lease_of(key, token, self.SHORT, claim)]) == [LossReason.GONE]
@@ -342,7 +343,7 @@ class ClaimedReleaseContract(Part):
                 assert do.found(store, claim) == expected
 
     def test_putting_back_recreates_no_claim_that_has_vanished(self, store: Store) -> None:
-        """The copy may have run, and freed it, before the mark arrives."""
+        """The copy may have run, and freed the claim, before the mark arrives."""
         key, claim = do.new_claim()
         do.mark(
             store,

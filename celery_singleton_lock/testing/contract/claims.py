@@ -1,4 +1,4 @@
-"""Contract of claims without a lease: which message has a claim, and what may change it."""
+"""Contract of claims without a lease: admission, take-over and settlement."""
 
 from __future__ import annotations
 

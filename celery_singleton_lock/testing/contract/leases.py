@@ -156,7 +156,7 @@ class LeaseContract(Part):
         assert do.record_of(store, key).kind is Kind.COOLING
         for other in (do.new_token(), token, do.new_token(token.task_id, retries=1)):
             assert do.refused(store, key, other) is Relation.OTHER
-        # Another key: a short one may expire before all tokens have asked.
+        # Another key: a key with a short ttl may expire before all tokens have requested it.
         key = do.new_key()
         do.become(store, key, do.take(store, key), Kind.COOLING, self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
@@ -200,7 +200,7 @@ class LeaseContract(Part):
             do.become(store, key, token, kind, LONG)
             late = do.lease_of(key, token, self.SHORT)
             following = do.lease_of(key, token.next_attempt(), self.SHORT)
-            # A process that is being killed has nothing more to do.
+            # The worker parent has announced the end of this process.
             reason = LossReason.DYING if kind is Kind.DYING else LossReason.REPLACED
             assert do.renew(store, [late, following]) == [reason, LossReason.REPLACED]
             record = do.record_of(store, key)

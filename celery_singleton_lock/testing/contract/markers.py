@@ -1,4 +1,4 @@
-"""Contract of markers: what is known of an attempt beyond its lease."""
+"""Contract of markers: the state of an attempt, kept beside its lease."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MarkerContract(Part):
         assert do.refused(store, key, token) is Relation.DONE
 
     def test_putting_back_does_not_prolong_a_finishing_marker(self, store: Store) -> None:
-        # The holder may have died while it sent callbacks. Then the copy must run soon.
+        # The holder may have died while it sent callbacks. In that case the copy must run soon.
         key, token = do.new_key(), do.new_token()
         do.mark(store, key, token, MarkerState.FINISHING, ttl=self.SHORT)
         do.mark(store, key, token, MarkerState.WAITING, 1, ttl=LONG)

@@ -1,4 +1,4 @@
-"""Contract of fences, and of what an operator lists and frees."""
+"""Contract of fences and of the requests of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of the contract's tests, with keys and tokens that no other test has."""
+"""Steps of the contract's tests. Each creates keys and tokens that no other test uses."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from celery_singleton_lock.core.store import (
     Store,
 )
 
-#: Seconds to wait for one reply, also to 600 renewals on a busy machine.
+#: Seconds to wait for one reply; enough for 600 renewals on a busy machine.
 TIMEOUT = 20.0
-#: Seconds, longer than any test: the ttl of a lease that doesn't expire.
+#: The ttl of a lease that must not expire during a test, in seconds.
 LONG = 600.0
 
 KEYSPACE = Keyspace("contract")
@@ -46,14 +46,14 @@ ODD_TASK_IDS = (
 
 
 def new_key(rest: str = "") -> str:
-    """A key that no other test has."""
+    """A key that no other test uses."""
     return KEYSPACE.lock("contract", f"{rest}{secrets.token_hex(8)}")
 
 
 def new_token(
     task_id: str | None = None, *, nesting: int = 0, retries: int = 0, nonce: str = ""
 ) -> Token:
-    """The token of a delivery; what isn't given is unique."""
+    """The token of a delivery. Fields that are not given get unique values."""
     return Token(
         task_id or f"task-{secrets.token_hex(4)}", nesting, retries, nonce or secrets.token_hex(4)
     )
@@ -76,7 +76,7 @@ def ask(
 
 
 def lease_of(key: str, token: Token, ttl: float = LONG, claim_key: str = "") -> Lease:
-    """What a process that was granted ``key`` renews."""
+    """The lease that a process with a grant of ``key`` passes to a renewal."""
     clock = SystemClock()
     return Lease(
         key=key,
@@ -146,7 +146,7 @@ def publish(
     ttl: float = LONG,
     phase: Phase = Phase.QUEUED,
 ) -> Token:
-    """A claim in ``phase``."""
+    """Create a claim in ``phase``."""
     token = token or new_token()
     assert admit(store, claim, token, ttl=ttl) is None
     if phase is not Phase.QUEUED:
@@ -192,13 +192,13 @@ def found(store: Store, key: str) -> tuple[Kind, str, Phase | None, Holder, floa
 
 
 def ttl_of(record: Record) -> float:
-    """The ttl that ``record`` had within the last minute, if that was a multiple of LONG."""
+    """The ttl of ``record``, rounded up to a multiple of LONG if at most a minute has passed."""
     given = math.ceil(record.ttl / LONG) * LONG
     return given if given - record.ttl < 60 else record.ttl
 
 
 def refused(store: Store, key: str, token: Token | None = None, **options: Any) -> Relation:
-    """Ask for a key that is not granted; the reason."""
+    """Request a key that is not granted; return the relation."""
     reply = ask(store, key, token or new_token(), **options)
     assert isinstance(reply, Refused), reply
     return reply.relation
@@ -212,7 +212,7 @@ def refused_by(
     relation: Relation = Relation.OTHER,
     **options: Any,
 ) -> Record:
-    """As :func:`refused`, for the reason ``relation``; the record of what prevents the grant."""
+    """As :func:`refused`, with the relation ``relation``; return the record in the refusal."""
     reply = ask(store, key, token or new_token(), **options)
     assert isinstance(reply, Refused), reply
     assert reply.relation is relation
@@ -228,7 +228,7 @@ def fence_of(store: Store, key: str, token: Token) -> int:
 
 
 def running(claim: str) -> ClaimChange:
-    """A grant's change of a claim that exists until the task is done."""
+    """The change of a claim by a grant if the claim lasts until the task is done."""
     return ClaimChange(key=claim, phase=Phase.RUNNING)
 
 
@@ -249,8 +249,8 @@ class Part:
     """A part of the contract. A subclass provides the fixture ``store``.
 
     Attributes:
-        SHORT: Seconds, the ttl of a lease that has to expire: the shortest that the store supports.
-        LONGER_THAN_SHORT: Seconds after which it has expired, at the store's granularity.
+        SHORT: The shortest ttl, in seconds, that the store supports: for leases that must expire.
+        LONGER_THAN_SHORT: Seconds after which such a lease has expired.
     """
 
     SHORT: float = 0.05

@@ -1,4 +1,4 @@
-"""Contract of ticks: which leader is authorized to send, and which last run it leaves."""
+"""Contract of ticks: the authorization of leaders, and the stored last runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tick(
     last_runs: tuple[str | None, str],
     ttl: float = LONG,
 ) -> Authorization:
-    """Ask to replace the first of ``last_runs`` by the second."""
+    """Request that the first of ``last_runs`` is replaced by the second."""
     expected, new = last_runs
     name = Keyspace.last_run(leader, entry)
     request = AuthorizeTick(
