@@ -290,14 +290,16 @@ def test_released_only_where_it_was_answered_a_failed_attempt_keeps_the_key(
     """The twin of the test above, with that protection taken out."""
     submit, owing = Node.submit, set()
 
-    def submit_to_nodes_that_answer(node: Node, operation: object, deliver: object) -> None:
+    def submit_to_nodes_that_answer(
+        node: Node, operation: object, deliver: object, release: object
+    ) -> None:
         def answer(outcome: object) -> None:
             owing.discard(node)
             deliver(outcome)
 
         if node not in owing:
             owing.add(node)
-            submit(node, operation, answer)
+            submit(node, operation, answer, release)
 
     monkeypatch.setattr(Node, "submit", submit_to_nodes_that_answer)
     key = new_key()
@@ -341,6 +343,45 @@ def test_a_request_that_waits_for_a_silent_node_for_too_long_is_not_sent(
     with nodes.paused([0, 1]):
         take(store, new_key())  # by the node that was silent, behind all the others
     assert [nodes.holders(key)[3] for key in keys[1:]] == [""] * 3
+
+
+def test_what_was_released_while_a_node_was_silent_for_long_is_released_there_too(
+    nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "NODE_TIMEOUT", 0.3)
+    before, during, held = new_key(), new_key(), new_key()
+    tokens = {key: take(store, key) for key in (before, held)}
+    wait_until(lambda: all(nodes.holders(before) + nodes.holders(held)), "all five have both")
+    with nodes.paused([3]):
+        # Sent over the open connection, and carried out when the node goes on.
+        tokens[during] = take(store, during)
+        give(store, during, tokens[during])
+        give(store, before, tokens[before])
+        CLOCK.sleep(1)
+    monkeypatch.undo()
+    wait_until(lambda: nodes.holders(during)[3], "the late grant")
+    assert nodes.holders(before)[3]
+    take(store, new_key())
+    wait_until(lambda: not any(nodes.holders(before) + nodes.holders(during)), "both are free")
+    assert nodes.holders(held) == [str(tokens[held])] * 5
+    assert store._fanout.nodes[3]._owed == {}
+
+
+def test_a_node_owes_a_bounded_number_of_releases_and_no_change_of_a_key(
+    nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "_MAX_QUEUED", 8)
+    kept = new_key()
+    token = take(store, kept)
+    wait_until(lambda: all(nodes.holders(kept)), "all five have it")
+    node = store._fanout.nodes[3]
+    nodes[3].kill()
+    give(store, kept, token, become=Kind.RESERVED, become_ttl=LONG, next_token=token)
+    keys = [new_key() for _ in range(12)]
+    for key in keys:
+        give(store, key, take(store, key))
+    wait_until(lambda: not node._jobs.qsize() and len(node._owed) == 8, "the last ones are owed")
+    assert [slots for _, slots in node._owed] == [(key,) for key in keys[4:]]
 
 
 def test_a_node_that_was_silent_votes_again_when_it_answers(

@@ -145,6 +145,7 @@ class Acquirer:
             enough=lambda poll: (
                 votes.released(poll) if enough is None else len(poll.answers) >= enough
             ),
+            release=request,
         )
 
     def _vote(self, vote: Acquire, timeout: float) -> tuple[Votes, Granted | Refused | None]:

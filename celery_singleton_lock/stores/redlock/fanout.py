@@ -6,7 +6,7 @@ import atexit
 import os
 import queue
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redlock.url import NodeUrl
 from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
@@ -78,6 +79,7 @@ class Fanout:
         *,
         timeout: float,
         enough: Callable[[Poll[T]], object],
+        release: Release | None = None,
     ) -> Poll[T]:
         """Run ``operation`` for all nodes, and return when the answers are ``enough``.
 
@@ -88,13 +90,14 @@ class Fanout:
             operation: Runs in the node's thread.
             timeout: Seconds to wait. Errors of single nodes count as answers.
             enough: Whether the answers so far decide.
+            release: What the operation releases. A node that doesn't answer owes it.
         """
         nodes = self.nodes
         deadline = self._clock.now() + timeout
         poll: Poll[T] = Poll(len(nodes), self.majority)
         inbox = native.inbox()
         for node in nodes:
-            node.submit(operation, inbox.put)
+            node.submit(operation, inbox.put, release)
         shortened = False
         while poll.pending and not enough(poll):
             now = self._clock.now()
@@ -167,6 +170,7 @@ class _Job(NamedTuple):
     operation: Callable[[Node], Any]
     deliver: Callable[[Any], object]
     send_until: float
+    release: Release | None
 
 
 class Node:
@@ -180,19 +184,27 @@ class Node:
 
     def __init__(self, url: NodeUrl, clock: Clock) -> None:
         self.url = url
-        self.store: RedisStore = _NodeStore(url.url, options={"redis_connect_func": self._greet})
+        self.store = _NodeStore(url.url, options={"redis_connect_func": self._greet})
         self.run_id = ""
         self._clock = clock
         # The latest possible time of the server's start; None if unknown.
         self._started_at: float | None = None
         # Releases that were sent and got no reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
+        # Releases that may not have been carried out, oldest first. They precede the next acquire
+        # or release, so the order of requests remains.
+        self._owed: dict[tuple[Token, tuple[str, ...]], Release] = {}
         self._jobs: Any = native.make_queue()
         self._is_running = False
         self._running: Any = native.allocate_lock()  # held by the thread, and never released
         self._ended: Any = native.make_queue()
 
-    def submit(self, operation: Callable[[Node], Any], deliver: Callable[[Any], object]) -> None:
+    def submit(
+        self,
+        operation: Callable[[Node], Any],
+        deliver: Callable[[Any], object],
+        release: Release | None = None,
+    ) -> None:
         """Queue ``operation``. ``deliver`` is called once, with the result or the exception."""
         if self._jobs.qsize() >= _MAX_QUEUED:
             deliver(StoreUnavailable(f"{self.url} does not answer, and its queue is full"))
@@ -205,7 +217,7 @@ class Node:
                 return
             self._is_running = True
             _started.add(self)
-        self._jobs.put(_Job(operation, deliver, self._clock.now() + NODE_TIMEOUT))
+        self._jobs.put(_Job(operation, deliver, self._clock.now() + NODE_TIMEOUT, release))
 
     def acquire(self, request: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
         """See `Store.acquire`.
@@ -213,6 +225,7 @@ class Node:
         A grant does not count within ``min_age`` seconds of the server's start, nor while an
         earlier release by the same token may still arrive and delete it.
         """
+        self._send_owed()
         asked_at = self._clock.now()
         reply = self.store.acquire(request, timeout=NODE_TIMEOUT)
         if not isinstance(reply, Granted):
@@ -226,13 +239,12 @@ class Node:
 
     def release(self, request: Release) -> Relation:
         """See `Store.release`."""
+        self._send_owed()
         try:
             return self.store.release(request, timeout=NODE_TIMEOUT)
         except StoreUnavailable as exc:
             if exc.was_sent:
-                self._forget_arrived()
-                self._unconfirmed.pop(request.token, None)  # to the end of the order
-                self._unconfirmed[request.token] = self._clock.now()
+                self._note_unconfirmed([request])
             raise
 
     def stop(self) -> None:
@@ -249,6 +261,37 @@ class Node:
         """Wait until the thread has ended: at most for one request without a reply and a login."""
         with suppress(queue.Empty):
             self._ended.get(timeout=2 * NODE_TIMEOUT)
+
+    def _note_unconfirmed(self, requests: Iterable[Release]) -> None:
+        self._forget_arrived()
+        for request in requests:
+            self._unconfirmed.pop(request.token, None)  # to the end of the order
+            self._unconfirmed[request.token] = self._clock.now()
+
+    def _owe(self, request: Release | None) -> None:
+        """Note a release that got no reply. Otherwise the vote would stay until its ttl is over.
+
+        Only the deletion is owed. A marker, a claim or a new kind may be outdated by then.
+        """
+        if request is None or request.become is not None:
+            return
+        owed = Release(keys=request.keys, token=request.token)
+        self._owed[owed.token, owed.keys] = owed
+        if len(self._owed) > _MAX_QUEUED:
+            del self._owed[next(iter(self._owed))]
+
+    def _send_owed(self) -> None:
+        if not self._owed:
+            return
+        try:
+            self.store.release_all(self._owed.values(), NODE_TIMEOUT)
+        except StoreUnavailable as exc:
+            if exc.was_sent:
+                self._note_unconfirmed(self._owed.values())
+            raise
+        except StoreError:
+            pass  # a refusal would be repeated
+        self._owed.clear()
 
     def _forget_arrived(self) -> None:
         """Forget releases that have arrived by now or cannot arrive any more."""
@@ -277,6 +320,7 @@ class Node:
         try:
             return self._send(job)
         except StoreUnavailable as exc:
+            self._owe(job.release)
             return StoreUnavailable(f"{self.url}: {exc}")
         except StoreError as exc:
             return StoreError(f"{self.url}: {exc}")
@@ -315,6 +359,10 @@ class Node:
 
 class _NodeStore(RedisStore):
     """A RedisStore that does not compare the number of shards: Redlock always has one shard."""
+
+    def release_all(self, requests: Iterable[Release], timeout: float) -> None:
+        """Release in one round trip, whatever the replies."""
+        self._pipeline(scripts.RELEASE, [*map(scripts.release_arguments, requests)], timeout)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
         """Do nothing: the check would cost each node one more request before the first vote."""

@@ -36,6 +36,7 @@ Failure handling
     A node does not answer: if a majority decides, no request waits for it. Otherwise a request
     waits 50 ms after a majority has answered. The node's queue is bounded, and requests older than
     ``NODE_TIMEOUT`` are dropped unsent.
+    Releases that got no reply are sent again before the node's next acquire or release.
     A release without a reply: the node has no vote for the same token during the next minute,
     because the release may arrive after the grant.
     A majority is down: StoreUnavailable, as with one server. The heartbeat retries until the
