@@ -6,6 +6,9 @@ The proxy drops them as a NAT does, without notifying either end.
 from __future__ import annotations
 
 import socket
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -101,6 +104,41 @@ def test_nor_are_those_that_were_idle_for_longer(
     nat.forget_connections()
     clock.ahead += MAX_IDLE + 1
     ping_on_two()
+
+
+def test_threads_whose_connections_break_at_once_close_the_others_together(
+    connections: Connections,
+) -> None:
+    class Idle:
+        pending = None
+
+        def close_idle(self) -> None:
+            pass
+
+    idle: Any = connections._idle_for(TIMEOUT)
+    errors: list[Exception] = []
+
+    def drop_often() -> None:
+        end = time.monotonic() + 1
+        while time.monotonic() < end and not errors:
+            idle.extend([Idle(), Idle(), Idle()])
+            try:
+                connections.drop()
+            except Exception as exc:
+                errors.append(exc)
+
+    threads = [threading.Thread(target=drop_often) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        idle.clear()
+    assert not errors
 
 
 def test_a_release_is_not_posted_over_a_connection_that_was_idle_for_long(

@@ -455,5 +455,9 @@ class Connection:
 
 
 def _close_all(idle: deque[Connection]) -> None:
-    while idle:
-        idle.pop().close_idle()
+    while True:
+        try:
+            connection = idle.pop()
+        except IndexError:
+            return  # not tested before pop(): another thread may take the last one in between
+        connection.close_idle()
