@@ -472,7 +472,7 @@ def patience(ttl: float, left: float) -> float:
 
 
 def retry_pause(ttl: float, left: float) -> float:
-    """Seconds until the next request after one without a reply; there is one at the deadline."""
+    """Seconds until a renewal without a reply is repeated; shorter near the deadline."""
     return min(ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE, max(left / 2, _MIN_RETRY_PAUSE))
 
 

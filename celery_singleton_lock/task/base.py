@@ -1,8 +1,8 @@
-"""The task base class, whose hooks start and settle a task run, or publish a call.
+"""The task base class. Its hooks start and settle a task run, or publish a call.
 
-A process that declares tasks imports this module, and most of those processes run none. What
-publishes and what runs is imported by the first hook that needs it. A worker imports it all in its
-bootstep, before its pool forks.
+A process that declares tasks imports this module, but most of these processes run no task. The
+modules that publish and run are imported by the first hook that needs them. A worker imports all of
+them in its bootstep, before its pool forks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# The store's URL may hold a password, and reports are pasted into issues.
+# The store's URL may contain a password, and users paste reports into issues.
 hide_setting("SINGLETON_LOCK_URL")
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# By name: what a worker needs is imported when it starts.
+# A name instead of the class: only a worker imports it, when it starts.
 _STEP = "celery_singleton_lock.worker.bootstep:SingletonStep"
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class SingletonTask(_Base[P, R]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "_decorated" in cls.__dict__ and cls.__bases__ == (SingletonTask,):
-            # The class that Celery makes of a function with base=SingletonTask lacks the app's own
-            # Task (Django's has delay_on_commit). It is mixed in, as @singleton_task does, but
-            # without a policy of that Task.
+            # The class that Celery creates for a function with base=SingletonTask does not inherit
+            # from the app's own Task (Django's has delay_on_commit). The app's Task is mixed in, as
+            # @singleton_task does, but without its policy.
             apps_own = cls.__dict__["app"].Task
             if not issubclass(apps_own, SingletonTask):
                 cls.__bases__ = (singleton_base(apps_own),)
@@ -82,21 +82,21 @@ class SingletonTask(_Base[P, R]):
             cls.Request = mixed_request(request)  # type: ignore[assignment]
         owner = next(c for c in cls.__mro__ if "__call__" in c.__dict__)
         if owner is cls or not issubclass(owner, SingletonTask):
-            # Its own, or a mixin's. Before ours, it would run the body without a lock.
+            # The class or a mixin overrides __call__. It would run the body without a lock.
             cls.__call__ = _under_lease(owner.__dict__["__call__"])  # type: ignore[method-assign]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Celery calls this once the class has its app."""
+        """Called by Celery when the class has its app."""
         super().on_bound(app)
         app.steps["worker"].add(_STEP)
         if cls.track_started:
-            # Celery writes STARTED before it calls the task. That would overwrite the result of a
-            # run whose late twin is about to be dropped, and mark calls that are about to be
-            # skipped. So the task run writes it.
+            # Celery writes STARTED before it calls the task. For a late twin, which will be
+            # dropped, that would overwrite the result of the first run. It would also mark calls
+            # that will be skipped. So the task run writes STARTED.
             cls.track_started, cls.stores_started = False, True
         if "_decorated" in cls.__dict__ and (strays := sorted(OPTIONS.intersection(cls.__dict__))):
-            # Celery made attributes of them, and nothing reads those.
+            # Celery made attributes of these options, and no code reads those attributes.
             given = ", ".join(f"{name!r}: ..." for name in strays)
             raise TypeError(
                 f"the task {cls.name} was given {', '.join(strays)} as attributes. With "
@@ -108,21 +108,22 @@ class SingletonTask(_Base[P, R]):
 
     @staticmethod
     def preload() -> None:
-        """Import what task runs need; called in the worker before its pool forks.
+        """Import the modules that task runs need. Called in the worker before its pool forks.
 
-        Otherwise each pool child would import it within the time limit of its first task.
+        Otherwise each pool child would import them within the time limit of its first task.
         """
         _task_run()
         _publish_call()
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         request = self.request  # read once: Celery looks it up in a stack each time
-        # task(...) is a function call, also where the task's own body makes it.
+        # task(...) is a plain function call, also in the task's own body.
         if request.called_directly:
             return super().__call__(*args, **kwargs)
         run = _task_run().of(request)
         if run is None:
-            # The result may also be the value of a skipped call: what Celery stores, not R.
+            # The result may also be the value of a skipped call, which Celery stores; it is not an
+            # R.
             return cast(R, _task_run()(self, request).run(None, args, kwargs))
         if run.entered:
             return super().__call__(*args, **kwargs)
@@ -132,10 +133,10 @@ class SingletonTask(_Base[P, R]):
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
-        """Releases the lease, now that the result is stored.
+        """Release the lease after the result has been stored.
 
-        On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives;
-        the parent's request has no run, so nothing happens there.
+        On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives.
+        The parent's request has no run, so nothing is released there.
         """
         run = _task_run().of(self.request)
         if run is not None:
@@ -143,13 +144,14 @@ class SingletonTask(_Base[P, R]):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def lock_key(self, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """The key such a call would use; None where a callable key returns None (no lock).
+        """The key that a call with these arguments would use; None: no lock (a callable key).
 
-        For a call with the task's own serializer: JSON changes values that pickle keeps.
+        The key is that of a call with the task's own serializer: JSON changes values that pickle
+        keeps.
 
         Raises:
             TypeError: The arguments don't fit the task's signature.
-            LockKeyError: They make no key.
+            LockKeyError: No key can be computed from the arguments.
         """
         rest = self.singleton_rest(args, kwargs, as_sent=True)
         if rest is None:
@@ -168,7 +170,7 @@ class SingletonTask(_Base[P, R]):
                 tuples into lists, and members of a str-Enum into plain strings.
 
         Raises:
-            TypeError, LockKeyError: As of :meth:`lock_key`.
+            TypeError, LockKeyError: See :meth:`lock_key`.
         """
         if as_sent:
             serializer = self.serializer
@@ -183,7 +185,7 @@ class SingletonTask(_Base[P, R]):
         try:
             return merge(self._policy, options, where=f"the options of a call of {self.name}")
         except (TypeError, ValueError) as exc:
-            # Our publishers validate the options, so this came from elsewhere.
+            # This library's publishers validate the options, so other software wrote this header.
             logger.warning("singleton: %.500s; the call's options are ignored", exc)
             return self._policy
 
@@ -199,7 +201,7 @@ class SingletonTask(_Base[P, R]):
 
     @cached_property
     def singleton_key_maker(self) -> KeyMaker:
-        """Computes this task's keys."""
+        """The object that computes this task's keys."""
         return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
 
     def _runtime(self) -> Runtime:
@@ -220,14 +222,14 @@ class SingletonTask(_Base[P, R]):
         singleton: CallOptions | Literal[False] | None = None,
         **options: Any,
     ) -> AsyncResult[R]:
-        """Celery's, and ``singleton``: policy options for this call only.
+        """As Celery's, with ``singleton``: policy options for this call only.
 
         ``singleton=False`` publishes without a claim, even while another call has one. The lock
         applies in any case.
 
         Raises:
             DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
-            LockKeyError: The task is ``unique``, and its key can't be computed, or is not stable.
+            LockKeyError: The task is ``unique``, and its key can't be computed or is not stable.
             TypeError, ValueError: ``singleton`` has an option that a call may not set, or a wrong
                 value.
         """
@@ -236,8 +238,8 @@ class SingletonTask(_Base[P, R]):
             where = f"apply_async(singleton=...) of {self.name}"
             given = check_call(self.singleton_policy, singleton, where=where)
 
-        # The apply_async of a base class may have only args, kwargs and **options. All others are
-        # passed by keyword, and only if given.
+        # The apply_async of a base class may accept only args, kwargs and **options. All other
+        # arguments are passed by keyword, and only if given.
         if producer is not None:
             options["producer"] = producer
         if link is not None:
@@ -260,10 +262,10 @@ class SingletonTask(_Base[P, R]):
         queue: str | None = None,
         **extra_options: Any,
     ) -> Any:
-        """As Celery's, with the options that the call has set, which the request's headers lack.
+        """As Celery's, with the options that the call has set. The request's headers lack them.
 
-        The signature of a next attempt (a retry) also has the name of the call. Any other signature
-        is a new call.
+        The signature of a next attempt (a retry) also contains the name of the call. Any other
+        signature is a new call.
         """
         from celery_singleton_lock.publish.header import HEADER, Delivery
 
@@ -285,10 +287,10 @@ class SingletonTask(_Base[P, R]):
 
     @cached_property
     def base_call(self) -> Callable[..., Any] | None:
-        """The ``__call__`` of a base class behind ours, which calls ``run``; None: Celery's own.
+        """The ``__call__`` of a base class after SingletonTask in the MRO; None: Celery's own.
 
-        Celery's is not called under the lease: outside a worker it pushes an empty request over the
-        real one, so an eager body would see no id and couldn't retry.
+        Celery's ``__call__`` is not called under the lease. Outside a worker it pushes an empty
+        request over the real one, so an eager body would have no id and couldn't retry.
         """
         mro = type(self).__mro__
         after = mro[mro.index(SingletonTask) + 1 :]
@@ -310,7 +312,7 @@ def singleton_base(base: Any) -> type:
 
 
 def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
-    """A subclass's ``__call__`` (the idiom of Flask's context), entered once the lease is held."""
+    """A subclass's ``__call__`` (Flask's idiom for its context), called under the lease."""
 
     @wraps(own)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -324,10 +326,11 @@ def _under_lease(own: Callable[..., Any]) -> Callable[..., Any]:
 
 @signals.task_postrun.connect
 def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_: Any) -> None:
-    """Settle what ``after_return`` didn't.
+    """Settle a run that ``after_return`` didn't settle.
 
-    Celery does not call it for Retry, Ignore, Reject and SystemExit, and a user's override may
-    leave out ``super()``. A task whose ``before_start`` failed has no run, but may have a claim.
+    Celery does not call ``after_return`` for Retry, Ignore, Reject and SystemExit, and a user's
+    override may omit ``super()``. A task whose ``before_start`` failed has no run, but may have a
+    claim.
     """
     if not isinstance(sender, SingletonTask):
         return

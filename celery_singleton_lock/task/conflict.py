@@ -1,9 +1,9 @@
-"""What happens to a delivery that is refused its lease: one table, as a pure function.
+"""The decision about a delivery whose acquire was refused: one table, as a pure function.
 
-The first row that fits::
+The first row that matches applies::
 
     this attempt is done, a newer copy of the message exists,
-    or a later attempt has the key                              drop; the result is left alone
+    or a later attempt has the key                              drop; the result is not changed
     an earlier attempt of the same task has it                  put back, shortly
     the same attempt under another nonce has it (a twin)        put back, until the twin ends
     another holder, and this work may have begun                put back; it is never skipped
@@ -20,12 +20,12 @@ from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.policy import ConflictAction, OnConflict
 from celery_singleton_lock.publish.header import Delivery
 
-#: How soon a put-back message returns: seconds, doubled at each try up to the second number.
+#: The delay of a put-back in seconds. It doubles at each try, up to the second number.
 Pace = tuple[float, float]
-# A predecessor of the same task releases within milliseconds: its retry was published from inside
-# its body.
+# For an earlier attempt of the same task, which releases within milliseconds: it published its
+# retry from inside its body.
 _SHORTLY: Final[Pace] = (0.05, 1.0)
-#: Started work that meets another holder, twins, an unreachable store: no hurry, and no end.
+#: For started work with another holder, for twins, and for an unreachable store.
 AGAIN: Final[Pace] = (1.0, 30.0)
 
 
@@ -40,15 +40,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and why.
+    """The decision about a refused delivery.
 
     Attributes:
-        outcome: What to do.
-        reason: For the log and the error.
-        delivery: What the header of a put-back copy says.
-        pace: Of a put-back.
-        queues_claim: Whether the message's claim is queued with the copy. Not where another
-            delivery or attempt of the task has the key: that one settles the claim.
+        outcome: The outcome.
+        reason: The reason, for the log and the error.
+        delivery: The content of the header of a put-back copy.
+        pace: The delay of a put-back.
+        queues_claim: Whether the message's claim is queued with the copy. False if another delivery
+            or attempt of the task has the key, because that one settles the claim.
     """
 
     outcome: Outcome
@@ -67,15 +67,15 @@ def decide(
     wall: float,
     waited: float,
 ) -> Decision:
-    """The table.
+    """Decide by the table.
 
     Args:
-        relation: How the delivery relates to what the store has found.
-        delivery: What arrived.
-        on_conflict: The policy's.
+        relation: The relation in the store's refusal.
+        delivery: The delivery.
+        on_conflict: The policy's ``on_conflict``.
         no_put_back: Why the message can't be put back (LockConflict then); None: it can.
         wall: Seconds since the epoch, for ``max_wait``.
-        waited: Seconds this delivery has blocked, for ``timeout``.
+        waited: Seconds for which this delivery has blocked the worker, for ``timeout``.
     """
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
         return Decision(Outcome.DROP, str(relation), delivery)
@@ -106,7 +106,8 @@ def _on_conflict(
         return Decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough", delivery)
     if no_put_back is not None:
         return Decision(Outcome.RAISE, no_put_back, delivery)
-    # A first conflict in the future was not written by us: that message would wait without end.
+    # Other software or a wrong clock wrote a first conflict in the future. Without this limit, the
+    # message would wait endlessly.
     since = wall if delivery.since is None else min(delivery.since, wall)
     left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall
     if left <= 0:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class HeldLeases:
-    """A lease, and those around it.
+    """A linked list of held leases: the innermost lease, and the leases around it.
 
-    Not a tuple: ten thousand nested blocks would have ten thousand tuples of up to that length.
+    With tuples, ten thousand nested blocks would have ten thousand tuples of up to that length.
     """
 
     innermost: Lease
@@ -30,15 +30,16 @@ class HeldLeases:
             found = found.others
 
 
-#: What is held where this is asked; empty: nothing.
+#: The leases held in the current context; empty: none.
 held_leases: ContextVar[HeldLeases | tuple[()]] = ContextVar("singleton_held_leases", default=())
 
 
 def current_lease() -> Lease:
-    """The innermost lease held where this is called.
+    """The innermost lease held in the current context.
 
     Raises:
-        NoLease: None is: the task was called directly, its key is None, or this is another thread.
+        NoLease: No lease is held here: the task was called directly, its key is None, or this is
+            another thread.
     """
     leases = held_leases.get()
     if not leases:

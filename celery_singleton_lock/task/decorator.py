@@ -19,7 +19,7 @@ from celery_singleton_lock.task.base import SingletonTask, singleton_base
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Celery's own decorator options that are no attributes of its Task.
+#: Celery's own decorator options that are not attributes of its Task.
 _DECORATOR_OPTIONS = frozenset(
     {
         *("autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_jitter"),
@@ -48,11 +48,11 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
     without ``app`` it is registered with every app, like Celery's ``shared_task``.
 
     Args:
-        *args: The function, where no options are given.
+        *args: The function, if no options are given.
         app: The Celery app.
-        **options: The policy's (``key``, ``scope``, ``limit``, ``ttl`` ...) and Celery's (``bind``,
-            ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...). Others become attributes of
-            the task, as Celery's do.
+        **options: Options of the policy (``key``, ``scope``, ``limit``, ``ttl`` ...) and of Celery
+            (``bind``, ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...). As with Celery's
+            decorator, other options become attributes of the task.
 
     Raises:
         TypeError: An option is of a wrong type, or close to the name of an option.
@@ -138,13 +138,14 @@ def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
             )
 
 
-# Options of celery-singleton's tasks, and ours. As attributes they would be ignored silently.
+# Options of celery-singleton's tasks, and the corresponding options of this library. As attributes
+# they would be ignored silently.
 _CELERY_SINGLETONS = {
     "lock_expiry": "unique_for (seconds of a claim) and ttl (seconds of a dead holder's lease)",
     "raise_on_duplicate": 'unique="until_done", on_duplicate="raise"',
     "unique_on": 'key=("name of an argument", ...)',
 }
-# Methods of Celery's Task are no options, except the hooks.
+# Prefixes of hooks. Other methods of Celery's Task are not options.
 _HOOKS = ("after_", "before_", "on_", "shadow_")
 
 
@@ -163,7 +164,7 @@ def _meant(name: str) -> str | None:
 
 
 def _is_mistyped(name: str, known: str, most: int) -> bool:
-    """Whether one is the other with ``most`` letters left out, added, replaced or swapped."""
+    """Whether ``name`` is ``known`` with at most ``most`` letters changed or swapped."""
     if not name or not known:
         return len(name) + len(known) <= most
     if name[0] == known[0]:

@@ -32,20 +32,20 @@ def hold(
     wait: float | timedelta = 0,
     app: Celery | None = None,
 ) -> Iterator[Lease]:
-    """Hold ``key`` while the ``with`` block runs; excludes tasks of that scope, and is excluded.
+    """Hold ``key`` while the ``with`` block runs. Excludes, and is excluded by, tasks of the scope.
 
     The block is never interrupted: call ``lease.check()`` before writes that matter. Inside a task
     that holds the same key, the task's own lease is re-entered, though not by a forked process.
 
     Args:
-        key: What comes after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
+        key: The part after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
         scope: The tasks' ``scope``, or a task's name.
-        ttl: Seconds that a dead holder can block others.
+        ttl: Seconds for which a dead holder can block other clients.
         wait: Seconds to wait for another holder.
-        app: Whose store; the current app's by default.
+        app: The app whose store is used; the current app by default.
 
     Raises:
-        LockConflict: Another client holds it, for the whole of ``wait``.
+        LockConflict: Another client holds the key, for the whole of ``wait``.
         RuntimeError: ``wait`` is given inside a running event loop.
         StoreUnavailable: The store doesn't answer; the block has not run.
         TypeError, ValueError: An argument is wrong.
@@ -80,7 +80,7 @@ def hold(
     except (LockConflict, StoreError):
         raise
     except BaseException:
-        # An exception of a signal handler, after the grant and before this frame has the lease.
+        # A signal handler may have raised after the grant and before this frame has the lease.
         runtime.locker.forget(request)
         raise
     # This frame lives as long as the block. With thousands of them, these objects would take a
@@ -91,11 +91,11 @@ def hold(
         reset = held_leases.set(HeldLeases(lease, held_leases.get()))
         yield lease
     finally:
-        # First of all: no failure below may leave the lease with the heartbeat.
+        # The release comes first, so that no failure below leaves the lease with the heartbeat.
         try:
             runtime.locker.release(lease, release_of(lease))
         except BaseException:
-            # A soft time limit, or SIGTERM, maybe before the heartbeat had discarded the lease.
+            # A soft time limit or SIGTERM, perhaps before the heartbeat had discarded the lease.
             runtime.locker.release(lease, release_of(lease))
             raise
         finally:
@@ -105,7 +105,7 @@ def hold(
 
 def _refuse_event_loop(key: str) -> None:
     """Raise inside a running event loop: waiting would block it, and the holder may need it."""
-    # A process that has not imported asyncio runs no loop, and does not pay for the import.
+    # A process that has not imported asyncio runs no loop, and should not pay for the import.
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:
         return
@@ -121,18 +121,19 @@ def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:
     try:
         held_leases.reset(reset)
     except ValueError:
-        pass  # left in another context than entered (an async fixture); that one has ended
+        pass  # left in another context than entered (an async fixture), which has ended
 
 
 def _acquire(runtime: Runtime, request: Acquire, longest: float) -> Lease:
-    """Ask for the lease for at most ``longest`` seconds."""
+    """Try to acquire the lease for at most ``longest`` seconds."""
     locker, clock = runtime.locker, runtime.clock
     give_up_at = clock.now() + longest
     waiter = Waiter(locker, request) if longest else None
     reply: Lease | Refused | None = None
     try:
         while True:
-            # Read before the request: the last one is sent when the whole time is over.
+            # The clock is read before the request, so the last request is sent after the whole
+            # time.
             left = give_up_at - clock.now()
             if waiter is None:
                 reply = locker.acquire(request)
@@ -155,5 +156,5 @@ def _acquire(runtime: Runtime, request: Acquire, longest: float) -> Lease:
                 waiter.leave()
             except BaseException:
                 if isinstance(reply, Lease):
-                    locker.release(reply, release_of(reply))  # the caller never sees the grant
+                    locker.release(reply, release_of(reply))  # the caller never gets the lease
                 raise

@@ -1,17 +1,17 @@
-"""Interrupt a task body whose lease is lost, from the heartbeat thread.
+"""Interruption, from the heartbeat's thread, of a task body whose lease is lost.
 
 Guarantees
-    ``LeaseInterrupt`` is raised only between the first and the last instruction of the body it is
-    meant for. ``except Exception`` in the body does not catch it.
+    ``LeaseInterrupt`` is raised only between the first and the last instruction of the body whose
+    lease is lost. ``except Exception`` in the body does not catch it.
 
 Non-guarantees
     A C call that does not return, a greenlet that never yields and a body that catches
-    BaseException are not interrupted. ``current_lease().lost`` reports the loss there.
+    BaseException are not interrupted. They can read ``current_lease().lost``.
 
 Mechanism, by the thread that runs the body::
 
-    main thread (prefork, solo)  a signal of our own ends sleep, recv and lock waits; its handler
-                                 raises if the body is still inside; sent until it is observed
+    main thread (prefork, solo)  a signal ends sleep, recv and lock waits; its handler raises if
+                                 the body is still inside; the signal is sent until it is observed
     other thread (threads pool)  an asynchronous exception; a blocking call returns first
     greenlet (gevent, eventlet)  its hub throws the exception when the greenlet waits or yields.
                                  There, a signal could interrupt the hub, and an asynchronous
@@ -63,7 +63,7 @@ class Body:
     _inside = False
     _observed = False
     _on_main = False
-    _guard: Any = None  # of asynchronous exceptions
+    _guard: Any = None  # the lock for asynchronous exceptions
     _throw: Any = None
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Body:
             LeaseInterrupt: :meth:`interrupt` was called meanwhile.
         """
         if self._on_main:
-            # Not signal.getsignal(): it makes an Enum of what it finds, at several times the cost.
+            # signal.getsignal() converts its result to an Enum, at several times the cost.
             if _signal.getsignal(_SIGNAL) is not _on_signal:
                 signal.signal(_SIGNAL, _on_signal)
             _on_main_thread.append(self)
@@ -94,8 +94,8 @@ class Body:
                     raise LeaseInterrupt  # lost between the grant and the first instruction
                 return function()
             finally:
-                # From here on nothing is raised. An exception that struck just before leaves this
-                # very block, so the next one repeats the assignment.
+                # From here on no interrupt is raised. An interrupt raised just before leaves this
+                # block without the assignment, so the next block repeats it.
                 self._inside = False
         finally:
             self._inside = False
@@ -105,7 +105,7 @@ class Body:
                 self._disarm()
 
     def interrupt(self) -> None:
-        """Heartbeat thread: end the body if it still runs."""
+        """End the body if it still runs. Called on the heartbeat's thread."""
         if self._guard:
             with self._guard:
                 self.fired = True
@@ -121,10 +121,10 @@ class Body:
             self._throw(LeaseInterrupt, self._observe)
 
     def _send_until_observed(self) -> None:
-        # Once is not enough: a signal that comes between Python's last check and the system call
-        # that blocks is noticed when that call ends. The heartbeat runs exactly then, because it
-        # waited for the interpreter lock that the body releases to block (2 of 1000 sleeps were
-        # not interrupted on a busy machine).
+        # One signal is not enough. If it arrives between Python's last check and a blocking system
+        # call, Python handles it only when the call ends. The heartbeat often runs at just that
+        # time, because it waited for the interpreter lock that the body releases before it blocks
+        # (2 of 1000 sleeps were not interrupted on a busy machine).
         clock, pause = SystemClock(), _FIRST_PAUSE
         while self._inside and not self._observed:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
@@ -132,10 +132,10 @@ class Body:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _disarm(self) -> None:
-        # The exception may be set and not raised yet; it must not hit what Celery does next.
-        # Another one in its place is raised here. Setting none instead would leave CPython's
-        # request for attention standing (3.11, 3.12): all threads of the process run slower from
-        # then on (calls took twice as long), and under a debugger they hang (3.11).
+        # The exception may be set but not raised yet. It must not be raised in Celery's code after
+        # the body, so it is replaced by another one, which is raised here. Clearing it instead
+        # would leave CPython's eval-breaker flag set (3.11, 3.12): all threads of the process would
+        # run slower from then on (calls took twice as long), and hang under a debugger (3.11).
         try:
             with self._guard:
                 _set_async_exception(self._thread, _Disarmed)
@@ -145,9 +145,9 @@ class Body:
             pass
 
     def _observe(self) -> bool:
-        """Signal handler, or hub: whether to raise in this body.
+        """Whether to raise in this body. Called by the signal handler or the hub.
 
-        True once only, so that the body's cleanup is not interrupted.
+        True only once, so that the body's cleanup is not interrupted.
         """
         if self._observed or not (self.fired and self._inside):
             return False
@@ -155,7 +155,7 @@ class Body:
         return True
 
 
-# Cached: threads are patched before the first body or never.
+# Cached, because threads are patched before the first body or never.
 _threads_are_greenlets: Final = cache(native.is_patched)
 # Bodies on the main thread, outermost first: an eager call runs inside another's body.
 _on_main_thread: list[Body] = []
@@ -171,10 +171,10 @@ def _set_async_exception(ident: int, kind: type[BaseException]) -> None:
 
 
 def is_loss(group: BaseExceptionGroup[BaseException], *, interrupted: bool) -> bool:
-    """Whether ``group``, raised by ``asyncio.TaskGroup`` or the like, ended a body by its loss.
+    """Whether ``group``, raised by ``asyncio.TaskGroup`` or similar, ended a body by its loss.
 
-    Errors of the group's other tasks are ignored then. An exception that ends the process goes on,
-    and so does the interrupt of a task that called this one.
+    In that case errors of the group's other tasks are ignored. An exception that ends the process,
+    and the interrupt of a task that called this one, are propagated.
     """
     ours = (LeaseLost, LeaseInterrupt) if interrupted else (LeaseLost,)
     losses, others = group.split(ours)
@@ -184,7 +184,7 @@ def is_loss(group: BaseExceptionGroup[BaseException], *, interrupted: bool) -> b
 def follows_interruption(error: BaseException) -> bool:
     """Whether ``error`` was raised while a body cleaned up after its interrupt.
 
-    A rollback, for example, over the network whose failure lost the lease.
+    An example is the error of a rollback over the network whose failure lost the lease.
     """
     seen: set[int] = set()
     earlier = error.__context__

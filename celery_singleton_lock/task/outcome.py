@@ -1,4 +1,4 @@
-"""What becomes of the key when a task has ended: pure functions from outcome to release."""
+"""Pure functions from the outcome of a task to the release of its key."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def is_done(task: Any, state: str | None, retval: Any) -> bool:
 
     Args:
         task: The task.
-        state: Celery's state; None when SystemExit or the like left the body, or a step after it,
-            so that a message acknowledged late comes back.
+        state: Celery's state; None if the body, or a step after it, ended by SystemExit or similar,
+            so that a message acknowledged late is delivered again.
         retval: The task's result, or the exception that ended it.
     """
     if state is None or isinstance(retval, Reject):
@@ -35,7 +35,7 @@ def is_done(task: Any, state: str | None, retval: Any) -> bool:
 
 def stores_result(task: Any, request: Any) -> bool:
     """Whether this call's result is stored: the call's ``ignore_result``, else the task's."""
-    # Celery's Context has a class-level False that means "not said".
+    # Celery's Context has a class-level False that means "not set".
     of_call = vars(request).get("ignore_result")
     return not (task.ignore_result if of_call is None else of_call)
 
@@ -75,7 +75,7 @@ def countdown_of(retry: Retry, now: datetime) -> float:
     """Seconds until the next attempt may run."""
     when: Any = retry.when
     if isinstance(when, str):
-        when = datetime.fromisoformat(when)  # an eta that Celery takes as text
+        when = datetime.fromisoformat(when)  # Celery accepts an eta as text
     if not isinstance(when, datetime):
         return float(when or 0)
     if when.tzinfo is None:

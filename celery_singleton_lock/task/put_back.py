@@ -1,4 +1,4 @@
-"""Put a message back: publish it again, same id, later, before this copy is given up.
+"""Putting a message back: a copy with the same id is published before this delivery is given up.
 
 Guarantees
     The copy keeps id, arguments, serializer, queue, priority, expiry, time limits, headers, parent,
@@ -6,8 +6,8 @@ Guarantees
     the copy.
 
 Non-guarantees
-    Exactly one copy: a crash between publishing and marking leaves two. Each carries a sequence
-    number, and the store drops the older.
+    Exactly one copy: a crash between publishing and marking leaves two. Each has a sequence number,
+    and the store refuses the older copy.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MAX_DOUBLINGS: Final = 30
 def backoff(delay: float, max_delay: float, tries: int) -> float:
     """Seconds: ``delay`` doubled ``tries`` times, at most ``max_delay``, half of it jitter.
 
-    "Equal jitter": clients that met at one release don't meet again at the next, and none of them
-    comes back at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
+    This is "equal jitter": clients that contended once don't contend again at the same time, and no
+    client returns at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
     """
     top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))
     return top * (0.5 + 0.5 * random.random())
@@ -57,17 +57,17 @@ def put_back(
     Args:
         task: The running task.
         request: Its request.
-        delivery: What the header of the copy says; its sequence is raised here.
+        delivery: The content of the copy's header; its sequence is raised here.
         key: The lock key, for the marker.
-        runtime: Of the task's app.
-        delay: Seconds, cut to a third of the visibility timeout.
-        claim: The message's, if it is queued with the copy.
+        runtime: The runtime of the task's app.
+        delay: Seconds, limited to a third of the visibility timeout.
+        claim: The message's claim, if it is queued with the copy.
 
     Returns:
         The seconds until the copy arrives, and its sequence.
 
     Raises:
-        Exception: What publishing raises; nothing was given up then.
+        Exception: Publishing failed; this delivery is not given up.
     """
     longest = runtime.settings.longest_countdown
     delay = delay if longest is None else min(delay, longest)
@@ -86,15 +86,15 @@ def put_back(
             claim=claim.queued(delay) if claim else None,
         )
     except StoreError:
-        pass  # if the broker delivers this message again, there is one copy too many
+        pass  # without the marker, a redelivery of this message would be a second copy
     return delay, copy.sequence
 
 
 def why_not(app: Any, request: Any) -> str | None:
     """Why the message of ``request`` can't be put back; None: it can.
 
-    A message from a fanout exchange has to go back to the queue of this worker only. RabbitMQ can
-    do that. With the other transports, workers subscribe to the exchange and don't read the queue.
+    A message from a fanout exchange must return to the queue of this worker only. RabbitMQ supports
+    that. With the other transports, workers subscribe to the exchange and don't read the queue.
     """
     name = getattr(request, QUEUE_KEY, None)
     queue = None if name is None else app.amqp.queues.get(name)
@@ -112,12 +112,13 @@ def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -
         request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
     )
     _send_to_its_queue(task.app, request, signature.options)
-    # Celery makes what is published inside a task its child: a top-level message that is put back
-    # would get its own id as its parent. A request that is called directly has no children.
+    # Celery treats a message that is published inside a task as a child of the task, so the copy of
+    # a top-level message would get its own id as its parent. A request that is called directly has
+    # no children.
     request.called_directly = True
     try:
-        # Celery's own apply_async, because this is no new call: a base class's may replace the
-        # headers, or encrypt the arguments a second time.
+        # Celery's own apply_async, because this is not a new call. The apply_async of a base class
+        # may replace the headers, or encrypt the arguments a second time.
         BaseTask.apply_async(
             task, signature.args, signature.kwargs, add_to_parent=False, **signature.options
         )
@@ -126,14 +127,15 @@ def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -
 
 
 def _kept(request: Any) -> dict[str, Any]:
-    """Options of the call that Celery's own retry forgets.
+    """Options of the call that Celery's own retry does not keep.
 
-    The representation of its arguments may keep a password out of the log. The app's own serializer
-    may be unable to write pickled arguments, and then the message could never go back.
+    The representation of the arguments may keep a password out of the log. The app's default
+    serializer may be unable to write pickled arguments; then the message could never be put back.
     """
     names = {"serializer": SERIALIZER_KEY, "argsrepr": "argsrepr", "kwargsrepr": "kwargsrepr"}
     options = {option: getattr(request, name, None) for option, name in names.items()}
-    # Kept by Celery since 5.7. The message's value, a False too; not the default of the class.
+    # Celery keeps this since 5.7. The message's value is kept, including False, but not the default
+    # of the class.
     options["ignore_result"] = vars(request).get("ignore_result")
     return {option: value for option, value in options.items() if value is not None}
 
@@ -141,26 +143,27 @@ def _kept(request: Any) -> dict[str, Any]:
 def _send_to_its_queue(app: Any, request: Any, options: dict[str, Any]) -> None:
     """Address a copy to the one queue that its message came from.
 
-    Published to the exchange again, it would reach every queue bound there: each worker would get a
-    copy of every copy of a broadcast. With a virtual transport (Redis) a pool child also does not
-    know the types of exchanges, treats the exchange as direct, and finds no queue.
+    A copy that is published to the exchange again would reach every queue bound there: each worker
+    would get a copy of every copy of a broadcast. With a virtual transport (Redis) a pool child
+    also does not know the types of exchanges, treats the exchange as direct, and finds no queue.
     """
     info = request.delivery_info or {}
     exchange, arrived = info.get("exchange"), info.get("routing_key")
     name = arrived if exchange == "" else getattr(request, QUEUE_KEY, None)
     if not isinstance(name, str) or not isinstance(arrived, str):
-        return  # no queue of the app's configuration: sent as Celery's own retry sends it
+        return  # the queue is not in the app's configuration: sent as Celery's own retry
     queue = app.amqp.queues.get(name)  # not [name], which creates a missing queue
-    # Set, not removed: Celery fills in what is missing from task_routes and from the attributes of
-    # the task class, and those lead to their own exchange. Only None counts as missing.
+    # The options are set instead of removed: Celery fills in missing options from task_routes and
+    # from the attributes of the task class, which lead to another exchange. Only None counts as
+    # missing.
     options["exchange"], options["routing_key"] = "", name
     if queue is not None and queue.exchange.type == "direct":
         options["queue"] = name  # Celery's way to send to the queue itself
         return
     key = without_delay(arrived)
     if exchange and delays_natively(app) and reached_with_delay(app, key) == [name]:
-        # Celery takes exchange type and routing key from a Queue, and declares nothing of it then.
-        # Before Celery 5.7 a key that was delayed before would get a second prefix.
+        # Celery takes exchange type and routing key from a Queue, and does not declare it. Before
+        # Celery 5.7 a routing key that was delayed before would get a second prefix.
         options["queue"] = Queue(name, Exchange(str(exchange), "topic"), routing_key=key)
         return
     # The default exchange routes to the queue that the routing key names; the worker waits for the

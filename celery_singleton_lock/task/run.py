@@ -1,7 +1,7 @@
 """One delivery of a singleton task at the worker: acquire the lease, run the body, release.
 
 Overview
-    A `TaskRun` is made when Celery calls the task, and lives until ``task_postrun``::
+    A `TaskRun` is created when Celery calls the task, and ends at ``task_postrun``::
 
         __call__        acquire --refused--> drop | put back | on_conflict   (see `conflict`)
                           | granted
@@ -13,8 +13,8 @@ Overview
         task_postrun    release what is still held   (Retry, Ignore, Reject, SystemExit ...)
 
 Guarantees
-    The body runs under a lease, or not at all. (Exceptions: ``on_store_error="run"``, and keys that
-    are None.) A message that is given up was put back before, or its work is done, or its body
+    The body runs only under a lease. (Exceptions: ``on_store_error="run"``, and keys that are
+    None.) A delivery is given up only if the message was put back, its work is done, or its body
     never began and its policy drops it. Every lease is released once, on every exit that leaves
     Python running. An attempt is marked as done only after its result is stored and its callbacks
     are sent.
@@ -34,8 +34,8 @@ State model::
     any      -> SETTLED   settle: what is held is released, an early release is marked as done, the
                           claim of a run without a lease is changed
 
-    In ARRIVED and ASKED the message's claim is open: no reply of the store has decided about it. In
-    ASKED the outcome of the acquire is unknown, so settle releases by token.
+    In ARRIVED and ASKED the message's claim is open: no reply of the store has changed it. In ASKED
+    the outcome of the acquire is unknown, so settle releases by token.
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message
@@ -103,7 +103,7 @@ from celery_singleton_lock.task.wait import Waiter
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Where a request keeps its run.
+# The attribute of a request that refers to its run.
 _KEY: Final = "singleton_task_run"
 # Refusals that end the message.
 _ENDS: Final = (Outcome.SKIP, Outcome.REVOKE, Outcome.RAISE)
@@ -112,12 +112,12 @@ _NOT_RUN: Final = (
     '"skip" ends quietly).'
 )
 _LEFT: Final = "lost to its own twin"
-# A body that loses its lease this often has a store that can't keep one.
+# The number of lost leases after which a task fails: its store can't keep a lease.
 _MAX_LOSSES: Final = 3
 # Exceptions that publishing raises for a message that can't be copied, because its headers are
-# wrong. (An OSError among them is the network's, such as a certificate that can't be verified.)
-# Clients also raise them once, from a connection that broke during the call; the next try has
-# another connection.
+# wrong. (One that is also an OSError comes from the network, such as a certificate that can't be
+# verified.) Clients may also raise them once, from a connection that broke during the call. The
+# next try uses another connection.
 _UNSENDABLE: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _TRIES_OF_THE_UNSENDABLE: Final = 3
 
@@ -136,13 +136,13 @@ class TaskRun:
     Attributes:
         task: The task.
         request: Its request (``celery.app.task.Context``), until the run is settled.
-        runtime: Of its app; the one without a server for an eager call with ``task_always_eager``.
-        delivery: What is known of the message.
-        policy: The task's, with the options of this call.
+        runtime: The app's runtime; for ``task_always_eager`` the runtime without a server.
+        delivery: The message's delivery.
+        policy: The task's policy, with the options of this call.
         key: The lock key.
-        claim: The message's, or the one that its policy makes for it; None: none.
-        acks_late: Whether the message may come again once its work is done.
-        entered: Whether the body was entered: from then on a call of the task is a function call.
+        claim: The claim of the message, or the claim that the policy creates for it; None: none.
+        acks_late: Whether the message may be delivered again after its work is done.
+        entered: Whether the body was entered. After that, calling the task is a function call.
     """
 
     key = ""
@@ -169,29 +169,29 @@ class TaskRun:
 
     @classmethod
     def of(cls, request: Any) -> TaskRun | None:
-        """The run that ``request`` has begun; None: none."""
-        # By its type: headers of foreign publishers become attributes of the request too, and one
-        # of this name must not pass for a body that has begun.
+        """The run of ``request``; None: none has begun."""
+        # The type is checked: headers of foreign publishers become attributes of the request too,
+        # and such an attribute must not count as a run.
         found = request.__dict__.get(_KEY)
         return found if isinstance(found, cls) else None
 
     def run(
         self, own: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Acquire and run the body, or do what the policy says instead.
+        """Acquire and run the body, or apply the policy to a conflict.
 
         Args:
             own: The ``__call__`` of a subclass of the task's class, which calls the body itself.
-            args, kwargs: Of the call.
+            args, kwargs: The arguments of the call.
 
         Returns:
-            What Celery stores: the body's result, or the value of a skipped call.
+            The value that Celery stores: the body's result, or the value of a skipped call.
 
         Raises:
             Ignore: This delivery is given up: put back, dropped or revoked.
-            TypeError, LockKeyError: The arguments make no key.
-            LockConflict, LeaseLost, StoreError: As the policy says; the task's FAILURE.
-            Exception: What the body raised.
+            TypeError, LockKeyError: No key can be computed from the arguments.
+            LockConflict, LeaseLost, StoreError: The task fails, according to its policy.
+            Exception: An exception of the body.
         """
 
         def body() -> Any:
@@ -224,19 +224,20 @@ class TaskRun:
         return reply
 
     def settle(self, state: str | None, retval: Any) -> None:
-        """The task has ended: release what is held, or settle the claim of a run without a lease.
+        """Release the lease of an ended task, or settle the claim of a run without a lease.
 
-        Once: the second call, in ``task_postrun``, changes nothing. Raises what strikes meanwhile.
+        The second call, in ``task_postrun``, has no effect. An exception from a signal handler
+        during the release is propagated.
 
         Args:
-            state: Celery's state of the task; None when SystemExit or the like ends it.
-            retval: Its result, or the exception that ended it.
+            state: Celery's state of the task; None if SystemExit or similar ended it.
+            retval: The task's result, or the exception that ended it.
         """
         if self._state is _State.SETTLED:
             self.request = None
             return
-        # SystemExit and the like strike after the body too, while Celery sends the callbacks: it
-        # has called the state SUCCESS by then, but the message comes back.
+        # SystemExit and similar exceptions may also be raised after the body, while Celery sends
+        # the callbacks. The state is SUCCESS then, but the message is delivered again.
         leaving = sys.exc_info()[1]
         if leaving is not None and not isinstance(leaving, Exception):
             state = None
@@ -249,14 +250,15 @@ class TaskRun:
             elif self.acks_late and is_done(self.task, state, retval):
                 self._mark_done(lease)
         except BaseException:
-            # A soft time limit, or SIGTERM: task_postrun settles what after_return could not. If
-            # this is task_postrun, the ttl frees the key, because nothing renews it any more.
+            # A soft time limit or SIGTERM. If this is after_return, task_postrun settles the run.
+            # If this is task_postrun, the ttl frees the key, because the lease is no longer
+            # renewed.
             if lease is not None:
                 self.runtime.heartbeat.discard(lease)
             raise
         self._state = _State.SETTLED
-        # The request refers to this run. With a reference cycle, all that was made for this task
-        # would stay until the garbage collector runs.
+        # The request refers to this run. A reference cycle would keep all objects of this task
+        # alive until the garbage collector runs.
         self.request = None
 
     # --- before the body -------------------------------------------------------------------------
@@ -271,7 +273,7 @@ class TaskRun:
             and rest is not None
             and not self.eager
         ):
-            # The message came without one; its task claims while it runs.
+            # The message has no claim, so the task holds one while it runs.
             self.claim = Claim(
                 key=keyspace.claim(task.name, key),
                 unique=policy.unique,
@@ -281,7 +283,7 @@ class TaskRun:
             self.request.__dict__[CARRIED] = Carried(task.name, key, self.claim)
 
     def _is_reentered(self) -> bool:
-        """Whether a calling task on this thread holds the key: an eager call, or a subtask's."""
+        """Whether a calling task on this thread holds the key, as for an eager call in a body."""
         is_slot_of = self.runtime.keyspace.is_slot_of
         return any(is_slot_of(self.key, held.key) and held.held_here for held in held_leases.get())
 
@@ -313,10 +315,10 @@ class TaskRun:
             waiter.leave()
 
     def _acquire(self, operation: Acquire, waiter: Waiter | None) -> Any:
-        """Ask until the lease is granted, or a refusal ends this delivery.
+        """Try until the lease is granted or a refusal ends this delivery.
 
         Returns:
-            The lease, or what Celery stores for the refused call.
+            The lease, or the value that Celery stores for the refused call.
         """
         clock = self.runtime.clock
         locker = self._locker = self.runtime.locker
@@ -329,8 +331,9 @@ class TaskRun:
         while True:
             asked, conflict = operation, None
             if waiter is not None or operation.claim is not None:
-                # Decided before the store is asked, and not again after its reply: the script that
-                # refuses also frees the claim of a message that ends, and queues a waiting client.
+                # The decision is made before the request, and not again after the reply: the script
+                # that refuses also frees the claim of a message that ends, and queues a waiting
+                # client.
                 conflict = self._decide(Relation.OTHER, waited)
                 if operation.claim is not None:
                     asked = replace(operation, frees_claim=conflict.outcome in _ENDS)
@@ -353,7 +356,7 @@ class TaskRun:
                     conflict = self._decide(reply.relation, waited)
                 if waiter is None or conflict.outcome is not Outcome.WAIT:
                     return self._refuse(conflict, reply)
-                if not reported:  # once, because it may wait for long
+                if not reported:  # only once, because the wait may be long
                     self._report_conflict(conflict, reply)
                     reported = True
                 waiter.wait(reply, self.policy.on_conflict.timeout - waited)
@@ -363,10 +366,10 @@ class TaskRun:
             waited = clock.now() - arrived_at
 
     def _retain(self, operation: Acquire, error: StoreError, failures: int) -> Acquire:
-        """The store has failed: put the message back, or pause if the broker does not answer.
+        """Put the message back after a failure of the store, or pause if the broker fails too.
 
         Returns:
-            What to ask next.
+            The next request.
         """
         self._emit(EventName.STORE_FAILED, error=str(error))
         if self.policy.on_store_error is not OnStoreError.RETRY or self.eager:
@@ -376,8 +379,8 @@ class TaskRun:
         # Neither the store nor the broker answers. An early-acknowledged message exists only in
         # this process: it is retained until one of them does.
         self.runtime.clock.sleep(backoff(*AGAIN, failures))
-        # The locker has released that token without a reply. A release that arrives late must not
-        # free a grant to the next try, so a released token never acquires again.
+        # The locker has released that token without a reply. If the release arrives late, it must
+        # not free the grant of the next try, so a released token is never used for another acquire.
         return replace(operation, token=replace(operation.token, nonce=mint_nonce()))
 
     def _decide(self, relation: Relation, waited: float) -> Decision:
@@ -388,10 +391,10 @@ class TaskRun:
         )
 
     def _is_of_another_message(self, refused: Refused) -> bool:
-        """Whether the store has the task id from another message than this one.
+        """Whether the record with this task id in the store belongs to another message.
 
-        Two messages sent by name may have the same task id, and so may a message whose header was
-        removed: none of them is a copy of another.
+        Two messages that were sent by name, or whose headers were removed, may have the same task
+        id without being copies of each other.
         """
         knows_id = (
             refused.relation not in (Relation.OTHER, Relation.EARLIER)
@@ -400,7 +403,7 @@ class TaskRun:
         return knows_id and is_unnamed(self.request, driver_of(self.task.app))
 
     def _rename(self) -> None:
-        """Give the message a call name of its own, which its retries and copies keep."""
+        """Give the message a unique call name, which its retries and copies keep."""
         self.delivery = self.delivery.named()
         self.request.__dict__[HEADER] = self.delivery.header()
         self.request.__dict__.pop(UNNAMED_KEY, None)
@@ -408,7 +411,7 @@ class TaskRun:
     # --- a refusal -------------------------------------------------------------------------------
 
     def _refuse(self, decision: Decision, refused: Refused) -> Any:
-        """Carry out what the table says; returns the value of a skipped call."""
+        """Carry out the decision; return the value of a skipped call."""
         holder, outcome = refused.holder, decision.outcome
         if outcome is Outcome.DROP:
             self._emit(EventName.DROPPED, reason=decision.reason)
@@ -438,17 +441,17 @@ class TaskRun:
         task, request = self.task, self.request
         error, store_result = TaskRevokedError(reason), stores_result(task, request)
         options = {"store_result": store_result, "call_errbacks": False, "state": states.REVOKED}
-        # Not mark_as_revoked(): it leaves the later links of a chain PENDING for ever, so a group
-        # of chains, which waits for the last links, would never end.
+        # mark_as_revoked() would leave the later links of a chain PENDING forever. A group of
+        # chains, which waits for the last links, would never end.
         task.backend.mark_as_failure(request.id, error, request=request, **options)
         signals.task_revoked.send(
             sender=task, request=request, terminated=False, signum=None, expired=False
         )
 
     def _free_queued_claim(self) -> None:
-        """Free the claim that was made for a copy of a message that had ended before.
+        """Free the claim of a copy of a message that has already ended.
 
-        The task that published it ran twice. The claim of a later attempt is left alone.
+        The task that published the copy ran twice. The claim of a later attempt is not changed.
         """
         if self.claim is None:
             return
@@ -480,15 +483,15 @@ class TaskRun:
         """Publish the message again, then give this delivery up: raise Ignore.
 
         Args:
-            delivery: What the header of the copy says.
-            pace: Of the backoff.
-            reason: For the log.
+            delivery: The content of the copy's header.
+            pace: The delay of the put-back.
+            reason: The reason, for the log.
             queues_claim: Whether the message's claim is queued with the copy.
             retain: If the broker does not answer, retain the message and try again; else return.
 
         Raises:
-            Exception: No broker would take the message. It raises so that the task fails visibly:
-                retained, the message would block this process without end.
+            Exception: The message can't be published at all. The task fails, because a retained
+                message would block this process endlessly.
         """
         tries = refusals = 0
         while True:
@@ -503,7 +506,7 @@ class TaskRun:
                     claim=self.claim if queues_claim else None,
                 )
             except (SoftTimeLimitExceeded, EncodeError):
-                raise  # the user's bound on all this; or no use in trying again
+                raise  # a soft time limit, or an error that another try would not change
             except Exception as exc:
                 unsendable = isinstance(exc, _UNSENDABLE) and not isinstance(exc, OSError)
                 refusals = refusals + 1 if unsendable else 0
@@ -530,13 +533,13 @@ class TaskRun:
     # --- the body --------------------------------------------------------------------------------
 
     def _run_under(self, lease: Lease, body: Callable[[], Any]) -> Any:
-        """Run ``body`` under ``lease``; what :meth:`run` raises."""
+        """Run ``body`` under ``lease``; raises the exceptions of :meth:`run`."""
         reset = held_leases.set(HeldLeases(lease, held_leases.get()))
         try:
             result = self._body.run(body)
         except LeaseInterrupt:
             if not self._body.fired:
-                raise  # meant for a task that called this one
+                raise  # the interrupt is for a task that called this one
             return self._interrupted(lease)
         except BaseExceptionGroup as group:
             if lease.lost and is_loss(group, interrupted=self._body.fired):
@@ -545,15 +548,15 @@ class TaskRun:
                 self._ended(lease, failed=True)
             raise
         except (Ignore, Reject):
-            raise  # settled in task_postrun, which knows more
+            raise  # task_postrun settles the run
         except Retry:
             if lease.lost:
                 self._release_early(lease, release_of(lease))
             raise
         except LeaseLost:
             if lease.lost:
-                return self._interrupted(lease)  # its own check() was faster than the heartbeat
-            self._ended(lease, failed=True)  # of another lease, a hold() in the body
+                return self._interrupted(lease)  # the body's check() was earlier than the heartbeat
+            self._ended(lease, failed=True)  # the loss of another lease: a hold() in the body
             raise
         except Exception as error:
             if lease.lost and self._body.fired and follows_interruption(error):
@@ -566,14 +569,14 @@ class TaskRun:
         return result
 
     def _store_started(self) -> None:
-        """Write the state STARTED, as ``track_started`` asks for, now that the body will run."""
+        """Store the state STARTED for ``track_started``, just before the body runs."""
         task, request = self.task, self.request
         if not self.eager and stores_result(task, request):
             meta = {"pid": os.getpid(), "hostname": request.hostname}
             task.backend.store_result(request.id, meta, states.STARTED, request=request)
 
     def _on_lost(self, lease: Lease) -> None:
-        """Heartbeat thread."""
+        """Handle the loss of the lease. Called on the heartbeat's thread."""
         if self._outcome_of_loss() is not OnLost.CONTINUE:
             self._body.interrupt()
 
@@ -583,13 +586,13 @@ class TaskRun:
         return OnLost.RETRY if self.acks_late else OnLost.FAIL
 
     def _ended(self, lease: Lease, *, failed: bool) -> None:
-        """The body returned, or raised what will be its FAILURE."""
+        """Handle the end of the body, by its result or by a failure."""
         request = self.request
         links = request.errbacks if failed else request.callbacks or request.chain
         if not (links or request.chord) and not lease.lost:
-            return  # released once the result is stored
-        # What the message triggers next must not meet this lease. Until that is sent, the work is
-        # not done: a marker that expires keeps twins away meanwhile.
+            return  # the lease is released after the result is stored
+        # The messages that Celery publishes next must not conflict with this lease. Until they are
+        # sent, the work is not done: meanwhile a marker that expires makes the store refuse twins.
         marker = MarkerState.FINISHING if self.acks_late else None
         min_hold, ttl = self.policy.min_hold, self.policy.ttl
         claim = self._freed_claim()
@@ -598,9 +601,9 @@ class TaskRun:
         )
 
     def _interrupted(self, lease: Lease) -> Any:
-        """The lease was lost and the body ended because of it."""
-        self.runtime.heartbeat.declare(lease)  # the body's own check() may have been faster
-        error = lease.lost_error()  # before the release, which is another end
+        """Handle the end of a body that was interrupted because its lease was lost."""
+        self.runtime.heartbeat.declare(lease)  # the body's check() may have noticed the loss first
+        error = lease.lost_error()  # created before the release changes the lease
         losses = self.delivery.losses + 1
         goes_back = (
             self._outcome_of_loss() is OnLost.RETRY
@@ -609,13 +612,13 @@ class TaskRun:
         )
         self._release_early(lease, release_of(lease, None if goes_back else self._freed_claim()))
         if goes_back:
-            self._state = _State.SETTLED  # the copy is the same attempt, and that is not done
+            self._state = _State.SETTLED  # the copy is the same attempt, which is not done
             copy = replace(self.delivery, started=True, losses=losses, tries=0)
             self._put_back(copy, AGAIN, "lease lost")
         return fail_as_body(self.task, error)
 
     def _release_early(self, lease: Lease, release: Release) -> None:
-        """Release before the result is stored; if its twin took over, the result is the twin's.
+        """Release before the result is stored. If a twin took over, the twin's result counts.
 
         Raises:
             Ignore: Another delivery of this attempt has the lease, or has finished.
@@ -626,9 +629,10 @@ class TaskRun:
             return
         self._state = _State.SETTLED  # the attempt is not done, or not by this run
         if reply is Relation.TWIN and self.acks_late and self._no_put_back is None:
-            # Redis names a message by one tag in all of its deliveries: giving up this delivery
-            # acknowledges the twin's too, and if its worker died now, the job would be lost. The
-            # copy waits for the twin to end, and is dropped if it ends well.
+            # With Redis as the broker, all deliveries of a message have the same delivery tag.
+            # Giving up this delivery acknowledges the twin's too, and if the twin's worker died
+            # now, the job would be lost. The copy waits for the twin's end, and is dropped if the
+            # twin succeeds.
             copy = replace(self.delivery, started=True, tries=0)
             self._put_back(copy, AGAIN, _LEFT, queues_claim=False)
         self._emit(EventName.DROPPED, reason=_LEFT)
@@ -640,16 +644,16 @@ class TaskRun:
         try:
             release = self._final_release(lease, state, retval)
         except Exception:
-            # Whatever it is: a lease that is not released would be renewed without end.
+            # Any exception is caught: a lease that is not released would be renewed endlessly.
             logger.exception("singleton: %s is released without a marker", lease.key)
             release = release_of(lease, self._freed_claim())
         if state is None or release.marker is not None:
-            # This process may be about to end; or the message is acknowledged next, and only the
-            # marker keeps its twins from running once more.
+            # This process may be about to end, or the message is acknowledged next and only the
+            # marker keeps its twins from running again. So this release waits for the reply.
             self._locker.release(lease, release)
         else:
-            # Nothing that follows depends on the reply: the result is stored, and Celery sends the
-            # same messages after any reply.
+            # No later step depends on the reply: the result is stored, and Celery sends the same
+            # messages after any reply.
             self._locker.give_back(lease, release)
 
     def _final_release(self, lease: Lease, state: str | None, retval: Any) -> Release:
@@ -676,7 +680,7 @@ class TaskRun:
             self._emit(EventName.RELEASE_FAILED, error=str(exc))
 
     def _settle_without_lease(self, state: str | None, retval: Any) -> None:
-        """Release what an interrupted acquire may have been granted, and settle the claim."""
+        """Release the lease that an interrupted acquire may have got, and settle the claim."""
         if self._state is _State.ASKED and self._asked is not None:
             self._locker.forget(self._asked)
         if self.claim is None:
@@ -691,7 +695,7 @@ class TaskRun:
             self._change_claim(change)
 
     def _retry_in(self, retry: Retry) -> float | None:
-        """Seconds until the next attempt, if that has this key: the retry may change arguments."""
+        """Seconds until the next attempt; None if the retry changed the arguments and the key."""
         signature = getattr(retry, "sig", None)
         if signature is not None and self.key:
             try:
@@ -705,7 +709,7 @@ class TaskRun:
     def _claim_after(
         self, state: str | None, retval: Any, retry_in: float | None
     ) -> ClaimChange | None:
-        """What becomes of the message's claim now that its task has ended; see `Claim.after`."""
+        """The change of the message's claim after the end of its task; see `Claim.after`."""
         if self.claim is None:
             return None
         return self.claim.after(

@@ -28,7 +28,7 @@ from celery_singleton_lock.worker.shared_memory import SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds: ttl of the lease with which a starting worker tests the store.
+# The ttl, in seconds, of the lease with which a starting worker tests the store.
 _TRIAL_TTL: Final = 10.0
 
 
@@ -60,13 +60,13 @@ class SingletonStep(bootsteps.StartStopStep):
             _check_store(runtime)
         except SettingsError as exc:
             if click.get_current_context(silent=True) is None:
-                raise  # an embedded worker: its caller may catch it
-            # `celery worker`: one line in its log (a daemon has no stderr), and no traceback.
+                raise  # an embedded worker: its caller may catch the error
+            # `celery worker` logs one line without a traceback. A daemon has no stderr.
             logger.critical("singleton: %s", exc)
             raise SystemExit(1) from None
 
     def start(self, worker: Any) -> None:
-        """Celery's; on the main thread, after the pool's first fork."""
+        """Called by Celery on the main thread, after the pool's first fork."""
         runtime, memory = Runtime.of(worker.app), SharedMemory.current
         if memory is None or not runtime.store.capabilities.renews_for_others:
             return
@@ -76,12 +76,12 @@ class SingletonStep(bootsteps.StartStopStep):
         self._heartbeat.start()
 
     def stop(self, worker: Any) -> None:
-        """Celery's; before the pool stops, so in a warm shutdown bodies still run."""
+        """Called by Celery before the pool stops; in a warm shutdown bodies still run."""
         if self._heartbeat is not None:
             self._heartbeat.finish(worker.blueprint.shutdown_complete.is_set)
 
     def terminate(self, worker: Any) -> None:
-        """Celery's, in a cold shutdown."""
+        """Called by Celery in a cold shutdown."""
         self.stop(worker)
 
 
@@ -89,8 +89,8 @@ def check_tasks(app: Celery, store: Store) -> None:
     """Check each task's policy against the others' and the store.
 
     Raises:
-        SettingsError: Tasks of one scope have unequal limits, or a task contradicts the app's
-            settings, or needs what the store lacks.
+        SettingsError: Tasks of one scope have unequal limits, a task contradicts the app's
+            settings, or a task needs a capability that the store lacks.
     """
     limits: dict[str, tuple[int, str]] = {}
     for task in singleton_tasks(app):
@@ -99,7 +99,7 @@ def check_tasks(app: Celery, store: Store) -> None:
             where = f"@singleton_task on {task.name}"
             check_claim_options(policy, task.singleton or {}, where=where)
         except (TypeError, ValueError) as exc:
-            # Valid where it was written; it contradicts the app's settings.
+            # The option is valid by itself, but contradicts the app's settings.
             raise SettingsError(f"{exc} (with the defaults that singleton_lock_* sets)") from None
         scope = policy.scope or task.name
         limit, other = limits.setdefault(scope, (policy.limit, task.name))
@@ -171,8 +171,8 @@ def check_results(app: Celery) -> str:
 def _check_store(runtime: Runtime) -> None:
     """Refuse a store that may evict leases or that splits its keys; log if it can't be used now.
 
-    A store that does not answer, or refuses, does not stop the worker: other tasks can run, and the
-    store may be repaired meanwhile.
+    An error of the store does not stop the worker: other tasks can run, and the store may be
+    repaired meanwhile.
 
     Raises:
         SettingsError: Leases in this store would not exclude each other.
@@ -204,7 +204,7 @@ def _try_out(runtime: Runtime) -> None:
     """Acquire and release a test lease, because a store may answer reads and refuse writes.
 
     Raises:
-        StoreError: The store refuses it, or does not answer.
+        StoreError: The store refuses the lease, or does not answer.
     """
     store, nonce = runtime.store, mint_nonce()
     if not store.capabilities.usable_before_fork:
@@ -221,8 +221,8 @@ def check_eviction(store: Store, settings: Settings) -> None:
     """Refuse a server that may evict leases: keys with a ttl are evicted first.
 
     Raises:
-        SettingsError: Its memory is bounded and its policy evicts.
-        StoreError: It does not answer.
+        SettingsError: The server's memory is bounded and its policy evicts keys with a ttl.
+        StoreError: The server does not answer.
     """
     memory = store.info("memory")  # empty if an ACL denies INFO
     policy = memory.get("maxmemory_policy", "noeviction")

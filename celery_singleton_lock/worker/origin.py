@@ -1,4 +1,4 @@
-"""The queue that a message came from, found in the app's configuration.
+"""Lookup of the queue that a message came from, in the app's configuration.
 
 A message has the exchange and routing key with which it was published, but not its queue. So the
 queue is looked up by these two among the queues that this worker consumes.
@@ -14,14 +14,14 @@ from typing import Any, Final
 from celery import Celery
 from kombu import Queue
 
-# Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay,
-# and the message that arrives still has them.
+# Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay.
+# The routing key of the delivered message still has the prefix.
 _DELAY_BITS: Final = re.compile(r"^(?:[01]\.){28}")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a message came from.
+    """The origin of a message.
 
     Attributes:
         queue: Name of the queue.
@@ -36,20 +36,22 @@ def find_origin(app: Celery, exchange: str, routing_key: str) -> Origin | None:
     """The queue of a message that this worker received; None if the configuration has none.
 
     Args:
-        app: The worker's.
-        exchange: Not the default exchange, whose routing keys are names of queues.
-        routing_key: As it arrived.
+        app: The worker's app.
+        exchange: The exchange, except the default one, whose routing keys are names of queues.
+        routing_key: The routing key of the delivered message.
     """
     queues = app.amqp.queues
     reached = {queue.name: queue for queue in _reached(queues.values(), exchange, routing_key)}
-    # By queue name: before Celery 5.7 the keys are those given to -Q, such as a Broadcast's alias.
+    # Names of the queues, not the dictionary's keys: before Celery 5.7 the keys are the arguments
+    # of -Q, such as the alias of a Broadcast.
     consumed = [queue.name for queue in queues.consume_from.values()]
     if len(consumed) > 1:
         consumed = [name for name in consumed if name in reached]
     if not consumed:
         return None
     name = consumed[0]
-    # If this worker consumes two such queues, each has a copy, and the copies look the same.
+    # If this worker consumes two such queues, each has a copy, and the copies are
+    # indistinguishable.
     is_shared = len(consumed) == 1 and (
         len(reached) > 1 or (name in reached and reached[name].exchange.type == "fanout")
     )
@@ -59,7 +61,7 @@ def find_origin(app: Celery, exchange: str, routing_key: str) -> Origin | None:
 def reached_with_delay(app: Celery, routing_key: str) -> list[str]:
     """Names of the queues to which native delayed delivery takes ``routing_key``.
 
-    Celery binds every exchange that is not direct to the one where the delay ends.
+    Celery binds every exchange that is not direct to the exchange at the end of the delay.
     """
     words = without_delay(routing_key).split(".")
     return [queue.name for queue in app.amqp.queues.values() if _gets_delayed(queue, words)]
@@ -100,7 +102,7 @@ def _lets_pass(exchange_type: str, key: str, words: Sequence[str]) -> bool:
         return key.split(".") == list(words)
     if exchange_type == "topic":
         return _matches(key.split("."), words)
-    return True  # fanout; or headers and the like, whose rule is not in the key
+    return True  # fanout, or a type such as headers, which does not route by the key
 
 
 def _matches(pattern: Sequence[str], words: Sequence[str]) -> bool:

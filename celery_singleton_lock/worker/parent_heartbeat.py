@@ -1,22 +1,22 @@
-"""Renewal of pool children's leases by the worker's parent process.
+"""Renewal of the leases of pool children by the worker's parent process.
 
 Overview
-    A C call that keeps the GIL stops every thread of its process, the heartbeat too (3 to 7 s
+    A C call that keeps the GIL stops every thread of its process, including the heartbeat (3 to 7 s
     measured), but no thread of another process. So one thread of the parent reads the deadlines
-    that children write to shared memory, renews with the child's own token what the child has not
-    renewed in time, and writes the new deadline there. The child's ``check()`` and heartbeat read
-    it. The parent also releases the leases of dead children (see ``request``); releases that the
-    store does not answer are retried here.
+    that children write to shared memory. It renews, with the child's own token, each lease that the
+    child has not renewed in time, and writes the new deadline to shared memory. The child's
+    ``check()`` and heartbeat read that deadline. The parent also releases the leases of dead
+    children (see ``request``). Releases that the store does not answer are retried here.
 
 Guarantees
-    A lease is renewed, whatever its body does to the GIL, while parent and child live and until its
-    ``max_hold``. A body shorter than ttl/3, and a child whose heartbeat is on time, cost no round
+    A lease is renewed while parent and child live and until its ``max_hold``, even if its body
+    keeps the GIL. A body shorter than ttl/3, and a child whose heartbeat is on time, cost no round
     trip here. There is one thread per worker, and a second one while releases are retried.
 
 Non-guarantees
-    No renewal in other pools, where the body's process is the worker itself; in a store that ties a
-    lease to its holder's connection (ZooKeeper); and for more leases of one child at once than
-    shared memory has notes.
+    Renewal in other pools, where the body runs in the worker's own process; in a store that ties a
+    lease to its holder's connection (ZooKeeper); of more leases of one child at once than shared
+    memory has notes.
 
 State model
     A lease here is::
@@ -29,23 +29,23 @@ State model
 
 Failure handling
     A dead child's lease is not renewed: before each renewal the child is looked up by pid and start
-    time, and a zombie counts as dead. A renewal sent at that very moment prolongs the key once, and
-    the release follows. A stopped child (SIGSTOP) is alive: its body would continue.
+    time, and a zombie counts as dead. A renewal in flight at the child's death prolongs the key
+    once, and the release follows. A stopped child (SIGSTOP) is alive: its body may continue.
 
-    A lost lease is not revived: the child declares the loss at the deadline that both see; after
-    it, the parent neither renews nor writes, and the store's renewal creates no key.
+    A lost lease is not revived: the child declares the loss at the deadline that both processes
+    read. After it, the parent neither renews nor writes, and the store's renewal creates no key.
 
     A released lease is not renewed: the child erases its deadline before it sends the release. A
-    renewal under way meets a key of another kind, or none.
+    renewal in flight finds a key of another kind, or no key.
 
-    The parent decides nothing: it ignores the reply "not ours", which the child gets too.
+    The parent never declares a loss: it ignores the reply "not ours", which the child also gets.
 
     Threads and forks: ``sweep`` runs on this module's thread, ``start`` and ``finish`` on the main
-    thread, which runs Celery's event loop and must not block. The store object is this class's own,
+    thread, which runs Celery's event loop and must not block. This class has its own store object,
     so the parent's releases do not wait for renewals. Retried releases have their own thread,
     because one part of the store (a shard, a node) may not answer, and renewals must not wait for
     its timeout. A fork waits until both threads are outside of the store's client: locks that they
-    hold there (of imports, the resolver, OpenSSL) would stay locked in the child.
+    hold there (import, resolver, OpenSSL) would stay locked in the child.
 """
 
 from __future__ import annotations
@@ -70,69 +70,69 @@ from celery_singleton_lock.worker.shared_memory import LeaseNote, RunningLease, 
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds from one look at shared memory to the next. A child can't wake this thread without a
-# system call per lease, and the shortest ttl, 0.3 s, is due after 0.1 s.
+# Seconds between two reads of shared memory. A child can't wake this thread without a system call
+# per lease, and a lease with the shortest ttl, 0.3 s, is due after 0.1 s.
 _LOOK_EVERY: Final = 0.1
-# Share of the interval by which a child has to be late: its own heartbeat comes first if it can.
+# The share of the interval by which a child must be late, so that its own heartbeat usually renews.
 _GRACE: Final = 0.1
 # Seconds that a fork waits for a reply of the store. Forks are rare; the store replies within a
 # millisecond, or is unavailable.
 _FORK_PATIENCE: Final = 0.2
-# Seconds after an unexpected exception, which is a defect of ours.
+# Seconds until the next sweep after an unexpected exception.
 _PAUSE_AFTER_FAILURE: Final = 1.0
 # Seconds from a request that the store did not answer to the next one.
 _PAUSE_AFTER_SILENCE: Final = 1.0
-# Most releases that wait to be retried; further ones are left to their ttl.
+# The maximum number of releases that wait to be retried. The ttl frees the keys of further ones.
 _MAX_LEFT: Final = 1000
 
-#: A request to the store, and until when it is retried.
+#: A function that sends a request to the store, and the time until which it is retried.
 _Left = tuple[Callable[[Store], object], float]
 
 
 class ParentHeartbeat:
-    """Renews what starving children hold, and retries releases of what dead children held.
+    """Renews the leases of starving children, and retries releases of the leases of dead children.
 
     Args:
-        memory: Written by the children.
-        store: For this object alone.
-        clock: The children's, which all processes of a host share.
+        memory: The shared memory that the children write.
+        store: A store that only this object uses.
+        clock: The clock, which all processes of a host share.
     """
 
-    #: The one of this worker's parent; set after the pool's first fork.
+    #: The parent heartbeat of this worker; set after the pool's first fork.
     running: ClassVar[ParentHeartbeat | None] = None
 
     def __init__(self, memory: SharedMemory, store: Store, clock: Clock) -> None:
         self._memory = memory
         self._store = store
         self._clock = clock
-        #: By stamp: when a lease may be renewed again after this object's last request.
+        #: By stamp, the time at which a lease may be renewed again after the last request.
         self._again_at: dict[int, float] = {}
         #: Stamps of leases whose renewal by the parent is logged already.
         self._logged: set[int] = set()
         self._is_over: Callable[[], bool] = lambda: False
-        # Each is locked while its thread is inside the store's client, and by a fork.
+        # Each lock is held by its thread inside the store's client, and by a fork.
         self._renewing, self._retrying = threading.Lock(), threading.Lock()
         self._locked_by_fork: list[threading.Lock] = []
-        # Releases that were not tried here yet, which come first, and those without a reply.
+        # Releases that this object has not tried yet, which come first, and those without a reply.
         self._untried: deque[_Left] = deque()
         self._unanswered: deque[_Left] = deque()
         self._retry_at = 0.0
         self._has_retry_thread = False
 
     def start(self) -> None:
-        """Start the thread; after the pool has forked its first children."""
+        """Start the thread. Called after the pool has forked its first children."""
         _watch_forks()
         _running.add(self)
         native.start_new_thread(self._run, "singleton-parent-heartbeat")
 
     def finish(self, is_over: Callable[[], bool]) -> None:
-        """End the thread once ``is_over()`` is true; until then children may run."""
+        """End the thread when ``is_over()`` is true; until then children may run."""
         self._is_over = is_over
 
     # Renewals.
 
     def sweep(self) -> float:
-        """Renew what children are late with; seconds until the next look.
+        """Renew the leases that children are late with; return seconds until the next sweep.
 
         Called by the thread, and by tests with a manual clock.
         """
@@ -143,7 +143,7 @@ class ParentHeartbeat:
         self._again_at = {stamp: at for stamp, at in self._again_at.items() if stamp in stamps}
         late = [one for one in leases if self._due(one) <= now]
         if late:
-            # In the same pipeline: starving leases that would be due before the next renewal.
+            # Starving leases that would be due before the next renewal join the same pipeline.
             horizon = now + min(interval_of(one.ttl, one.trusted) for one in late)
             late += [
                 one
@@ -156,7 +156,7 @@ class ParentHeartbeat:
         return min([_LOOK_EVERY, *coming])
 
     def _due(self, lease: RunningLease) -> float:
-        # A deadline lies one trust_of() after the sending of the renewal that it comes from.
+        # A deadline is trust_of() seconds after the time at which its renewal was sent.
         sent = lease.childs - trust_of(lease.ttl, lease.trusted)
         childs_turn = sent + interval_of(lease.ttl, lease.trusted) * (1 + _GRACE)
         return max(childs_turn, self._again_at.get(lease.stamp, 0.0))
@@ -184,7 +184,7 @@ class ParentHeartbeat:
             self._record(one, note, reply, sent)
 
     def _record(self, lease: RunningLease, note: LeaseNote, reply: Renewal, sent: float) -> None:
-        """Take over one reply of the store to a renewal that was sent at ``sent``."""
+        """Process the reply to a renewal that was sent at ``sent``."""
         now = self._clock.now()
         next_turn = sent + interval_of(lease.ttl, lease.trusted)
         if reply is LossReason.UNREACHABLE:
@@ -202,21 +202,21 @@ class ParentHeartbeat:
                     lease.pid,
                     note.keys[0],
                 )
-        # Else the reply came after the deadline: the child has declared the loss.
+        # Otherwise the reply arrived after the deadline, and the child has declared the loss.
 
     # Releases that are retried.
 
     @property
     def has_left(self) -> bool:
-        """Whether releases wait to be retried, because the store did not answer."""
+        """Whether releases that the store did not answer wait to be retried."""
         # The thread takes a request out of its queue while it sends it.
         return self._has_retry_thread or bool(self._untried or self._unanswered)
 
     def leave(self, ask: Callable[[Store], object], ttl: float) -> bool:
-        """Have ``ask`` retried until the store answers, for ``ttl`` seconds at most.
+        """Retry ``ask`` until the store answers, for ``ttl`` seconds at most.
 
         Returns:
-            False if too many wait already; then ``ask`` is dropped.
+            False if too many releases wait already; then ``ask`` is dropped.
         """
         if len(self._untried) + len(self._unanswered) >= _MAX_LEFT:
             return False
@@ -224,9 +224,10 @@ class ParentHeartbeat:
         return True
 
     def catch_up(self) -> None:
-        """Retry releases until one gets no reply; called by a thread of its own.
+        """Retry releases until one gets no reply. Called by the retry thread.
 
-        The unanswered one goes to the end: others may be for parts of the store that answer.
+        A release without a reply goes to the end of the queue, because other releases may be for
+        parts of the store that answer.
         """
         while (queue := self._untried or self._unanswered) and self._clock.now() >= self._retry_at:
             ask, until = queue.popleft()
@@ -254,7 +255,7 @@ class ParentHeartbeat:
                 if self.has_left and not self._has_retry_thread:
                     self._start_retry_thread()
             except Exception:
-                # This thread keeps the leases of all starving children, so it must not end.
+                # This thread renews the leases of all starving children, so it must not end.
                 logger.exception("the parent heartbeat failed; it continues")
                 pause = _PAUSE_AFTER_FAILURE
             self._clock.sleep(pause)
@@ -263,7 +264,7 @@ class ParentHeartbeat:
         self._has_retry_thread = True
         try:
             native.start_new_thread(self._retry, "singleton-parent-heartbeat-retry")
-        except RuntimeError:  # this process can't have another thread now: tried at the next look
+        except RuntimeError:  # no thread can be started now; the next sweep tries again
             self._has_retry_thread = False
 
     def _retry(self) -> None:
@@ -275,7 +276,7 @@ class ParentHeartbeat:
             self._has_retry_thread = False
 
     def lock_for_fork(self) -> None:
-        """Wait, on the forking thread, until no thread of this object is in the store's client."""
+        """Wait until no thread of this object is in the store's client. Called by a fork."""
         locks = (self._renewing, self._retrying)
         self._locked_by_fork = [lock for lock in locks if lock.acquire(timeout=_FORK_PATIENCE)]
 
@@ -284,8 +285,8 @@ class ParentHeartbeat:
             self._locked_by_fork.pop().release()
 
 
-# Python can't unregister a fork hook. So the hooks are functions of this module, with weak
-# references: an object and its shared memory are freed when its thread has ended.
+# Python can't unregister a fork hook. So the hooks are functions of this module that use weak
+# references. An object and its shared memory are freed when its thread has ended.
 _running: WeakSet[ParentHeartbeat] = WeakSet()
 
 
@@ -309,12 +310,12 @@ def _after_fork() -> None:
 
 
 def _end(lease: RunningLease) -> float:
-    """When renewal must stop."""
+    """The time at which renewal must stop."""
     return min(lease.deadline, lease.hold_until)
 
 
 def _lease(running: RunningLease, note: LeaseNote, clock: Clock) -> Lease:
-    """The child's lease as far as a store needs it."""
+    """The child's lease, with the fields that a store needs for a renewal."""
     return Lease(
         key=note.keys[0],
         token=Token.parse(note.token),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-# Fields of /proc/<pid>/stat behind the program's name, by their numbers in proc(5). The name has
-# number 2 and may contain blanks and parentheses.
+# Indexes of the fields of /proc/<pid>/stat after the program's name, from their numbers in proc(5).
+# The name is field 2 and may contain blanks and parentheses.
 _STATE = 3 - 3
 _STARTTIME = 22 - 3
-# A zombie runs no code any more, though its parent has not yet read its exit status.
+# The states of dead processes. A zombie runs no code any more, although its parent has not yet read
+# its exit status.
 _DEAD = b"ZXx"
 
 
 def start_time_of(pid: int) -> int:
     """Clock ticks from the machine's boot to the start of ``pid``; 0 if it is dead or unknown.
 
-    It is unknown where there is no ``/proc`` in Linux's format, as on macOS.
+    It is unknown on systems without Linux's ``/proc``, such as macOS.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -24,5 +25,5 @@ def start_time_of(pid: int) -> int:
 
 
 def lives(pid: int, start_time: int) -> bool:
-    """Whether the process that started at ``start_time`` runs, or is merely stopped."""
+    """Whether the process that started at ``start_time`` is alive, running or stopped."""
     return start_time != 0 and start_time_of(pid) == start_time

@@ -1,11 +1,11 @@
-"""The request of a singleton task in the worker's parent: deliveries, and leases of dead children.
+"""The worker parent's request of a singleton task: delivery nonces, leases of dead children.
 
 Overview
     Celery creates one request per message. The request of a singleton task gives the delivery a
-    nonce, removes foreign headers that would pass for ours, and notes the queue of the message.
-    When a pool child dies or is killed, it releases what the child held, as noted in shared memory.
-    All of this runs in the main thread of the worker's parent (prefork). In other pools the request
-    lives in the process that runs the body, and only the headers matter.
+    nonce, removes foreign headers with this library's names, and notes the queue of the message.
+    When a pool child dies or is killed, the request releases the leases that the child noted in
+    shared memory. All of this runs in the main thread of the worker's parent (prefork). In other
+    pools the request is in the process that runs the body, and only the headers matter.
 
 Guarantees
     Each delivery gets a nonce of its own before a child sees it, because neither the task id nor
@@ -13,12 +13,12 @@ Guarantees
     requeued or its failure is reported.
 
 Non-guarantees
-    Nothing is released before the child's death is proven. A revoked body that swallows SystemExit
-    ran for 7 s more, and Celery reports a hard time limit while the child is still alive. In that
-    case the key is marked as dying for a second.
+    A release before the child's death is proven: a revoked body that swallowed SystemExit ran for
+    7 s more, and Celery reports a hard time limit while the child is still alive. After a hard time
+    limit the key is marked as dying for a second.
 
 State model
-    A child's leases and the claim of its message, by what Celery reports::
+    A child's leases and the claim of its message, by the event that Celery reports::
 
         hard time limit  --> lease dying; claim kept as long, or queued if the message is requeued
         child is dead    --> lease released; claim freed, or queued if the message is requeued
@@ -26,7 +26,7 @@ State model
         revoked, expired --> no lease; claim freed
 
 Failure handling
-    If the store does not answer, the parent waits for one reply only. It leaves that release and
+    If the store does not answer, the parent waits for one reply only. It passes that release and
     the following ones to the parent heartbeat, which retries until the ttl has freed the key.
 """
 
@@ -76,18 +76,18 @@ from celery_singleton_lock.worker.shared_memory import SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Seconds. The parent serves all of its children and must not wait longer for a store.
+# Seconds to wait for a reply. The parent serves all of its children and must not wait longer.
 _PARENT_TIMEOUT: Final = 1.0
-# Celery kills with TERM, 0.1 s, KILL.
+# Seconds for which a key is marked as dying. Celery sends TERM, waits 0.1 s, and sends KILL.
 _DYING_SECONDS: Final = 1.0
-# Celery makes every header of a message an attribute of the body's request.
+# Prefix of this library's headers. Celery makes every header an attribute of the body's request.
 _OURS: Final = "singleton_"
 
 
 class SingletonRequestMixin:
-    """A base of ``Task.Request``, before the request class that the task has otherwise.
+    """A base of ``Task.Request`` that precedes the task's original request class.
 
-    The names of the arguments are Celery's, which passes some by keyword.
+    The names of the arguments are Celery's, because Celery passes some by keyword.
     """
 
     # Set by Celery's class.
@@ -103,7 +103,7 @@ class SingletonRequestMixin:
         self._sift()
         message = self.request_dict
         message[NONCE_KEY] = mint_nonce()
-        # The only property of a message that Celery does not pass to the body.
+        # Celery does not pass the message's content type to the body.
         message[SERIALIZER_KEY] = serializer_of(self.content_type)
         info = message.get("delivery_info")
         if info and (exchange := info.get("exchange")):
@@ -112,17 +112,17 @@ class SingletonRequestMixin:
             _warn_of_unread_options(self.task.name)
 
     def _sift(self) -> None:
-        """Remove headers that only this process or Celery may set; collect the author's own.
+        """Remove headers that only this process or Celery may set; collect the author's headers.
 
-        A foreign ``singleton_*`` header could claim that the body has begun, and so runs without a
-        lease. A header with the name of a method of the request would hide it, and the message
-        could not be copied for a put-back.
+        A foreign ``singleton_*`` header could pretend that the body has begun, and so make it run
+        without a lease. A header with the name of a method of the request would hide the method,
+        and the message could not be copied for a put-back.
 
-        The body's ``request.headers`` gets none of our headers, because users copy it to other
-        messages. If the message has a header ``headers`` (monitoring agents write one), Celery
-        takes that for all headers, so the others are added here. It may be a copy of all headers:
-        Celery's own are left out, because a copy of the message would be sent with their old
-        values, such as ``eta``.
+        The body's ``request.headers`` gets none of this library's headers, because users copy it to
+        other messages. If the message has a header ``headers`` (monitoring agents write one),
+        Celery uses its value as all headers, so the other headers are added here. The value may be
+        a copy of all headers. Celery's own headers are removed from it, because a copy of the
+        message would be sent with their old values, such as ``eta``.
         """
         message = self.request_dict
         header = header_of(message, str(self.id))
@@ -141,11 +141,11 @@ class SingletonRequestMixin:
             message[HEADER] = header
 
     def _note_origin(self, exchange: str, routing_key: str) -> None:
-        """Note which queue a message came from, if it was sent to an exchange.
+        """Note the queue that a message came from, if it was sent to an exchange.
 
         A message that was routed to several queues is a separate call in each of them, and each
-        has to run: the copies are not deliveries of one message. Their common claim ends when the
-        first copy arrives.
+        call must run: the copies are not deliveries of one message. Their common claim ends when
+        the first copy arrives.
         """
         origin = find_origin(self.app, exchange, routing_key)
         if origin is None:
@@ -163,7 +163,7 @@ class SingletonRequestMixin:
         message[HEADER] = header
 
     def revoked(self) -> bool:
-        """Celery's. The claim of a message that is discarded is freed."""
+        """As Celery's. If the message is discarded, its claim is freed."""
         discarded = bool(super().revoked())  # type: ignore[misc]
         if discarded:
             self._settle_claim(comes_back=False)
@@ -173,8 +173,9 @@ class SingletonRequestMixin:
         try:
             super().on_timeout(soft, timeout)  # type: ignore[misc]
         finally:
-            # Afterwards, because billiard kills the child when this returns: until then Celery
-            # stores the result and calls the user's on_failure, and the body continues.
+            # The leases are settled last, because billiard kills the child when this method
+            # returns. Before, Celery stores the result and calls the user's on_failure while the
+            # body continues.
             if not soft:
                 self._settle_leases(Kind.DYING, self._comes_back(TimeLimitExceeded()))
 
@@ -186,25 +187,25 @@ class SingletonRequestMixin:
             if self._child_is_dead():
                 self._settle_leases(None, self._comes_back(exc))
             elif self.task.acks_late:
-                # A body that SystemExit ended has settled its lease, but did not know what Celery
-                # does with the message. A body that continues keeps its claim.
+                # A body that ended by SystemExit has settled its lease, but did not know whether
+                # Celery requeues the message. A body that continues keeps its claim.
                 self._settle_claim(self._comes_back(exc))
         super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
 
     def _child_is_dead(self) -> bool:
-        # billiard 4.3 reports an exit slightly before the process is gone. That is no proof, and
-        # the ttl frees the key.
+        # billiard 4.3 reports an exit slightly before the process ends. Then the death is not
+        # proven, and the ttl frees the key.
         return self.worker_pid is not None and not _alive(self.worker_pid)
 
     def _comes_back(self, exc: BaseException) -> bool:
-        """Whether Celery requeues the message of the child that ``exc`` ended."""
+        """Whether Celery requeues the message of a child that ended by ``exc``."""
         if isinstance(exc, TimeLimitExceeded):
             return requeues_on_timeout(self.task)
         if is_revoked(self):
             return False
         if is_cancelled(self):
             return bool(self.task.acks_late)
-        # SystemExit is reported before the process ends, and counts as a lost worker too.
+        # SystemExit is reported before the process ends, and Celery treats it as a lost worker too.
         if not isinstance(exc, (WorkerLostError, SystemExit)):
             return False
         if retries_lost_worker(self.task):
@@ -222,7 +223,7 @@ class SingletonRequestMixin:
         for note in memory.of_dead(self.worker_pid):
             token = Token.parse(note.token)
             # The note of an earlier message stays until the store has confirmed its release. Its
-            # claim is not this message's, and was settled with it.
+            # claim is another message's, and was settled with that message.
             own_claim = bool(note.claim) and token.task_id == str(self.id)
             has_claim = has_claim or own_claim
             call = Release(
@@ -238,7 +239,7 @@ class SingletonRequestMixin:
         if become is None:
             memory.settle(self.worker_pid)
             if not has_claim:
-                self._settle_claim(comes_back)  # it died before its request, or after its release
+                self._settle_claim(comes_back)  # the child held no lease when it died
 
     def _settle_claim(self, comes_back: bool) -> None:
         """Change the claim of a message that no body runs."""
@@ -260,9 +261,9 @@ class SingletonRequestMixin:
         """The change of this message's claim when its child is dead or (``become``) dying.
 
         Args:
-            become: As of :meth:`_settle_leases`.
+            become: See :meth:`_settle_leases`.
             comes_back: Whether the message is requeued.
-            key: The claim's, for a message whose publisher set no claim.
+            key: The key of the claim, for a message whose publisher set no claim.
         """
         policy = self.task.singleton_policy()
         claim = Claim.from_header(self._header().get("claim"), Runtime.of(self.app).keyspace)
@@ -271,7 +272,8 @@ class SingletonRequestMixin:
         if claim is None:
             return None
         if become is not None and not comes_back:
-            # As long as the body may run: a call published now would find its lease.
+            # The claim stays while the body may run, because a call published now would conflict
+            # with its lease.
             return claim.granted(_DYING_SECONDS)
         return claim.queued() if comes_back else claim.freed()
 
@@ -280,16 +282,16 @@ class SingletonRequestMixin:
 
 
 def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) -> None:
-    """Run ``ask``, or leave it to the parent heartbeat if the store does not answer. Never raises.
+    """Run ``ask``, or pass it to the parent heartbeat if the store does not answer. Never raises.
 
     If the store does not answer, the parent waits for it once, not for each lease of each dead
     child.
 
     Args:
-        store: For this thread.
+        store: The store for this thread.
         what: Text for the log.
         ttl: Seconds until the lease or claim expires in the store.
-        ask: Sends the request to the store that is its argument.
+        ask: A function that sends the request to its argument, a store.
     """
     heartbeat = ParentHeartbeat.running
     if heartbeat is not None and heartbeat.has_left:
@@ -308,7 +310,7 @@ def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) ->
 
 
 def _release(store: Store, *, call: Release, what: str) -> None:
-    """Send ``call``; again if an idle connection, which may have been dropped, got no reply.
+    """Send ``call``. Send it again if an idle connection got no reply: it may have been dropped.
 
     The parent's connection is idle between the deaths of two children.
     """
@@ -323,7 +325,7 @@ def _release(store: Store, *, call: Release, what: str) -> None:
 
 @cache
 def _warn_of_unread_options(task: str) -> None:
-    """Once per task. Celery makes ``singleton`` a property of the message if no one reads it."""
+    """Warn, once per task, that no code read the ``singleton`` option of a call."""
     logger.warning(
         "singleton: a call of %s came with singleton={...} that no code read, so it has no claim. "
         "Its publisher doesn't know the task: let a plain `celery beat` import it, start beat with "
@@ -333,16 +335,16 @@ def _warn_of_unread_options(task: str) -> None:
 
 
 def _is_ours(header: str) -> bool:
-    """Whether Celery would make an attribute of the request of it that only we may set."""
+    """Whether ``header`` would become an attribute of the request that only this library sets."""
     return header.startswith(_OURS) and header != TICK_HEADER
 
 
 class SingletonRequest(SingletonRequestMixin, Request):  # type: ignore[misc]
-    """What ``SingletonTask.Request`` names."""
+    """The class that ``SingletonTask.Request`` names."""
 
 
 def mixed_request(base: Any) -> type:
-    """``base`` (a Request class or its qualified name) with our part before it."""
+    """A class that extends ``base`` (a Request class or its qualified name) with the mixin."""
     cls: type = symbol_by_name(base)
     if issubclass(cls, SingletonRequestMixin):
         return cls

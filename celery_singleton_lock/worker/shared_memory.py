@@ -1,8 +1,8 @@
 """Memory in which pool children note their leases for the worker's parent process.
 
-The parent reads the notes for two purposes: to release what a dead child held, and to renew what a
-living child cannot renew. It can compute neither callable keys nor the names of ``hold()``, so a
-child writes keys and token before it sends the request to the store.
+The parent reads the notes for two purposes: to release the leases of a dead child, and to renew
+leases that a living child cannot renew. It can compute neither callable keys nor the names of
+``hold()``, so a child writes keys and token before it sends the request to the store.
 
 The memory is anonymous and is mapped before the fork. It has one row per pool index, which is
 unique among living children and is reused by a child's successor. A row has several blocks, because
@@ -13,17 +13,17 @@ A block has the identity of its owner and ``NOTES`` notes. A note has three part
 checksum and one writer:
 
 * the text: keys, token and claim, written by the child;
-* the child's deadline: until when the child's own renewals are valid;
-* the parent's deadline: until when the parent's renewals are valid.
+* the child's deadline: the deadline of the child's own renewals;
+* the parent's deadline: the deadline of the parent's renewals.
 
-The lease's deadline is the later one of both. There are no locks, because a child that is killed
-would never release one. These rules replace them:
+The lease's deadline is the later of the two. There are no locks, because a child that is killed
+would never release one. These rules replace locks:
 
 * A part that is read while it is written has a wrong checksum and counts as empty. The child reads
   the parent's deadline a second time, because it may be about to declare a loss.
 * Both deadlines carry a stamp, a hash of key and token. A renewal by the parent that is written
   after the note was given to another lease has another stamp, and is ignored.
-* The child erases its deadline when renewal ends, and ignores the parent's from then on.
+* The child erases its deadline when renewal ends, and then ignores the parent's deadline.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from celery_singleton_lock.celery_compat import pool_index
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.worker.process_identity import lives, start_time_of
 
-#: Leases of one process that are noted; further ones are left to the process and to their ttl.
+#: The number of leases of one process that are noted. The parent does not know of further ones.
 NOTES: Final = 16
 
-_ROWS: Final = 512  # leases of children with a higher index are left to their ttl
+_ROWS: Final = 512  # the ttl frees leases of dead children with a higher index
 _BLOCKS: Final = 4
 _MAX_TEXT: Final = 1024
 
@@ -58,8 +58,8 @@ _LENGTH: Final = Struct("=H")
 _CHILDS_BYTES: Final = _CHILDS.size + _SEAL.size
 _PARENTS_BYTES: Final = _PARENTS.size + _SEAL.size
 _DEADLINE_BYTES: Final = _CHILDS_BYTES + _PARENTS_BYTES
-# The deadlines come first and the texts behind them: the parent reads all deadlines ten times a
-# second, and memory that is never read or written takes no page.
+# The deadlines come first and the texts follow. The parent reads all deadlines ten times a second,
+# and memory that is never read or written takes no page.
 _DEADLINES_BYTES: Final = NOTES * _DEADLINE_BYTES
 _BLOCK_BYTES: Final = _OWNER.size + _DEADLINES_BYTES + NOTES * _MAX_TEXT
 _ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
@@ -92,13 +92,13 @@ def _stamp_of(key: str, token: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeaseNote:
-    """The text of a note: one lease, or one that was requested; the token tells which.
+    """The text of a note: a lease that is held or was requested.
 
     Attributes:
         keys: The key, or all slots that were requested.
-        token: The lease's, as text.
+        token: The lease's token, as text.
         ttl: Seconds.
-        claim: Key of the message's claim, empty if it has none.
+        claim: Key of the message's claim; empty: none.
     """
 
     keys: tuple[str, ...]
@@ -112,17 +112,17 @@ class RunningLease:
     """The deadlines of a note, as the parent reads them; times on the clock of the host.
 
     Attributes:
-        pid: Process that wrote the note.
-        start_time: Of that process; with the pid it identifies the process.
+        pid: The process that wrote the note.
+        start_time: The start time of that process. PID and start time identify it.
         block: Offset of the block in the memory.
-        number: Of the note in its block.
+        number: Number of the note in its block.
         stamp: Identifies the grant.
-        childs: Until when the child's own renewals are valid.
-        hold_until: When renewal must stop; inf if it is not bounded.
+        childs: The deadline of the child's own renewals.
+        hold_until: The time at which renewal must stop; inf: there is no limit.
         ttl: Seconds.
-        trusted: Share of the ttl for which a reply of the store counts.
+        trusted: See `Capabilities.trusted`.
         with_claim: Whether the message's claim is renewed too.
-        parents: Until when the parent's renewals are valid; -inf if there are none.
+        parents: The deadline of the parent's renewals; -inf if there are none.
     """
 
     pid: int
@@ -143,9 +143,9 @@ class RunningLease:
 
 
 class SharedLease:
-    """A child's handle of one note; a ``SharedDeadline`` of core once the lease is granted.
+    """A child's handle of one note. It is the ``SharedDeadline`` of a granted lease.
 
-    Its methods may be called by the body's thread and by the heartbeat's at the same time.
+    The body's thread and the heartbeat's thread may call its methods at the same time.
     """
 
     __slots__ = ("_deadline", "_memory", "_owner", "_stamp", "_terms", "_text", "closed", "number")
@@ -158,7 +158,7 @@ class SharedLease:
         self._stamp = 0
         self._terms: tuple[float, float, float, bool] = (0.0, 0.0, 0.0, False)
         self.number = number
-        #: Whether the parent must not renew the lease: it is not granted yet, or it has ended.
+        #: Whether the parent must not renew the lease, before the grant and after the end.
         self.closed = True
 
     def write_text(self, text: bytes) -> None:
@@ -178,8 +178,8 @@ class SharedLease:
         if not self.closed:
             self._write_deadline(sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms)))
         if self.closed:
-            # The body's thread has closed it between the two lines above. This note is the last in
-            # the queue of free ones, so no other lease has it yet.
+            # The body's thread has closed this handle meanwhile. The note is the last in the queue
+            # of free notes, so no other lease uses it yet.
             self._write_deadline(_NO_DEADLINE)
 
     def parents(self) -> float:
@@ -191,12 +191,12 @@ class SharedLease:
     def close(self) -> None:
         """As of ``SharedDeadline``."""
         if self.closed or os.getpid() != self._owner:
-            return  # a fork of the holder may read, but decides nothing
+            return  # a fork of the holder may read the note, but must not change it
         self.closed = True
         self._write_deadline(_NO_DEADLINE)
 
     def erase(self) -> None:
-        """Remove the note: the lease is released."""
+        """Remove the note of a released lease."""
         self.close()
         self._memory[self._text : self._text + len(_NO_TEXT)] = _NO_TEXT
 
@@ -208,29 +208,30 @@ class SharedLease:
 class SharedMemory:
     """The memory of one worker; only prefork pools have one."""
 
-    #: Begins with one byte per row: whether the row was ever used. The parent skips the others.
+    #: The memory begins with one byte per row: whether the row was ever used. The parent skips
+    #: unused rows.
     _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _ROWS + _ROWS * _ROW_BYTES))
-    #: By process id, because a fork copies its parent's: the block (None: no room in the memory),
-    #: the notes by token, and the numbers of free notes.
+    #: By process id, because a fork copies this object: the block (None: the memory is full), the
+    #: notes by token, and the numbers of free notes.
     _processes: dict[int, tuple[int | None, dict[str, SharedLease], deque[int]]] = field(
         default_factory=dict
     )
 
-    #: The one of this worker, in the parent and its children; set before the pool forks.
+    #: The memory of this worker, in the parent and its children; set before the pool forks.
     current: ClassVar[SharedMemory | None] = None
 
     # The child's side.
 
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str = "") -> None:
-        """Write down what is about to be requested from the store."""
+        """Note a lease that is about to be requested from the store."""
         pid = os.getpid()
-        # Of two threads that come first at once, the second uses what the first put there.
+        # setdefault() is atomic: two concurrent first callers get the same block.
         block, notes, free = self._processes.get(pid) or self._processes.setdefault(
             pid, (self._take_block(), {}, deque(range(NOTES)))
         )
         text = marshal.dumps((tuple(keys), token, ttl, claim))
         if block is None or len(text) > _MAX_TEXT - len(_NO_TEXT):
-            return  # too long: all slots of a high limit; the one that is granted is noted then
+            return  # too long: all slots of a high limit; the granted slot is noted after the grant
         shared = notes.get(token)
         if shared is None:
             number = _free_number(notes, free)
@@ -240,7 +241,7 @@ class SharedMemory:
         shared.write_text(text)
 
     def share(self, lease: Lease) -> SharedLease | None:
-        """Let the parent renew what was granted; None if it is not noted."""
+        """Let the parent renew a granted lease; None if the lease is not noted."""
         process = self._processes.get(os.getpid())
         shared = process and process[1].get(str(lease.token))
         if not shared:
@@ -262,7 +263,7 @@ class SharedMemory:
     # The parent's side.
 
     def of_dead(self, pid: int) -> list[LeaseNote]:
-        """What the child ``pid`` held when it died."""
+        """The notes of the leases that the child ``pid`` held when it died."""
         return [note for block in self._blocks_of(pid) for note in self._notes(block)]
 
     def settle(self, pid: int) -> None:
@@ -271,16 +272,16 @@ class SharedMemory:
             self._empty(block)
 
     def of_living(self) -> list[RunningLease]:
-        """What children hold. The caller checks whether a child is alive before it renews."""
+        """The leases of all children. The caller checks that a child lives before a renewal."""
         return [lease for block in self._used_blocks() for lease in self._running(block)]
 
     def note_of(self, lease: RunningLease) -> LeaseNote | None:
-        """Keys and token of ``lease``; None if it was released, or is being written."""
+        """Keys and token of ``lease``; None if it was released, or if the note is being written."""
         note = self._note(lease.block, lease.number)
         return note if note and _stamp_of(note.keys[0], note.token) == lease.stamp else None
 
     def advance(self, lease: RunningLease, valid_until: float) -> None:
-        """Tell the child that its lease was renewed; seconds on the host's clock."""
+        """Write the new deadline of a lease that the parent renewed."""
         start = _deadline_offset(lease.block, lease.number) + _CHILDS_BYTES
         deadline = sealed(_PARENTS.pack(lease.stamp, valid_until))
         self._memory[start : start + _PARENTS_BYTES] = deadline
@@ -296,9 +297,9 @@ class SharedMemory:
         # A fork of the body has its parent's index, and must not write to its parent's block.
         dead = [block for block in blocks if not lives(*self._owner(block))]
         if not dead:
-            return None  # all four belong to the child and to forks of its bodies
-        # If all have notes, several processes of this row have died and the parent has not noticed
-        # yet. The leases of the first are left to their ttl.
+            return None  # all four blocks belong to the child and to forks of its bodies
+        # If all blocks have notes, several processes of this row have died and the parent has not
+        # noticed yet. The first block is taken; the ttl frees the leases that were noted there.
         block = next((block for block in dead if not any(self._notes(block))), dead[0])
         self._empty(block)
         _OWNER.pack_into(self._memory, block, os.getpid(), start_time_of(os.getpid()))
@@ -322,7 +323,7 @@ class SharedMemory:
         return (block for block in self._used_blocks() if self._owner(block)[0] == pid)
 
     def _owner(self, block: int) -> tuple[int, int]:
-        """Pid and start time of the process that writes there; 0, 0: none, or it is settled."""
+        """PID and start time of the process that owns the block; 0, 0: none, or settled."""
         pid, start_time = _OWNER.unpack_from(self._memory, block)
         return pid, start_time
 
@@ -355,9 +356,9 @@ class SharedMemory:
 
 
 def _free_number(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
-    """A note for a new lease; the oldest that the parent does not renew if none is free.
+    """The number of a note for a new lease. If none is free, the oldest closed note is reused.
 
-    That is one whose release has failed, and which its ttl has freed or will free.
+    The release of such a lease has failed, and its ttl has freed or will free the key.
     """
     try:
         return free.popleft()

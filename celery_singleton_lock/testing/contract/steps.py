@@ -192,7 +192,7 @@ def found(store: Store, key: str) -> tuple[Kind, str, Phase | None, Holder, floa
 
 
 def ttl_of(record: Record) -> float:
-    """The ttl of ``record``, rounded up to a multiple of LONG if at most a minute has passed."""
+    """The original ttl if it was a multiple of LONG, less than a minute ago; else the current."""
     given = math.ceil(record.ttl / LONG) * LONG
     return given if given - record.ttl < 60 else record.ttl
 
