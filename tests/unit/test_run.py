@@ -88,6 +88,7 @@ def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once()
     clock = ManualClock()
     store = LateStore(clock)
     app = Celery("silent", broker="memory://", set_as_current=False)
+    app.conf.task_default_queue = "silenced"  # all apps of this process share one broker in memory
     Runtime.install(app, Runtime(app, store=store, clock=clock))
 
     @singleton_task(app=app, name="silenced", shared=False, key="{name}")
@@ -97,7 +98,7 @@ def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once()
     message = {"id": "t", "task": "silenced", "delivery_info": {}, NONCE_KEY: "a1"}
     state = trace("t", ["k"], {}, message).info
     with app.connection_for_write() as connection:
-        queued = connection.default_channel.queue_purge("celery")
+        queued = connection.default_channel.queue_purge("silenced")
     app.close()
     assert (state.state, queued) == ("IGNORED", 1), "it was not put back"
     assert [str(call.token) for call in store.on_their_way] == ["t|0.0|a1"]
