@@ -245,7 +245,8 @@ class TaskRun:
         try:
             if lease is None:
                 self._settle_without_lease(state, retval)
-            elif self._state is not _State.RELEASED:
+            elif self._state is not _State.RELEASED or lease.released_at is None:
+                # Without released_at: an exception came just before the early release.
                 self._give_back(lease, state, retval)
             elif self.acks_late and is_done(self.task, state, retval):
                 self._mark_done(lease)

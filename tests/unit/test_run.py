@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock import LeaseLost, current_lease, singleton_task
+from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.publish.header import NONCE_KEY
@@ -102,6 +104,37 @@ def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once()
     app.close()
     assert (state.state, queued) == ("IGNORED", 1), "it was not put back"
     assert [str(call.token) for call in store.on_their_way] == ["t|0.0|a1"]
+
+
+def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The heartbeat would renew it as long as the pool child lives."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    app = Celery("early", broker="memory://", set_as_current=False)
+    runtime = Runtime(app, store=store, clock=clock)
+    Runtime.install(app, runtime)
+    releases: list[str] = []
+    release = Locker.release
+
+    def struck(self: Locker, lease: Any, request: Any) -> Any:
+        releases.append(lease.key)
+        if len(releases) == 1:
+            raise SoftTimeLimitExceeded
+        return release(self, lease, request)
+
+    monkeypatch.setattr(Locker, "release", struck)
+
+    @singleton_task(app=app, name="linked", shared=False, key="{name}")
+    def linked(name: str) -> None: ...
+
+    trace = build_tracer("linked", app.tasks["linked"], app=app)
+    message = {"id": "t", "task": "linked", "delivery_info": {}, NONCE_KEY: "a1"}
+    state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
+    app.close()
+    assert isinstance(state.retval, SoftTimeLimitExceeded)
+    assert (len(runtime.heartbeat), [*store.scan("csl:*")]) == (0, [])
 
 
 @pytest.fixture
