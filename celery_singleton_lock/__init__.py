@@ -63,9 +63,9 @@ __all__ = [
     "singleton_task",
 ]
 
-# Imported on first access, as Celery's own names are: the command `celery` imports every package
-# that adds a command, and a worker without singleton tasks must not pay for this one. No name may
-# be that of its own module, which would replace it once the module is imported elsewhere.
+# These names are imported on first access, as Celery's own names are. The command `celery` imports
+# every package that adds a command, and a worker without singleton tasks must not pay for this one.
+# No name may equal the name of its own module: importing the module elsewhere would replace it.
 _LATER = {
     "PER_TASK": "core.key",
     "CallOptions": "policy",
@@ -99,7 +99,7 @@ if not TYPE_CHECKING:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-        globals()[name] = value  # no second lookup
+        globals()[name] = value  # __getattr__ is not called again
         return value
 
     def __dir__() -> list[str]:

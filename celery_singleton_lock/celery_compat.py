@@ -1,9 +1,9 @@
 """Access to private and version-dependent names of Celery, kombu, billiard and beat schedulers.
 
-Every such name is used in this module only (``tests/unit/test_celery_compat.py``). Each function
-says what the name is for, in which versions it exists, and what happens without it. Importing this
-module imports nothing that an app with one task has not imported already, and does not fail when a
-cosmetic name is missing. Celery 5.5 to 5.7 is supported; "all" below means these versions.
+Every such name is used in this module only (``tests/unit/test_celery_compat.py``). Each docstring
+documents the purpose of the name, the versions that have it, and the behaviour without it.
+Importing this module imports nothing that an app with one task has not imported already, and does
+not fail if a cosmetic name is missing. Celery 5.5 to 5.7 is supported; "all" means these versions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _state: Any = _celery_state
 
 
 def real_app(app: Any = None) -> Any:
-    """The app behind a proxy; None: the current one.
+    """The app behind a proxy; None: the current app.
 
     ``_get_current_object``: all. Without it the proxy itself is used.
     """
@@ -34,7 +34,7 @@ def real_app(app: Any = None) -> Any:
 
 
 def task_from_function(app: Any, fun: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Create a task in ``app`` now, although the app may be finalized.
+    """Create a task in ``app`` now, even if the app is finalized.
 
     ``_task_from_fun``: all; Celery's ``shared_task`` uses it. There is no fallback: ``app.task``
     creates tasks lazily and would deadlock inside ``finalize``.
@@ -58,17 +58,19 @@ def create_in_all_apps(create: Callable[[Any], Any]) -> None:
 def dump_models(task: Any, args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:
     """The arguments with pydantic models dumped, as Celery publishes them.
 
-    ``_dump_pydantic_arguments``: 5.7. Earlier versions do not dump arguments; nor does this.
+    ``_dump_pydantic_arguments``: 5.7. Earlier versions do not dump arguments, and neither does this
+    function.
     """
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return dump(args, kwargs) if dump and serializer != "pickle" else (args, kwargs)
 
 
 def fail_as_body(task: Any, error: Exception) -> Any:
-    """Raise ``error`` where the task's ``autoretry_for`` sees it.
+    """Raise ``error`` so that the task's ``autoretry_for`` applies to it.
 
-    Celery wraps ``task.run`` for ``autoretry_for``, and the error occurs outside of ``run``. So
-    Celery wraps a stand-in that raises the error. ``add_autoretry_behaviour``: all.
+    Celery wraps ``task.run`` for ``autoretry_for``, but the error occurs outside of ``run``. So
+    Celery's wrapper is applied to a stand-in that raises the error. ``add_autoretry_behaviour``:
+    all.
     """
     stand_in = _FailingBody(task, error)
     add_autoretry_behaviour(stand_in)
@@ -76,14 +78,14 @@ def fail_as_body(task: Any, error: Exception) -> Any:
 
 
 class _FailingBody:
-    """A task except for its ``run``."""
+    """A stand-in for a task, with another ``run``."""
 
     def __init__(self, task: Any, error: Exception) -> None:
         self._task = task
         self._error = error
 
     def __getattr__(self, name: str) -> Any:
-        # `_orig_run`: all; an attribute that Celery sets on a task whose run it has wrapped.
+        # `_orig_run`: all. Celery sets this attribute on a task whose run it has wrapped.
         if name == "_orig_run":
             raise AttributeError(name)
         return getattr(self._task, name)
@@ -93,9 +95,9 @@ class _FailingBody:
 
 
 def acks_failures(task: Any) -> bool:
-    """Whether the message of a failed task is acknowledged, with ``acks_late``.
+    """Whether the message of a failed task with ``acks_late`` is acknowledged.
 
-    ``acks_on_failure``: 5.7, for failures alone; ``acks_on_failure_or_timeout``: all.
+    ``acks_on_failure``: 5.7, for failures only; ``acks_on_failure_or_timeout``: all.
     """
     older = getattr(task, "acks_on_failure_or_timeout", True)
     return getattr(task, "acks_on_failure", older) is not False
@@ -127,7 +129,7 @@ def namespace_of(conf: Any) -> str:
 
 
 def hide_setting(name: str) -> None:
-    """Have ``celery report`` and ``celery inspect conf`` show the setting as asterisks.
+    """Make ``celery report`` and ``celery inspect conf`` show the setting as asterisks.
 
     ``celery.app.utils.HIDDEN_SETTINGS``: all; Celery has no public API. Without the pattern the
     setting is shown.
@@ -150,11 +152,11 @@ def driver_of(app: Any) -> str:
 
 
 def delays_natively(app: Any) -> bool:
-    """Whether Celery has the broker wait for a countdown (quorum queues of RabbitMQ).
+    """Whether the broker delays a message by its countdown (quorum queues of RabbitMQ).
 
-    Such a countdown becomes a routing key of whole seconds, rounded down; publishing with less
-    than one second raises ValueError. ``detect_quorum_queues``: since 5.5. Without it the worker
-    waits for the countdown.
+    Celery converts such a countdown to a routing key of whole seconds, rounded down; publishing
+    with less than one second raises ValueError. ``detect_quorum_queues``: since 5.5. Without it the
+    worker waits for the countdown.
     """
     try:
         from celery.utils.quorum_queues import detect_quorum_queues
@@ -164,13 +166,13 @@ def delays_natively(app: Any) -> bool:
 
 
 #: kombu's name of the serializer of a content type; None if it is unknown. ``type_to_name``: all.
-#: Without it a requeued message is serialized as the task's options say.
+#: Without it a requeued message is serialized according to the task's options.
 serializer_of: Callable[[str | None], str | None] = getattr(registry, "type_to_name", {}).get
 
 
 # The worker's request and its pool.
 
-#: Attributes of the body's request that a header of the same name would replace.
+#: Attributes of the body's request that a header with the same name would replace.
 CONTEXT_METHODS: Final = frozenset(
     ("is_eager", *(name for name, value in vars(Context).items() if callable(value)))
 )
@@ -207,8 +209,8 @@ def forks(pool_class: type) -> bool:
 def pool_index() -> int | None:
     """Index of this pool child, unique among living children; None in any other process.
 
-    ``index`` is set by billiard's pool on its processes: billiard 4. Without it the worker's
-    parent can't free a dead child's leases, and their ttl does.
+    billiard's pool sets ``index`` on its processes: billiard 4. Without it the worker's parent
+    can't free a dead child's leases; their ttl frees the keys.
     """
     from billiard.process import current_process
 
@@ -219,10 +221,10 @@ def pool_index() -> int | None:
 
 
 def result_meta(backend: Any, task_id: str) -> Mapping[str, Any]:
-    """What the backend has stored for ``task_id``, read once.
+    """The metadata that the backend has stored for ``task_id``, read once.
 
-    ``_get_task_meta_for``: all key-value backends. ``get_task_meta``, the fallback, retries with
-    ``result_backend_always_retry``, by default without end.
+    ``_get_task_meta_for``: all key-value backends. The fallback ``get_task_meta`` retries if
+    ``result_backend_always_retry`` is set, by default endlessly.
     """
     read = getattr(backend, "_get_task_meta_for", None) or backend.get_task_meta
     return read(task_id)  # type: ignore[no-any-return]
@@ -231,7 +233,7 @@ def result_meta(backend: Any, task_id: str) -> Mapping[str, Any]:
 def limit_backend_timeouts(app: Any, timeout: float) -> Any:
     """A copy of the app's Redis backend that waits ``timeout`` seconds and does not retry.
 
-    Celery's own waits 120 s for a server that does not answer, and redis-py retries.
+    Celery's own backend waits 120 s for a server that does not answer, and redis-py retries.
     ``connparams``: the Redis and Sentinel backends of all versions. None for other backends.
     """
     backend = app.backend
@@ -252,10 +254,10 @@ def limit_backend_timeouts(app: Any, timeout: float) -> Any:
 
 
 def rebuild_heap(scheduler: Any) -> None:
-    """Have the next tick compute again which entries are due.
+    """Make the next tick build the heap of due entries again.
 
     ``_heap``: Celery's Scheduler, all. Without it the scheduler keeps its own order, and a new
-    leader may look at an entry late, never early.
+    leader may check an entry late, never early.
     """
     scheduler._heap = None
 
@@ -263,22 +265,22 @@ def rebuild_heap(scheduler: Any) -> None:
 def forget_row_changes(scheduler: Any) -> None:
     """Drop last runs that django-celery-beat has not yet written to its rows.
 
-    ``_dirty``: django-celery-beat 2.x. Without it a deposed leader may write older last runs; the
-    stored last runs decide anyway.
+    ``_dirty``: django-celery-beat 2.x. Without it a deposed leader may write older last runs to the
+    rows. The last runs in the store are authoritative anyway.
     """
     getattr(scheduler, "_dirty", set()).clear()
 
 
 def reread_rows(scheduler: Any) -> None:
-    """Have django-celery-beat read all rows at the next tick.
+    """Make django-celery-beat read all rows at the next tick.
 
-    ``_initial_read``: django-celery-beat 2.x. Without it rows are read when one has changed.
+    ``_initial_read``: django-celery-beat 2.x. Without it rows are read after one has changed.
     """
     scheduler._initial_read = True
 
 
 def row_now(entry: Any) -> Any:
-    """The present moment as a row of django-celery-beat stores it, naive or aware.
+    """The current time in the form of a row of django-celery-beat, naive or aware.
 
     ``_default_now``: django-celery-beat 2.x; Celery's ``default_now`` is the fallback.
     """

@@ -1,8 +1,8 @@
 """The exceptions of the library.
 
-Celery's serializers rebuild an exception from its positional arguments, so every class here takes
-positional arguments only and keeps them all in ``args`` (keyword-only constructors come back as
-``UnpickleableExceptionWrapper``).
+Celery's serializers rebuild an exception from its positional arguments. So every class here takes
+positional arguments only and keeps them all in ``args``. (Exceptions with keyword-only constructors
+are deserialized as ``UnpickleableExceptionWrapper``.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class SingletonLockError(Exception):
-    """Base of every error this library raises."""
+    """Base class of all errors that this library raises."""
 
     def __str__(self) -> str:
         # The first argument is the message; the others are data.
@@ -68,7 +68,7 @@ class LeaseLost(SingletonLockError):
 
 
 class NoLease(SingletonLockError, LookupError):
-    """``current_lease()`` was called where no lease is held."""
+    """No lease is held in the context in which ``current_lease()`` was called."""
 
 
 class FenceUnavailable(SingletonLockError):
@@ -92,7 +92,7 @@ class StoreUnavailable(StoreError):
 
     Attributes:
         was_idle: Whether the request was sent on a connection that had been idle. A NAT, a load
-            balancer or a restart of the server may have dropped it, so that a new connection works.
+            balancer or a restart of the server may have dropped it; a new connection may work.
         was_sent: Whether the request may have left: a connection was open.
     """
 

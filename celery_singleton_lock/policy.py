@@ -1,7 +1,7 @@
 """The options of tasks and calls: validation and merging.
 
-Precedence: call, task, app, default. A call may set only some options (``CallOptions``); key, scope
-and limit are not among them, because they decide which calls exclude each other.
+Precedence: call, task, app, default. A call may set only some options (``CallOptions``). It may not
+set key, scope and limit, because they decide which calls exclude each other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OnStoreError(StrEnum):
 
 
 class Unique(StrEnum):
-    """How long a published message keeps equal calls from being published."""
+    """The time for which a published message keeps equal calls from being published."""
 
     UNTIL_START = "until_start"
     UNTIL_DONE = "until_done"
@@ -55,15 +55,15 @@ class OnDuplicate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnConflict:
-    """What happens to a call that has not run yet and whose key is held.
+    """The handling of a call that has not started yet and whose key is held.
 
     A plain string is the action with these defaults.
 
     Attributes:
-        delay: Seconds before the first put-back returns; doubles, with jitter.
-        max_delay: Seconds; the longest pause between two tries.
+        delay: Seconds until the first put-back message is delivered; doubles, with jitter.
+        max_delay: The longest pause between two tries, in seconds.
         max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never.
-        timeout: Seconds that ``wait`` blocks the worker, then FAILURE with LockConflict.
+        timeout: Seconds for which ``wait`` blocks the worker before FAILURE with LockConflict.
     """
 
     action: ConflictAction
@@ -93,7 +93,7 @@ class OnConflict:
         max_delay: float | timedelta = 60,
         max_wait: float | timedelta | None = DEFAULT_MAX_WAIT,
     ) -> OnConflict:
-        """Put the message back with growing, jittered delays (all in seconds)."""
+        """Put the message back with increasing delays and jitter (all in seconds)."""
         return cls(
             action=ConflictAction.RETRY,
             delay=seconds("OnConflict.retry(delay)", delay),
@@ -113,18 +113,18 @@ class OnConflict:
         return cls(action=choice("on_conflict", ConflictAction, value))
 
     def to_header(self) -> str | dict[str, Any]:
-        """The form that travels in a message; :meth:`from_header` reads it."""
+        """The form in a message; :meth:`from_header` reads it."""
         if self == OnConflict(action=self.action):
             return str(self.action)
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __json__(self) -> str | dict[str, Any]:
-        # For kombu's encoder: the options of a signature travel in other messages.
+        # Called by kombu's encoder: other messages may contain the options of a signature.
         return self.to_header()
 
     @classmethod
     def from_header(cls, value: Any) -> OnConflict:
-        """Raises TypeError or ValueError for what :meth:`to_header` didn't write."""
+        """Raise TypeError or ValueError for a value that :meth:`to_header` didn't write."""
         if not isinstance(value, Mapping):
             return cls.of(value)
         action = choice("on_conflict", ConflictAction, value.get("action"))
@@ -136,9 +136,9 @@ class OnConflict:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for a name that is close to a known one, else the known ones."""
+    """`` (did you mean 'x'?)`` for a name that is close to a known name, else the known names."""
     known = sorted(known)
-    import difflib  # imported for mistakes only
+    import difflib  # imported only after a mistake
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
@@ -148,8 +148,8 @@ def seconds(name: str, value: Any) -> float:
     """``value`` (a number or timedelta) in seconds, not negative.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: It is negative, infinite or no number.
+        TypeError: ``value`` is neither.
+        ValueError: ``value`` is negative, infinite or NaN.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -161,7 +161,7 @@ def seconds(name: str, value: Any) -> float:
 
 
 def choice(name: str, kind: type[_E], value: Any) -> _E:
-    """The member of ``kind`` that ``value`` names; ValueError with a suggestion if none."""
+    """The member of ``kind`` that ``value`` names; else ValueError with a suggestion."""
     try:
         return kind(value)
     except ValueError:
@@ -169,7 +169,8 @@ def choice(name: str, kind: type[_E], value: Any) -> _E:
         raise ValueError(f"{name}={value!r}{suggestion(str(value), known)}") from None
 
 
-# Seconds. One slow reply would cost a shorter lease: it is renewed every ttl/3, with timeout ttl/6.
+# Seconds. A lease is renewed every ttl/3 with a timeout of ttl/6, so one slow reply would lose a
+# shorter lease.
 MIN_TTL: Final = 0.3
 # One script examines all slots of a key.
 _MAX_LIMIT: Final = 1000
@@ -177,11 +178,11 @@ _MAX_LIMIT: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One task's options, complete. docs/options.md says what each one does.
+    """The complete options of one task. docs/options.md documents each option.
 
     Attributes:
         impatient: Not an option: the given ``on_conflict`` if ``unique="until_start"`` replaced it.
-            A layer above that resets ``unique`` restores it.
+            If an upper layer resets ``unique``, this value is restored.
     """
 
     key: KeySpec = None
@@ -202,7 +203,7 @@ class Policy:
 
 
 class CallOptions(TypedDict, total=False):
-    """What ``apply_async(singleton={...})`` may set for one call."""
+    """The options that ``apply_async(singleton={...})`` may set for one call."""
 
     ttl: float | timedelta
     on_conflict: OnConflict | str
@@ -213,17 +214,17 @@ class CallOptions(TypedDict, total=False):
 
 OPTIONS: Final = frozenset(f.name for f in fields(Policy)) - {"impatient"}
 CALL_OPTIONS: Final = frozenset(CallOptions.__annotations__)
-#: What may be set for all tasks of an app, as ``singleton_lock_<name>``.
+#: The options that may be set for all tasks of an app, as ``singleton_lock_<name>``.
 APP_OPTIONS: Final = OPTIONS - {"key", "scope", "limit", "min_hold"}
 
 
 def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
-    """``base`` with ``options`` on top, each one checked.
+    """``base`` with ``options``, which override it. Each option is checked.
 
     Args:
         base: The lower layer, complete.
-        options: Of the upper layer.
-        where: Names the layer in errors, such as ``@singleton_task on app.sync``.
+        options: The options of the upper layer.
+        where: The name of the layer in errors, such as ``@singleton_task on app.sync``.
 
     Raises:
         TypeError: A name or a type is wrong.
@@ -242,15 +243,15 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
 
 
 def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dict[str, Any] | None:
-    """The options of one call, each checked; None if it sets none.
+    """The checked options of one call; None if it sets none.
 
     Args:
-        policy: Returns the task's policy; called if there is something to check.
-        options: As given; False means no claim.
-        where: Names the call in errors.
+        policy: Returns the task's policy; called only if there are options to check.
+        options: The options as given; False means no claim.
+        where: The name of the call in errors.
 
     Raises:
-        TypeError, ValueError: A call can't set one of them, or its value is wrong.
+        TypeError, ValueError: A call can't set one of the options, or its value is wrong.
     """
     if options is None:
         return None
@@ -272,12 +273,12 @@ def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str)
     """Refuse options of a claim if no layer sets ``unique``.
 
     Args:
-        policy: The merged one, because a lower layer may set ``unique``.
+        policy: The merged policy, because a lower layer may set ``unique``.
         given: The options of the layer that is checked.
-        where: Names that layer in errors.
+        where: The name of that layer in errors.
 
     Raises:
-        ValueError: One of them would have no effect.
+        ValueError: One of the options would have no effect.
     """
     for name in ("on_duplicate", "unique_for"):
         if policy.unique is None and name in given:
@@ -337,7 +338,7 @@ def _check_flag(name: str, value: Any) -> bool:
 def _check_on_conflict(name: str, value: Any) -> OnConflict:
     if isinstance(value, Mapping):
         try:
-            return OnConflict.from_header(value)  # it has been in a message
+            return OnConflict.from_header(value)  # the value comes from a message
         except KeyError as exc:
             raise ValueError(f"{name}={value!r}: {exc} is missing") from None
     if not isinstance(value, (str, OnConflict)):
@@ -365,31 +366,31 @@ _CHECKS: Final[dict[str, Any]] = {
 
 
 def _with_patience(base: Policy, policy: Policy, *, named: bool) -> Policy:
-    """``policy``, merged on ``base``, with the ``on_conflict`` that its ``unique`` needs.
+    """``policy`` with the ``on_conflict`` that its ``unique`` needs.
 
     Args:
         base: The lower layer.
-        policy: Both layers.
-        named: Whether the upper one sets ``on_conflict``.
+        policy: Both layers, merged.
+        named: Whether the upper layer sets ``on_conflict``.
     """
     if policy.unique is not Unique.UNTIL_START:
         given = policy.on_conflict if named else base.impatient or policy.on_conflict
         return replace(policy, on_conflict=given, impatient=None)
     if base.unique is Unique.UNTIL_START and not named:
-        return policy  # done for the layer below, which may have set "raise"
+        return policy  # the lower layer is adapted already, and may have set "raise"
     given = policy.on_conflict
     rule = _patient(given, named=named)
     return replace(policy, on_conflict=rule, impatient=None if rule == given else given)
 
 
 def _patient(rule: OnConflict, *, named: bool) -> OnConflict:
-    """``on_conflict`` of a call with ``unique="until_start"``: it waits without a limit.
+    """``on_conflict`` for a call with ``unique="until_start"``, which waits without a limit.
 
-    The waiting call stands for all calls that were answered with it, so it must not be dropped.
+    The waiting call represents all calls that were answered with it, so it must not be dropped.
 
     Args:
-        rule: The layers' ``on_conflict``.
-        named: Whether the layer that is merged sets it; a lower one's was meant for other tasks.
+        rule: The merged ``on_conflict``.
+        named: Whether the upper layer sets it; a lower layer's value is meant for other tasks.
 
     Raises:
         ValueError: The layer itself sets a rule that drops the call.

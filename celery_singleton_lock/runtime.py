@@ -1,4 +1,4 @@
-"""The lock objects of one app in one process; this module alone connects their classes."""
+"""The lock objects of one app in one process. Only this module connects their classes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from celery_singleton_lock.stores import open_store, shards_of
 
 logger = logging.getLogger("celery_singleton_lock")
 
-#: Why a store in memory is refused.
+#: The reason for refusing a store in memory.
 IN_MEMORY = (
     "locks in memory:// exclude nothing between processes, and this app may run in several: "
     'set singleton_lock_url = "redis://host:6379/0" or another server. memory:// is for '
     "task_always_eager, and for a broker memory:// with a pool in this process (solo, threads); "
     "tests also have the pytest fixture singleton_store"
 )
-# Attribute of an app with its runtimes, which end with it: {(process id, eager): Runtime}.
+# Attribute of an app that contains its runtimes: {(process id, eager): Runtime}.
 _ATTRIBUTE = "_singleton_runtimes"
 
 
@@ -43,14 +43,14 @@ class Runtime:
 
     Args:
         app: The Celery app.
-        store: Used in place of the one that the settings name.
-        clock: For deadlines.
+        store: Replaces the store in the settings.
+        clock: The clock of the deadlines.
     """
 
-    #: Where a pool child notes its leases for the worker's parent; set by the bootstep before the
-    #: pool forks.
+    #: The object in which a pool child notes its leases for the worker's parent; set by the
+    #: bootstep before the pool forks.
     lease_notes: LeaseNotes | None = None
-    #: Name of this worker; set by the bootstep too.
+    #: The name of this worker, also set by the bootstep.
     worker_name = ""
 
     def __init__(
@@ -59,11 +59,11 @@ class Runtime:
         self.app = app
         self.clock = clock or SystemClock()
         self.events = Events([log_event, send_signal, Monitor(app)], _is_observed)
-        #: Claims without a message that could not be freed: the task id of each, by key.
+        #: Claims without a message that could not be freed: the name of the task, by key.
         self.orphans: dict[str, str] = {}
-        #: The result backend with the timeouts of a publisher, once it is needed.
+        #: The result backend with the timeouts of a publisher; created when it is needed.
         self.quick_backend: Any = None
-        #: The number of tasks for which limits were read, and the limits by scope.
+        #: The number of tasks whose limits were read, and the limits by scope.
         self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store
         self._heartbeat: Heartbeat | None = None
@@ -98,18 +98,19 @@ class Runtime:
 
     @property
     def worker(self) -> str:
-        """This process's name in records: the worker's, or the host's outside workers."""
+        """The name of this process in records: the worker's name, outside workers the host's."""
         return Runtime.worker_name or self._host
 
     def limit_of(self, scope: str) -> int:
-        """The limit of the tasks of ``scope``, which the bootstep checks to be equal; default 1.
+        """The limit of the tasks of ``scope``; 1 by default. The bootstep checks that all agree.
 
-        Read once, so that the cost of a ``hold()`` does not depend on the number of tasks.
+        The limits are read once, so that the cost of a ``hold()`` does not depend on the number of
+        tasks.
         """
         number = len(self.app.tasks)
         if self._limits[0] != number:
-            # The tasks' own options, not the merged policies: no setting sets scope or limit, and
-            # a task that contradicts the settings must not break an unrelated hold().
+            # The tasks' own options are read instead of the merged policies: no setting sets scope
+            # or limit, and a task that contradicts the settings must not break an unrelated hold().
             options = ((task.name, task.singleton or {}) for task in singleton_tasks(self.app))
             limits = {own.get("scope") or name: own.get("limit", 1) for name, own in options}
             self._limits = (number, limits)
@@ -122,13 +123,14 @@ class Runtime:
             self.store.close()
 
     def _connect(self) -> Locker:
-        # Of two threads that come first, one creates the objects: each of two heartbeats would
-        # renew what the other has released.
+        # Only one of two concurrent first callers creates the objects: with two heartbeats, each
+        # would renew leases that were released through the other.
         with self._guard:
             if self._locker is None:
                 store = self._given_store or self._first_store()
                 self._heartbeat = heartbeat = Heartbeat(store, self.clock, self.events)
-                # Its thread ends with the app, but not when the interpreter exits: a body may run.
+                # The heartbeat's thread ends with the app, but not when the interpreter exits,
+                # because a body may still run.
                 weakref.finalize(self, heartbeat.close).atexit = False
                 self._locker = Locker(
                     store, self.clock, heartbeat, self.events, Runtime.lease_notes
@@ -163,24 +165,24 @@ class Runtime:
 
     @classmethod
     def of(cls, app: Celery, *, eager: bool = False) -> Runtime:
-        """The runtime of ``app`` in this process; ``eager``: the one without a server.
+        """The runtime of ``app`` in this process; ``eager``: the runtime without a server.
 
         A forked child has another process id and so another runtime. It must not use the parent's
-        connections, it has none of the parent's threads, and a lock that another thread held at
-        the fork would never be released (a child hung on one 40 of 40 times).
+        connections, and it has none of the parent's threads. A lock that another thread held at the
+        fork would never be released (a child hung on such a lock 40 of 40 times).
         """
         runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
         key = (os.getpid(), eager)
         found = runtimes.get(key)
         if found is None:
             store = open_store("memory://") if eager else None
-            # setdefault is atomic: two threads that come first get the same one.
+            # setdefault() is atomic: two concurrent first callers get the same runtime.
             found = runtimes.setdefault(key, Runtime(app, store=store))
         return found
 
     @classmethod
     def install(cls, app: Celery, runtime: Runtime | None, *, eager: bool = False) -> None:
-        """Use ``runtime`` for ``app`` in this process, or forget it (None); for tests."""
+        """Use ``runtime`` for ``app`` in this process, or remove it (None). For tests."""
         runtimes, key = app.__dict__.setdefault(_ATTRIBUTE, {}), (os.getpid(), eager)
         if runtime is None:
             runtimes.pop(key, None)
@@ -189,8 +191,8 @@ class Runtime:
 
 
 def _is_observed(name: EventName) -> bool:
-    """Whether a sink would do something with an event of this name."""
-    # In one function: each task asks three times.
+    """Whether any sink currently uses events of this name."""
+    # One function for all sinks, because each task calls it three times.
     if logger.isEnabledFor(LEVELS[name]):
         return True
     signal = SIGNALS.get(name)

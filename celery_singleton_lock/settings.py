@@ -28,45 +28,47 @@ _PREFIX: Final = "singleton_lock_"
 # The only setting of the celery-singleton package that has our prefix. Projects that migrate from
 # that package, or use both for a while, still have it.
 _CELERY_SINGLETONS: Final = "singleton_lock_expiry"
-# kombu's defaults for transports that deliver a message again if it is not acknowledged in time:
-# seconds, by the first part of the broker URL's scheme. Redis: Channel.visibility_timeout; the
-# others: Channel.default_visibility_timeout and default_peek_lock_seconds.
+# kombu's defaults, in seconds, for transports that deliver a message again if it is not
+# acknowledged in time, by the first part of the broker URL's scheme. Redis:
+# Channel.visibility_timeout; the others: Channel.default_visibility_timeout and
+# default_peek_lock_seconds.
 _VISIBILITY_TIMEOUTS: Final = {
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "sentinel", "sentinels"), 3600.0),
     **dict.fromkeys(("sqs", "slmq", "pgmq"), 1800.0),
     "azureservicebus": 60.0,
 }
-# Seconds. A twin may arrive an hour late with any broker: an unacknowledged message stays with a
-# connection that the broker believes to be alive.
+# Seconds. With any broker a twin may arrive an hour late: the broker keeps an unacknowledged
+# message assigned to a connection that it believes to be alive.
 _MIN_MARKER_TTL: Final = 3600.0
 _MISSING: Final = object()
-# Seconds. A standby's try is one script that changes nothing; more than 20 a second have no use.
+# Seconds. A try of a standby candidate is one script that changes nothing. More than 20 per second
+# have no use.
 _MIN_BEAT_POLL: Final = 0.05
 _MAX_BEAT_NAME_CHARS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One app's options.
+    """The settings of one app.
 
     Attributes:
-        url: Of the store; empty if the app names none, which is valid for an eager app.
-        url_source: The setting that has the URL.
-        connection_options: For the store's client (TLS, Sentinel).
+        url: The URL of the store; empty if the app has none, which is valid for an eager app.
+        url_source: The setting that contains the URL.
+        connection_options: Options of the store's client (TLS, Sentinel).
         prefix: First part of every key; apps with the same prefix share locks.
-        policy: Defaults of this app's tasks.
-        fence_base: Fences are above it.
+        policy: The defaults of this app's tasks.
+        fence_base: Fences are above this number.
         allow_eviction: Whether a server that may evict leases is accepted.
-        wait_replicas: How many replicas must have a grant before it counts.
-        beat_name: Beats of the same name elect one leader.
+        wait_replicas: The number of replicas that must acknowledge a grant before it counts.
+        beat_name: The name of the election; Beats with the same name elect one leader.
         beat_ttl: Seconds for which a dead leader blocks the others: long enough for a leader whose
             host stalls for seconds, short enough for entries that are due meanwhile.
-        beat_poll: Seconds between two tries of a standby.
+        beat_poll: Seconds between two tries of a standby candidate.
         visibility_timeout: Seconds after which the broker delivers an unacknowledged message
             again; None for brokers that wait for the connection to end.
     """
 
-    # Not in the repr: error reporters show local variables, and these contain passwords.
+    # Excluded from the repr: error reporters show local variables, and these contain passwords.
     url: str = field(repr=False)
     url_source: str
     connection_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -92,10 +94,10 @@ class Settings:
 
     @property
     def longest_countdown(self) -> float | None:
-        """Longest countdown of a put-back message, in seconds; None if it is not bounded.
+        """The longest countdown of a put-back message, in seconds; None: there is no limit.
 
-        With a longer one the broker would deliver the message again while a worker still waits for
-        its eta, and every copy would multiply (1 message became 1060 deliveries in 40 s).
+        With a longer countdown the broker would deliver the message again while a worker still
+        waits for its eta, and every copy would multiply (1 message became 1060 deliveries in 40 s).
         """
         return None if self.visibility_timeout is None else self.visibility_timeout / 3
 
@@ -124,7 +126,7 @@ def read_settings(app: Celery) -> Settings:
     url, source = _choose_url(conf, given.get("url"))
     tls_options = _tls_options(conf, source)
     if tls_options:
-        # As Celery and kombu do: with such options they use TLS with any scheme.
+        # With such options, Celery and kombu use TLS with any scheme.
         url = with_tls(url)
     return Settings(
         url=url,
@@ -141,8 +143,8 @@ def read_settings(app: Celery) -> Settings:
 
 
 def _refuse_unknown(conf: Any) -> None:
-    """Refuse names with our prefix that are unknown, or in a spelling that Celery does not read."""
-    names = list(conf)  # loads the configuration; the namespace is known afterwards
+    """Refuse names with this library's prefix that are unknown, or that Celery does not read."""
+    names = list(conf)  # loads the configuration and thereby sets the namespace
     namespace = namespace_of(conf)
     ours = re.compile(rf"(?:{re.escape(namespace)})?{_PREFIX}(\w+)", re.IGNORECASE)
     for key in names:
@@ -181,7 +183,7 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
             raise SettingsError(
                 "singleton_lock_url is no URL: give one such as redis://localhost:6379/0"
             )
-        # The URLs of several nodes are checked by their store, which names the wrong one.
+        # The Redlock store checks the URLs of its nodes, and names the wrong one.
         url = given if names_nodes(given) else _readable(given, "singleton_lock_url")
         return url, "singleton_lock_url"
     for setting in ("result_backend", "broker_url"):
@@ -189,7 +191,7 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
         candidates = value.split(";") if isinstance(value, str) else value or ()
         urls = [url for url in candidates if isinstance(url, str) and is_store_url(url)]
         if urls and is_sentinel_url(urls[0]):
-            # Several sentinels of one store, not several stores.
+            # The URLs name several sentinels of one store, not several stores.
             urls = [";".join(url for url in urls if is_sentinel_url(url))]
         if len(urls) > 1:
             _warn_once(
@@ -199,7 +201,7 @@ def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
             )
         if urls:
             return _readable(urls[0], setting), setting
-    # As in tests: with a broker in memory no other process gets a message, or needs the locks.
+    # With a broker in memory (in tests), no other process receives a message or needs the locks.
     return ("memory://", "broker_url") if has_broker_in_memory(conf) else ("", "nowhere")
 
 
@@ -258,7 +260,7 @@ def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
 
 
 def _own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are no option of a task, validated."""
+    """The validated settings that are not options of a task."""
     found: dict[str, Any] = {}
     for name, (is_valid, advice) in _RULES.items():
         if name in given:

@@ -1,6 +1,7 @@
-"""One call of a singleton task on its way out: its header, its key, and its claim if it needs one.
+"""Publishing of calls of singleton tasks: header, key, and claim if the call needs one.
 
-Every call of every singleton task runs through ``publish_call``, so what few calls need comes last.
+Every call of a singleton task uses ``publish_call``, so the work that only few calls need is done
+last.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from celery_singleton_lock.runtime import Runtime
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-#: Publishes a task id and options, as Celery's ``apply_async`` does.
+#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
 Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
-# Our header of the message that a base class is publishing.
+# This library's header of the message that a base class is publishing.
 _header: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("singleton_header", default=None)
 
 
@@ -43,18 +44,20 @@ def publish_call(
     task_id: str | None,
     given: Mapping[str, Any] | None,
 ) -> AsyncResult[Any]:
-    """Send the call with our header, and with a claim if it needs one; or answer it with another.
+    """Publish a call with this library's header, and with a claim if the call needs one.
+
+    A duplicate is not published; the result is that of the earlier call.
 
     Args:
         task: The task that is called.
-        args, kwargs: Of the call, as Celery takes them.
-        send: Publishes it.
-        options: Celery's, to which the header is added.
-        task_id: The message's; None: a new one.
+        args, kwargs: The arguments of the call, in Celery's form.
+        send: Publishes the message.
+        options: Celery's options, to which the header is added.
+        task_id: The id of the message; None: a new one.
         given: The policy's options that the call sets (validated before).
 
     Raises:
-        DuplicateTask, LockKeyError: As ``SingletonTask.apply_async`` does.
+        DuplicateTask, LockKeyError: See ``SingletonTask.apply_async``.
     """
     task_id = str(task_id) if task_id else uuid()
     app = task.app  # read once: Celery looks it up each time
@@ -67,9 +70,9 @@ def publish_call(
     if running is not None:
         send = _counting(running, send)
     policy = task.singleton_policy(header.get("options"))
-    # The configuration is read last: that costs as much as everything above.
+    # The configuration is read last, because that costs as much as all the steps above.
     if policy.unique is None or app.conf.task_always_eager:
-        return send(task_id, options)  # no claim; or no message
+        return send(task_id, options)  # there is no claim, or no message
     runtime = Runtime.of(app)
     key = _key_of(task, runtime, args or (), kwargs or {}, options)
     if key is None:
@@ -104,26 +107,27 @@ def claim_and_send(
 ) -> AsyncResult[Any]:
     """``app.send_task`` with a claim, for publishers that don't have the task's code.
 
-    Where the app knows the task, this is the task's ``apply_async``.
+    If the task is registered in the app, this calls the task's ``apply_async``.
 
     Args:
-        app: The publisher's.
-        name: Of the task, which has to be a singleton task at its worker.
+        app: The publisher's app.
+        name: The name of the task, which must be a singleton task in its worker.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        singleton: As of ``apply_async``; it has to set ``unique``.
-        key: The part behind the scope, as for :func:`hold`: for a task with
-            ``key="account:{account_id}"``, ``"account:42"``; then publishers with the code find the
-            claim too. By default all arguments as they are given, so that only calls with the same
-            spelling are equal.
+        singleton: As for ``apply_async``; it must set ``unique``.
+        key: The part after the scope, as for :func:`hold`: for a task with
+            ``key="account:{account_id}"``, ``"account:42"``. Then publishers with the task's code
+            find the claim too. By default the key is computed from all arguments as given, so only
+            calls with the same spelling are equal.
         scope: The task's ``scope``, if it has one.
-        **options: Celery's.
+        **options: Celery's options.
 
     Raises:
         DuplicateTask: An equal call is queued or running, and ``on_duplicate`` is ``"raise"``.
-        LockKeyError: There is no ``key`` and the arguments make none; or it is no text.
-        TypeError, ValueError: One of these is wrong, or the task holds no locks. A keyword that is
-            close to one of ours is refused.
+        LockKeyError: There is no ``key`` and none can be computed from the arguments, or it is not
+            a string.
+        TypeError, ValueError: An argument is wrong, or the task holds no locks. A keyword that is
+            close to an option's name is refused.
     """
     where = f"claim_and_send({name!r})"
     _check(where, name, args, kwargs, key)
@@ -166,7 +170,7 @@ def claim_and_send(
 
 
 def _counting(running: Any, send: Send) -> Send:
-    """``send``, followed by a note of what the ``running`` task has sent."""
+    """``send``, which also counts the message for the ``running`` task."""
 
     def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         result = send(task_id, options)
@@ -177,8 +181,9 @@ def _counting(running: Any, send: Send) -> Send:
 
 
 def _keeping(header: Mapping[str, Any], send: Send) -> Send:
-    """``send`` through base classes that may replace ``options["headers"]``."""
-    # Connected when it is needed: each message that this process publishes pays for a receiver.
+    """``send``, with the header kept if a base class replaces ``options["headers"]``."""
+    # The receiver is connected only when it is needed, because every message that this process
+    # publishes calls it.
     signals.before_task_publish.connect(_restore_header)
 
     def send_with_header(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
@@ -193,7 +198,7 @@ def _keeping(header: Mapping[str, Any], send: Send) -> Send:
 
 def _restore_header(headers: Any = None, **_: Any) -> None:
     header = _header.get()
-    # A base class may publish other messages too. (Task protocol 1 has no id among its headers.)
+    # A base class may publish other messages too. (Headers of task protocol 1 contain no id.)
     if header is not None and headers.get("id", header["id"]) == header["id"]:
         headers[HEADER] = header
 
@@ -209,7 +214,7 @@ def _key_of(
 
 
 def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
-    """Refuse arguments that would be misread: each letter of a text would be an argument."""
+    """Refuse arguments of a wrong type. Each letter of a string would become an argument."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"{where}: give the name of a task as str")
     if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
@@ -221,7 +226,7 @@ def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
 
 
 def _refuse_typos(where: str, options: Mapping[str, Any]) -> None:
-    """Celery makes any unknown keyword a message property, so a mistyped option would be lost."""
+    """Refuse mistyped options, because Celery makes any unknown keyword a message property."""
     for name in options:
         if "did you mean" in (hint := suggestion(name, ("key", "scope", "singleton"))):
             raise TypeError(f"{where}: unknown option {name!r}{hint}")

@@ -1,4 +1,4 @@
-"""A task's arguments: its signature, its key's fit, and their form after serialization."""
+"""A task's signature, the validation of its key, and its arguments after serialization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.policy import Policy, merge
 
 _TEXT: Final = frozenset({str})
-# Iterating another type may exhaust it.
+# The types that may be iterated. Iterating another type may exhaust it.
 _SEQUENCES: Final = frozenset({list, tuple})
 
 
@@ -41,7 +41,7 @@ def signature_of(cls: Any) -> inspect.Signature:
 
 
 def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
-    """The signature for callers of ``fun``; a ``bound`` one gets its task as first argument."""
+    """The signature for callers of ``fun``, without the first argument if ``fun`` is bound."""
     signature = inspect.signature(fun)
     if not bound:
         return signature
@@ -49,12 +49,12 @@ def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Sign
 
 
 def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]:
-    """The arguments as a worker gets them: serialization turns tuples into lists, and so on.
+    """The arguments as a worker gets them: serialization converts tuples to lists, and so on.
 
     Args:
         args: Positional arguments.
         kwargs: Keyword arguments.
-        serializer: Of the message, by kombu's name.
+        serializer: kombu's name of the message's serializer.
     """
     if serializer == "json" and _are_scalars(args, kwargs):
         return args, kwargs
@@ -71,7 +71,7 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
 
 
 def _are_scalars(args: Any, kwargs: Any) -> bool:
-    """Whether JSON returns these unchanged; a round trip through JSON is half of a claim's cost."""
+    """Whether JSON keeps the arguments unchanged. A JSON round trip is half of a claim's cost."""
     if type(args) not in _SEQUENCES or not SCALARS.issuperset(map(type, args)):
         return False
     return not kwargs or (
@@ -85,7 +85,7 @@ def stable_rest(key_maker: KeyMaker, args: Any, kwargs: Any, serializer: str) ->
     """The key's text for a call as a worker gets it, checked to be stable.
 
     Raises:
-        LockKeyError: Two readings of one message make two keys, so no duplicate would be found.
+        LockKeyError: Reading one message twice yields two keys, so no duplicate would be found.
     """
     seen = as_sent(args, kwargs, serializer)
     rest = key_maker(*seen)

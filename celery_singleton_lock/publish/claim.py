@@ -1,8 +1,8 @@
 """The claim of a message and its transitions, as pure functions.
 
-A claim stands for one published message (``unique``): equal calls find it and are not published.
-Its key and terms are in the message's header, because the worker that settles it may have other
-code or settings than the publisher.
+A claim represents one published message (``unique``). Equal calls find it and are not published.
+Its key and terms are in the message's header, because the worker that settles the claim may have
+other code or settings than the publisher.
 
 States in the store::
 
@@ -25,21 +25,21 @@ from celery_singleton_lock.core.lease import Phase
 from celery_singleton_lock.core.store import ClaimChange
 from celery_singleton_lock.policy import Unique, seconds
 
-#: Attribute of a running request: its :class:`Carried` claim.
+#: Attribute of a running request that contains its :class:`Carried` claim.
 CARRIED: Final = "singleton_claim"
-#: Attribute of a running request: the claim's key of the message that continues it.
+#: Attribute of a running request: the key of the claim of the message that continues it.
 CONTINUED: Final = "singleton_continued"
 
 
 @dataclass(slots=True, kw_only=True)
 class Claim:
-    """Key and terms of a claim; never changed.
+    """The key and terms of a claim; never changed.
 
     Attributes:
-        key: In the store.
-        unique: How long it blocks equal calls.
-        unique_for: Seconds after which it expires, unless its task is running.
-        duplicate: Whether the message was published although another one has the claim.
+        key: The key in the store.
+        unique: The time for which the claim blocks equal calls.
+        unique_for: Seconds after which the claim expires, unless its task is running.
+        duplicate: Whether the message was published although another message has the claim.
     """
 
     key: str
@@ -58,9 +58,9 @@ class Claim:
 
     @classmethod
     def from_header(cls, value: Any, keyspace: Keyspace) -> Claim | None:
-        """None for what :meth:`to_header` did not write, and for keys outside of ``keyspace``."""
+        """Read a claim; None if :meth:`to_header` did not write it or its key is foreign."""
         if value is None:
-            return None  # most messages; isinstance() with an ABC is slow
+            return None  # the common case first: isinstance() with an ABC is slow
         if not isinstance(value, Mapping) or not keyspace.is_claim(value.get("key")):
             return None
         try:
@@ -75,10 +75,10 @@ class Claim:
 
     @property
     def yields(self) -> bool:
-        """Whether its message, when it runs, gives way to the one that has the claim.
+        """Whether the message must not run while another message has the claim.
 
-        Until that one is done, this one has nothing to do. A message with ``until_start`` was
-        published to get a run after it, and its own run serves.
+        With ``until_done`` the other message does the work. With ``until_start`` the message was
+        published to cause a later run, and its own run is one.
         """
         return self.duplicate and self.unique is Unique.UNTIL_DONE
 
@@ -87,23 +87,26 @@ class Claim:
 
         Args:
             delay: Seconds until the message may run.
-            expires_in: Seconds after which no worker will run it; None: it doesn't expire.
+            expires_in: Seconds after which no worker will run the message; None: never.
         """
         bound = self.unique_for + delay
         return bound if expires_in is None else min(bound, max(expires_in, 0.0))
 
     def granted(self, ttl: float) -> ClaimChange:
-        """Its task starts, under a lease of ``ttl`` seconds; each renewal prolongs both."""
+        """The change when the task starts with a lease of ``ttl`` seconds.
+
+        Each renewal prolongs the lease and the claim.
+        """
         if self.unique is Unique.UNTIL_START:
             return self.freed()
         return ClaimChange(key=self.key, phase=Phase.RUNNING, ttl=ttl)
 
     def queued(self, delay: float = 0.0) -> ClaimChange:
-        """Its message is in the queue again, to run in ``delay`` seconds at the earliest."""
+        """The change when the message is queued again, to run after ``delay`` seconds or later."""
         return ClaimChange(key=self.key, phase=Phase.QUEUED, ttl=self.unique_for + delay)
 
     def freed(self) -> ClaimChange:
-        """Its message has ended."""
+        """The change when the message has ended."""
         return ClaimChange(key=self.key, phase=None)
 
     def after(
@@ -115,10 +118,10 @@ class Claim:
         retry_in: float | None,
         replaced: bool,
     ) -> ClaimChange:
-        """The change when its task has ended.
+        """The change when the task has ended.
 
         Args:
-            state: Celery's state; None after SystemExit or the like.
+            state: Celery's state; None after SystemExit or similar.
             retval: The task's result, or the exception that ended it.
             comes_back: Whether the broker delivers an unacknowledged message again.
             retry_in: Seconds until the next attempt on the same key; None if there is none.
@@ -136,7 +139,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The claim of a running task, with the task and lock key for which it was made."""
+    """The claim of a running task, with the task and lock key for which it was created."""
 
     task: str
     lock_key: str

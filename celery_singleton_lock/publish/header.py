@@ -1,7 +1,7 @@
-"""Our message header: written by the publisher, read as a ``Delivery`` by the worker.
+"""This library's message header, written by the publisher and read as a ``Delivery`` by the worker.
 
-The header passes through brokers and foreign publishers. Values that we do not write are ignored:
-never trusted, never fatal.
+Brokers and foreign publishers may change the header. Values that this library does not write are
+ignored: they are never trusted and never cause an error.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from typing import Any, Final
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.policy import CALL_OPTIONS, OnConflict
 
-#: Our message header, an object.
+#: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"
-#: Message header of runs sent by our beat: when the run was due, in ISO 8601 and UTC; the task's
-#: ``self.request.singleton_tick``.
+#: Message header of runs sent by this library's beat schedulers: the due time in ISO 8601 and UTC.
+#: The task reads it as ``self.request.singleton_tick``.
 TICK_HEADER: Final = "singleton_tick"
-#: Key of the request: the nonce of the delivery, from the worker's parent.
+#: Key of the request: the nonce of the delivery, set by the worker's parent.
 NONCE_KEY: Final = "singleton_nonce"
-#: Key of the request: name of the message's serializer, from the worker's parent.
+#: Key of the request: name of the message's serializer, set by the worker's parent.
 SERIALIZER_KEY: Final = "singleton_serializer"
-#: Key of the request: set by the worker's parent if the message did not name its call, and was
-#: named after its queue.
+#: Key of the request, set by the worker's parent: the message did not name its call, and the call
+#: was named after the queue.
 UNNAMED_KEY: Final = "singleton_unnamed"
-#: Key of the request: queue of a message that was sent to an exchange, from the worker's parent.
+#: Key of the request: queue of a message that was sent to an exchange; set by the worker's parent.
 QUEUE_KEY: Final = "singleton_queue"
-# Attribute of a running request: numbers of messages that it has published, by task id.
+# Attribute of a running request: the number of messages that it has published, by task id.
 _PUBLISHED: Final = "singleton_published"
 
 # kombu's names of the brokers whose ``redelivered`` flag reaches the task. Its other virtual
 # transports restore a message without it.
 _MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
 
-# No message is put back more often than this; a larger number was not written by us.
+# The valid counts. No message is put back more often, so this library writes no larger number.
 _COUNTS: Final = range(10**9)
 _MAX_NAME: Final = 32
-# Seconds since the epoch: the year 5138, until which a float resolves milliseconds.
+# Seconds since the epoch, in the year 5138; until then a float resolves milliseconds.
 _MAX_MOMENT: Final = 1e11
-# Types of a header. dict comes first: isinstance() with an ABC costs as much as reading a header.
+# Types of a header. dict is first, because isinstance() with an ABC costs as much as reading a
+# header.
 _MAPPINGS: Final = (dict, Mapping)
 
 
@@ -53,8 +54,8 @@ class Delivery:
         token: Identifies this delivery of this attempt.
         started: Whether the task may have begun; then it is never skipped.
         sequence: Number of put-backs of this attempt; only the newest copy counts.
-        tries: Number of conflicts in a row, for the backoff.
-        since: When the first of them was, in seconds since the epoch; None if there was none.
+        tries: Number of consecutive conflicts, for the backoff.
+        since: Time of the first of these conflicts, in seconds since the epoch; None: none.
         losses: Number of put-backs of this task after a lost lease.
         options: The policy's options that the call set.
         claim: The header's claim, not validated.
@@ -87,7 +88,7 @@ class Delivery:
             task_id,
             nesting,
             retries,
-            # From the worker's parent; eager runs have none.
+            # The nonce is from the worker's parent; eager runs have none.
             nonce if isinstance(nonce, str) and nonce.isalnum() else mint_nonce(),
             call_of(header),
         )
@@ -96,7 +97,7 @@ class Delivery:
         started = bool(info.get("redelivered") or nesting or retries)
         options, claim = _options(header.get("options")), header.get("claim")
         if header.get("attempt") != f"{nesting}.{retries}":
-            # Written for an earlier attempt: only what the call set remains valid.
+            # The header was written for an earlier attempt: only the call's options remain valid.
             return cls(
                 token=token, started=started, options=options, claim=claim, requeued=requeued
             )
@@ -115,16 +116,16 @@ class Delivery:
     def named(self) -> Delivery:
         """This delivery with a unique call name.
 
-        It counts as started, because a task with its id has run or is running.
+        The result counts as started, because a task with its id has run or is running.
         """
         token = replace(self.token, call=self.token.nonce)
         return replace(self, token=token, started=True)
 
     def copied(self) -> Delivery:
-        """The next copy of this message, which is newer.
+        """The next, newer copy of this message.
 
-        The highest number that :meth:`of` accepts is not exceeded: a larger one would be read as
-        that of the oldest copy, and the copy would be dropped.
+        The sequence never exceeds the highest number that :meth:`of` accepts: a larger number would
+        be read as 0, the oldest copy, and the copy would be dropped.
         """
         return replace(self, sequence=min(self.sequence + 1, _COUNTS[-1]))
 
@@ -152,14 +153,14 @@ class Delivery:
 
 
 def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
-    """Our header in a message, if it was written for ``task_id``; else empty.
+    """This library's header in a message, if it was written for ``task_id``; else empty.
 
     Agents, receivers and base classes write ``headers["headers"]``, which then replaces all other
-    headers in Celery's request. So our header is looked up at both levels.
+    headers in Celery's request. So the header is looked up at both levels.
 
     Args:
-        message: Its headers, or the attributes of its request, by name.
-        task_id: The message's. Users copy the headers of one message to another.
+        message: The message's headers, or the attributes of its request, by name.
+        task_id: The message's id. Users copy the headers of one message to another.
     """
     header = message.get(HEADER)
     if isinstance(header, _MAPPINGS) and header.get("id", task_id) == task_id:
@@ -172,14 +173,14 @@ def header_of(message: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
 
 
 def is_unnamed(request: Any, driver: str) -> bool:
-    """Whether ``request`` is the first delivery of a message without our header.
+    """Whether ``request`` is the first delivery of a message without this library's header.
 
-    If so, the store's records of its task id belong to another message: our copies have our header,
-    and the broker marks redeliveries. Not every broker does: SQS and Google Pub/Sub redeliver a
-    message after its visibility timeout without a mark.
+    If so, the store's records of its task id belong to another message: this library's copies have
+    the header, and the broker marks redeliveries. Not every broker does: SQS and Google Pub/Sub
+    redeliver a message after its visibility timeout without a mark.
 
     Args:
-        request: Of the running task.
+        request: The request of the running task.
         driver: kombu's ``driver_type`` of the broker.
     """
     if driver not in _MARK_REDELIVERIES or request.is_eager:
@@ -205,10 +206,10 @@ def call_header(
     """The header of a message about to be published.
 
     Args:
-        message: Celery's options for it.
-        task_id: The message's.
+        message: Celery's options for the message.
+        task_id: The id of the message.
         options: The policy's options that the call sets (validated before).
-        running: The task that publishes it, Celery's ``current_worker_task``; None: there is none.
+        running: The task that publishes the message, Celery's ``current_worker_task``; None: none.
     """
     headers = message.get("headers")
     earlier = header_of(headers, task_id) if headers else {}
@@ -225,10 +226,10 @@ def call_header(
 
 
 def count_published(running: Any, task_id: str) -> None:
-    """Note that the ``running`` task has sent a message under ``task_id``.
+    """Note that the ``running`` task has sent a message with ``task_id``.
 
-    Called after the broker has accepted the message: a body that retries a failed send makes no
-    second call, and keeps lease and claim under the name of the first.
+    This is called after the broker has accepted the message. So a body that repeats a failed send
+    makes no second call, and lease and claim keep the name of the first.
     """
     published = running.request.__dict__.setdefault(_PUBLISHED, {})
     published[task_id] = published.get(task_id, 0) + 1
@@ -244,14 +245,15 @@ def _within(
     before = request.__dict__.get(_PUBLISHED, {}).get(task_id, 0)
     header: dict[str, Any] = {"id": task_id}
     if before or task_id != token.task_id:
-        # Named after the attempt: if the attempt runs again (its worker was killed before it
-        # acknowledged the message), a chain link that it publishes again under the same id is the
-        # same call. Several messages under one id are several calls.
+        # The call is named after the attempt: if the attempt runs again (its worker was killed
+        # before it acknowledged the message), a chain link that it publishes again with the same id
+        # is the same call. Several messages with one id are several calls.
         header["call"] = _digest(f"{token.attempt}|{before}" if before else token.attempt)
     else:
-        # A message under the task's own id is its next attempt: it waits until this attempt has
+        # A message with the task's own id is its next attempt: it waits until this attempt has
         # ended, and this attempt's marker does not apply to it. Celery counts retries and
-        # replacements; the header counts others, such as self.apply_async(task_id=self.request.id).
+        # replacements. The header counts others, such as
+        # self.apply_async(task_id=self.request.id).
         nesting = _count(message.get("replaced_task_nesting"))
         retries = _count(message.get("retries"))
         requeued = delivery.requeued
@@ -267,7 +269,7 @@ def _within(
 
 
 def call_in_queue(call: str, queue: str) -> str:
-    """The name of the call that one message makes in one of several queues; a retry keeps it."""
+    """The name of a message's call in one of several queues; a retry keeps the name."""
     ending = _digest(queue)
     return call if call.endswith(ending) else _digest(call) + ending
 
@@ -308,6 +310,9 @@ def _count(value: Any) -> int:
 
 
 def _moment(value: Any) -> float | None:
-    """Seconds since the epoch. With NaN a wait would end at once, with infinity never."""
+    """A time in seconds since the epoch; None for other values.
+
+    NaN and infinity are refused: with NaN a wait would end at once, with infinity never.
+    """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < _MAX_MOMENT else None

@@ -1,4 +1,4 @@
-"""The value of a skipped call: plain data, which every serializer can write."""
+"""The value and the result of a skipped call. The value is plain data for every serializer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     _EagerResult = EagerResult[Any]
 else:
-    # Before Celery 5.7 it takes no parameter when it runs.
+    # Before Celery 5.7 the class is not generic at runtime.
     _EagerResult = EagerResult
 
 _MARK: Final = "__singleton__"
@@ -35,7 +35,7 @@ class SkippedResult(_EagerResult):
 
     Args:
         task_id: The id that the message would have had.
-        value: As of :func:`skipped_value`; what ``get()`` returns.
+        value: The value that ``get()`` returns; see :func:`skipped_value`.
         task: Name of the task.
     """
 
@@ -51,7 +51,7 @@ class SkippedResult(_EagerResult):
 
 
 def is_skipped(result: Any) -> bool:
-    """Whether a call was skipped because another one held its key.
+    """Whether a call was skipped because another call held its key.
 
     Args:
         result: The value of ``.get()``, or an AsyncResult or EagerResult, which is read without

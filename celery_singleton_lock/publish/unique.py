@@ -1,23 +1,24 @@
-"""The claim at publish time: admit a message, or answer a duplicate.
+"""Claims at publish time: admission of messages, and answers to duplicates.
 
 Overview
-    With ``unique``, a message is published under a claim: a key in the store that equal calls find.
-    The claim costs one round trip, and a duplicate a second one, to the result backend, which shows
-    whether the first call has ended.
+    With ``unique``, a message is published with a claim: a key in the store that equal calls find.
+    The claim costs one round trip. A duplicate costs a second one, to the result backend, to find
+    out whether the first call has ended.
 
 Guarantees
-    Of equal calls, one is queued at a time (``until_start``), or queued or running
+    At most one of several equal calls is queued (``until_start``), or queued or running
     (``until_done``). A publish that fails frees its claim. A store that does not answer delays a
     call by a second at most: the message is published without a claim, and the lock still excludes
-    two bodies. No call is answered with one that is known to have ended.
+    two bodies. No call is answered with a call that is known to have ended.
 
 Non-guarantees
-    A message that vanished (a purged queue, a broker that lost it, a crash between claim and
-    publish) is not noticed; ``unique_for`` bounds how long its claim blocks others.
+    Detection of a lost message (a purged queue, a failure of the broker, a crash between claim and
+    publish): ``unique_for`` limits the time for which its claim blocks other calls.
 
 Failure handling
-    Where dropping a message would block others that wait for it (chains, groups, chords, links),
-    the duplicate is published and resolved when it runs, unless the call sets ``on_duplicate``.
+    If other messages wait for a message (chains, groups, chords, links), dropping it would block
+    them. So such a duplicate is published and resolved when it runs, unless the call sets
+    ``on_duplicate``.
 """
 
 from __future__ import annotations
@@ -46,28 +47,29 @@ from celery_singleton_lock.runtime import Runtime
 
 logger = logging.getLogger("celery_singleton_lock")
 
-#: What to do about results that only the first caller receives.
+#: The remedy for results that only the first caller receives.
 RPC_CURE: Final = (
     'Use a result backend that all processes share, such as redis://, or on_duplicate="skip" or '
     '"raise"; where no caller reads the result, ignore_result=True.'
 )
 
-# Seconds to wait for one reply. After a restart of the server every idle connection is broken,
-# which shows at once: a second request uses a new one. If the reply does not come in time, there is
-# no second request, because a web request may be waiting. The store itself repeats a request that
-# it sent on an idle connection, which may have been dropped.
+# Seconds to wait for one reply. A restart of the server breaks all idle connections, which is
+# detected at once: a second request uses a new connection. After a timeout there is no second
+# request, because a web request may be waiting. The store itself repeats a request that it sent on
+# an idle connection, which may have been dropped.
 _TIMEOUT: Final = 0.4
 _SHOWS_AT_ONCE: Final = 0.1
-# Options that Celery's canvas gives to messages that another message waits for.
+# Options that Celery's canvas sets for messages that another message waits for.
 _CANVAS_OPTIONS: Final = frozenset(
     ("chain", "chord", "group_id", "root_id", "parent_id", "link", "link_error")
 )
-# Publishes the bodies of chords, where the result backend can't count their members.
+# The task that publishes the bodies of chords if the result backend can't count their members.
 _CHORD_UNLOCK: Final = "celery.chord_unlock"
 # Seconds. A result that is older than its claim by more than this belongs to an earlier call with
 # the same, explicit task id.
 _MAX_CLOCK_DIFFERENCE: Final = 60.0
-# Claims that a process could not free and remembers; with more, the store is away for long.
+# The number of claims that a process could not free and remembers. More means that the store has
+# been unreachable for a long time.
 _MAX_ORPHANS: Final = 1000
 # Names of the tasks whose rpc:// results this process has warned about.
 _warned: Final[set[str]] = set()
@@ -78,15 +80,15 @@ class Publication:
     """A message about to be published with a claim.
 
     Attributes:
-        runtime: Of the publisher's app.
+        runtime: The runtime of the publisher's app.
         task: Name of the task.
-        task_id: The message's.
+        task_id: The id of the message.
         key: The lock key that the call will need.
-        policy: The task's, with this call's options on top.
-        header: Ours in the message; the claim is written into it.
-        options: Celery's, of which ``countdown``, ``eta`` and those of its canvas matter.
-        expires: Celery's, of the call or the task.
-        drops_in_canvas: Whether the call says that a duplicate is dropped even in a canvas.
+        policy: The task's policy, with this call's options.
+        header: This library's header of the message; the claim is written into it.
+        options: Celery's options; ``countdown``, ``eta`` and the options of its canvas are read.
+        expires: Celery's ``expires`` of the call or the task.
+        drops_in_canvas: Whether a duplicate is dropped even in a canvas, as the call requested.
     """
 
     runtime: Runtime
@@ -105,7 +107,7 @@ class Publication:
         Raises:
             DuplicateTask: ``on_duplicate`` is ``"raise"``.
             StoreUnavailable: The store does not answer, and ``on_duplicate`` is ``"raise"``.
-            Exception: What ``send`` raises; the claim is free then.
+            Exception: ``send`` raised it; the claim is free then.
         """
         claim = _claim(self.runtime, self.task, self.key, self.policy)
         if claim is None:
@@ -127,8 +129,8 @@ class Publication:
             )
             return send()
         except BaseException:
-            # A soft time limit between request and reply, for example: the claim may stand, and its
-            # message will not be published.
+            # For example a soft time limit between request and reply: the claim may exist although
+            # its message will not be published.
             self._free(claim, token)
             raise
         if existing is None:
@@ -144,14 +146,14 @@ class Publication:
 
     @property
     def _in_canvas(self) -> bool:
-        """Whether another message may wait for this very message."""
+        """Whether another message may wait for this message."""
         running = self.runtime.app.current_worker_task
         return is_canvas(self.options) or is_chords_body(running, self.task_id)
 
     def _admit(self, claim: Claim, token: Token) -> Record | None:
-        """Take the claim; returns the record of the call that has it otherwise."""
+        """Take the claim, or return the record of the call that has it."""
         runtime, app = self.runtime, self.runtime.app
-        # Of the two, Celery chooses the countdown.
+        # If both are given, Celery uses the countdown.
         start = self.options.get("countdown") or self.options.get("eta")
         delay = _seconds_until(start, app) if start else 0.0
         expires_in = None if self.expires is None else _seconds_until(self.expires, app)
@@ -182,7 +184,8 @@ class Publication:
         try:
             runtime.store.settle_claim(token, claim.freed(), timeout=_TIMEOUT)
         except StoreError as exc:
-            # The next try in this process must not be answered with a call that never was.
+            # The next try in this process must not be answered with a call that was never
+            # published.
             if len(runtime.orphans) < _MAX_ORPHANS:
                 runtime.orphans[claim.key] = token.task
             logger.warning(
@@ -194,7 +197,7 @@ class Publication:
             )
 
     def _answer(self, existing: Record) -> AsyncResult[Any]:
-        """What the caller gets in place of a message of its own."""
+        """The result that the caller gets instead of publishing a message."""
         runtime, on_duplicate = self.runtime, self.policy.on_duplicate
         task_id = _task_id(existing)
         runtime.events.emit(
@@ -243,10 +246,10 @@ class Publication:
 def carry_claim(
     runtime: Runtime, request: Any, header: dict[str, Any], task: str, key: str, policy: Policy
 ) -> None:
-    """Give the message that continues ``request`` its claim, without asking the store."""
+    """Pass the claim of ``request`` to the message that continues it, without a request."""
     carried = request.__dict__.get(CARRIED)
     if isinstance(carried, Carried) and (carried.task, carried.lock_key) == (task, key):
-        claim: Claim | None = carried.claim  # under the key that its publisher chose
+        claim: Claim | None = carried.claim  # with the key that its publisher computed
     else:
         claim = _claim(runtime, task, key, policy)
     if claim is not None:
@@ -277,7 +280,7 @@ def is_chords_body(running: Any, task_id: str) -> bool:
 def sends_results_to_first_caller(
     app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
 ) -> bool:
-    """Whether a duplicate's caller gets a result that only the first caller's thread can read.
+    """Whether only the thread of the first caller can read the result that a duplicate gets.
 
     The ``rpc://`` backend sends a result to a queue of the thread that published the message.
     """
@@ -311,13 +314,14 @@ def _ask(runtime: Runtime, call: Admit) -> Record | None:
 
 
 def _gives_way(runtime: Runtime, existing: Record, caller: Holder) -> bool:
-    """Whether the call that has the claim may not do the work of another.
+    """Whether the caller takes over the claim, because the call that has it may not do the work.
 
-    It may expire, and the other may not; or it is the running task, which publishes its own
-    successor; or it has ended and its worker could not free the claim: killed after it had stored
-    the result, or the store was away.
+    That call may expire while the caller's does not; or it is the running task, which publishes its
+    own successor; or it has ended and its worker could not free the claim: the worker was killed
+    after it had stored the result, or the store was unreachable.
     """
-    # Two calls that expire count as equal: with expires=60 at the task, each is the later one.
+    # Two calls that expire count as equal: with expires=60 at the task, each call expires later
+    # than the one before.
     if existing.phase is Phase.QUEUED and existing.holder.expires and not caller.expires:
         return True
     if continues(runtime.app.current_worker_task, _task_id(existing)):
@@ -326,10 +330,10 @@ def _gives_way(runtime: Runtime, existing: Record, caller: Holder) -> bool:
 
 
 def _stands_for(existing: Record, claim: Claim) -> bool:
-    """Whether the call that has the claim does the work of the one that requests it.
+    """Whether the call that has the claim does the work of the call that requests it.
 
-    If the two were made with different terms, the first may be running already, and the second one
-    is to be followed by a run.
+    If the two calls have different terms, the first may be running already although the second
+    needs a later run.
     """
     return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
 
@@ -338,7 +342,7 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
     """Whether the result backend has a final state of the call that has the claim."""
     app = runtime.app
     if isinstance(app.backend, RPCBackend):
-        return False  # reading a result takes it away from its caller
+        return False  # reading a result removes it from the caller's queue
     try:
         if runtime.quick_backend is None:
             runtime.quick_backend = limit_backend_timeouts(app, _TIMEOUT)
@@ -353,7 +357,7 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
             done = done.replace(tzinfo=UTC)
         return bool(done.timestamp() > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
     except Exception:
-        return False  # no result backend, or it does not answer: then the claim counts
+        return False  # there is no result backend, or it does not answer: the claim counts
 
 
 def _task_id(existing: Record) -> str:
@@ -361,7 +365,7 @@ def _task_id(existing: Record) -> str:
 
 
 def _seconds_until(when: Any, app: Celery) -> float:
-    """Seconds from now to ``when``: seconds, a datetime or one as text; 0 if it is none."""
+    """Seconds from now to ``when`` (seconds, a datetime, or its text); 0 for other values."""
     try:
         moment = maybe_iso8601(when) if isinstance(when, str) else when
         if not isinstance(moment, datetime):
@@ -371,4 +375,4 @@ def _seconds_until(when: Any, app: Celery) -> float:
             now = now.replace(tzinfo=None)
         return max(0.0, (moment - now).total_seconds())
     except (TypeError, ValueError):
-        return 0.0  # Celery will say what is wrong with it
+        return 0.0  # Celery will raise an error for it
