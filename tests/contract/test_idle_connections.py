@@ -6,6 +6,7 @@ The proxy drops them as a NAT does, without notifying either end.
 from __future__ import annotations
 
 import socket
+import socketserver
 import sys
 import threading
 import time
@@ -237,3 +238,40 @@ def test_a_connection_to_etcd_that_was_idle_for_long_is_not_used(
                 gateway.request("kv/range", body, clock.now() + TIMEOUT, repeatable=False)
                 nat.forget_connections()
                 clock.ahead += MAX_IDLE + 1
+
+
+class HalfReplies(socketserver.BaseRequestHandler):
+    """Replies to BLPOP in two parts, each when it may."""
+
+    part = threading.Event()
+    rest = threading.Event()
+
+    def handle(self) -> None:
+        while data := self.request.recv(65536):
+            if b"BLPOP" in data:
+                self.part.wait(TIMEOUT)
+                self.request.sendall(b"*2\r\n$5\r\nqueue\r\n$5\r\nno")
+                self.rest.wait(TIMEOUT)
+                self.request.sendall(b"nce\r\n")
+            else:
+                self.request.sendall(b"+OK\r\n" * data.count(b"*"))
+
+
+def test_a_part_of_a_reply_to_a_ticket_breaks_no_other_connection() -> None:
+    HalfReplies.part.clear()
+    HalfReplies.rest.clear()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HalfReplies) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with closing(Connections(f"redis://127.0.0.1:{server.server_address[1]}")) as connections:
+            ticket = RedisTicket(WaitQueues(), "queue", "n", lambda: connections, TIMEOUT)
+            assert ticket.wait(0.1) == ""
+            connections.run([("PING",)], TIMEOUT)
+            assert connections.has_idle(TIMEOUT)
+            HalfReplies.part.set()
+            assert ticket.wait(0.2) == ""
+            assert connections.has_idle(TIMEOUT)
+            HalfReplies.rest.set()
+            assert ticket.wait(TIMEOUT) == "nonce"
+            ticket.leave(counted=False)
+        server.shutdown()

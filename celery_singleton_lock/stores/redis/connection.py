@@ -396,14 +396,19 @@ class Connection:
         Raises:
             StoreUnavailable, StoreError: The connection is broken.
         """
-        if not native.is_readable(self._client._sock):
+        client = self._client
+        if not native.is_readable(client._sock):
             return []
         try:
-            return self.replies(within=_ARRIVED)
-        except StoreUnavailable as exc:
-            if isinstance(exc.__cause__, redis.exceptions.TimeoutError):
-                return []  # a part of the reply, or TLS bytes that belong to no reply
-            raise
+            client._sock.settimeout(_ARRIVED)
+            reply = read(client)
+        except redis.exceptions.TimeoutError:
+            return []  # a part of it, or bytes of TLS that belong to no reply
+        except _READ_ERRORS as exc:
+            raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
+        client._sock.settimeout(client.socket_timeout)
+        self._unread = 0
+        return [reply]
 
     def leave_pending(self, pending: PendingRelease) -> None:
         """Leave the reply to the only command that was sent, a release, to the next use."""
