@@ -6,7 +6,7 @@ Overview
 
 Guarantees
     A lease that the store no longer has is lost at its next renewal. A renewal without a reply is
-    repeated until the deadline; then the lease is lost for good, whatever the store replies later.
+    repeated until the deadline; then the lease is lost, and a later reply does not revive it.
     A loss is reported once, and before another client can hold the key, unless this thread starves.
     The replies of one batch take effect before the next batch is sent.
 

@@ -57,7 +57,7 @@ class PerTask:
 #: ``key=PER_TASK``: one key for the task, whatever its arguments.
 PER_TASK: Final = PerTask()
 
-#: The values of a policy's ``key``; None stands for all bound arguments.
+#: The values of a policy's ``key``; None means all bound arguments.
 KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 
 # A longer rendered key is replaced by its digest, so that an argument of 1 MiB makes neither a key
@@ -148,7 +148,7 @@ class Keyspace:
 
     @staticmethod
     def wait_queue(key: str) -> str:
-        """The wait queue of ``key`` and of all its slots; ``!`` behind it: its handoff tokens."""
+        """The wait queue of ``key`` and all its slots; with ``!`` appended: its handoff tokens."""
         shard, _, name = key.partition("}:")
         return f"{shard}}}:line|{name.partition('#')[0]}"
 

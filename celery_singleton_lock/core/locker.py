@@ -72,7 +72,7 @@ _UNKNOWN: Final = (
 
 
 class LeaseNotes(Protocol):
-    """Where a process notes its leases for the worker's parent, which survives it."""
+    """The object in which a process notes its leases for the worker's parent."""
 
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str) -> None: ...
 

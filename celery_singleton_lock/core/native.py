@@ -34,7 +34,7 @@ def _patched_by() -> str:
 
 
 def _original(name: str, module: str = "_thread") -> Any:
-    """The unpatched ``<module>.<name>``, whichever library patched it and whenever it did."""
+    """The unpatched ``<module>.<name>``, even if gevent or eventlet has patched it already."""
     library = _patched_by()
     if library == "gevent":
         return sys.modules["gevent.monkey"].get_original(module, name)

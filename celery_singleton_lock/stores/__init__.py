@@ -88,7 +88,7 @@ def open_store(
             ``valkeys://``, ``sentinel://``, ``sentinels://``, ``redis+cluster://`` (``rediss``,
             ``valkey``, ``valkeys``), ``redlock://``, ``redlocks://``, ``etcd://``, ``etcds://``,
             ``zk://``, ``zks://``, ``memory://``, or a scheme of an entry point.
-        clock: For deadlines, and for expiry in a memory store.
+        clock: The clock for deadlines, and for expiry in a memory store.
         fence_base: Fences of this store are above it. Ignored by stores without fences.
         options: Options of the client's connection, such as ``{"ssl_ca_certs": ...}``; for Sentinel
             also ``master_name`` and ``sentinel_kwargs``. The options of Redlock are in its URL.

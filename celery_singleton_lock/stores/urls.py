@@ -27,7 +27,7 @@ _PERCENT_ENCODE = (
     "percent-encode what is special in its password ('/' is %2F, '?' is %3F, '#' is %23, '[' is "
     "%5B), and an '@' behind its hosts (%40)"
 )
-# Only before a URL: a password may contain a ';'.
+# A ';' separates URLs only if a URL follows, because a password may contain a ';'.
 _SEPARATOR = re.compile(r";(?=[a-z+]+://)")
 
 

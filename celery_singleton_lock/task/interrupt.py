@@ -15,7 +15,7 @@ Mechanism, by the thread that runs the body::
     other thread (threads pool)  an asynchronous exception; a blocking call returns first
     greenlet (gevent, eventlet)  its hub throws the exception when the greenlet waits or yields.
                                  There, a signal could interrupt the hub, and an asynchronous
-                                 exception would be raised in whichever greenlet is running
+                                 exception would be raised in the greenlet that is running
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class SharedLease:
         self.write(lease.valid_until)
 
     def write(self, valid_until: float) -> None:
-        """As of ``SharedDeadline``."""
+        """See `SharedDeadline.write`."""
         if not self.closed:
             self._write_deadline(sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms)))
         if self.closed:
@@ -183,13 +183,13 @@ class SharedLease:
             self._write_deadline(_NO_DEADLINE)
 
     def parents(self) -> float:
-        """As of ``SharedDeadline``."""
+        """See `SharedDeadline.parents`."""
         if self.closed:
             return _NEVER
         return _parents(self._memory, self._deadline, self._stamp)
 
     def close(self) -> None:
-        """As of ``SharedDeadline``."""
+        """See `SharedDeadline.close`."""
         if self.closed or os.getpid() != self._owner:
             return  # a fork of the holder may read the note, but must not change it
         self.closed = True

@@ -90,7 +90,7 @@ class Fanout:
             operation: Runs in the node's thread.
             timeout: Seconds to wait. Errors of single nodes count as answers.
             enough: Whether the answers so far decide.
-            release: What the operation releases. A node that doesn't answer owes it.
+            release: The release that a node has to repeat if it doesn't answer; None: none.
         """
         nodes = self.nodes
         deadline = self._clock.now() + timeout
@@ -191,8 +191,8 @@ class Node:
         self._started_at: float | None = None
         # Releases that were sent and got no reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
-        # Releases that may not have been carried out, oldest first. They precede the next acquire
-        # or release, so the order of requests remains.
+        # Releases that may not have been carried out, oldest first. They are sent before the next
+        # acquire or release, so the order of requests is kept.
         self._owed: dict[tuple[Token, tuple[str, ...]], Release] = {}
         self._jobs: Any = native.make_queue()
         self._is_running = False
@@ -265,13 +265,13 @@ class Node:
     def _note_unconfirmed(self, requests: Iterable[Release]) -> None:
         self._forget_arrived()
         for request in requests:
-            self._unconfirmed.pop(request.token, None)  # to the end of the order
+            self._unconfirmed.pop(request.token, None)  # the new entry is the latest
             self._unconfirmed[request.token] = self._clock.now()
 
     def _owe(self, request: Release | None) -> None:
-        """Note a release that got no reply. Otherwise the vote would stay until its ttl is over.
+        """Note a release that got no reply. Otherwise the vote would stay until its ttl ends.
 
-        Only the deletion is owed. A marker, a claim or a new kind may be outdated by then.
+        Only the deletion is repeated. A marker, a claim or a new kind may be outdated by then.
         """
         if request is None or request.become is not None:
             return
@@ -290,7 +290,7 @@ class Node:
                 self._note_unconfirmed(self._owed.values())
             raise
         except StoreError:
-            pass  # a refusal would be repeated
+            pass  # the node would refuse a repeated release again
         self._owed.clear()
 
     def _forget_arrived(self) -> None:
@@ -303,7 +303,7 @@ class Node:
             del self._unconfirmed[token]
 
     def _run(self) -> None:
-        """The node's thread."""
+        """Serve the queue. Runs on the node's thread."""
         # An exception from a signal handler in submit() may lead to a second thread, which would
         # break the order.
         if not self._running.acquire(False):
@@ -361,7 +361,7 @@ class _NodeStore(RedisStore):
     """A RedisStore that does not compare the number of shards: Redlock always has one shard."""
 
     def release_all(self, requests: Iterable[Release], timeout: float) -> None:
-        """Release in one round trip, whatever the replies."""
+        """Send all releases in one round trip. The replies are ignored."""
         self._pipeline(scripts.RELEASE, [*map(scripts.release_arguments, requests)], timeout)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
