@@ -25,8 +25,8 @@ from celery_singleton_lock.stores.urls import check_url, masked, split_url
 logger = logging.getLogger("celery_singleton_lock")
 
 _PREFIX: Final = "singleton_lock_"
-# The only setting of the celery-singleton package that has our prefix. Projects that migrate from
-# that package, or use both for a while, still have it.
+# The only setting of the celery-singleton package that begins with this library's prefix. Projects
+# that migrate from that package, or use both for a while, still have it.
 _CELERY_SINGLETONS: Final = "singleton_lock_expiry"
 # kombu's defaults, in seconds, for transports that deliver a message again if it is not
 # acknowledged in time, by the first part of the broker URL's scheme. Redis:

@@ -9,9 +9,8 @@ Guarantees
     At most one process is authorized to send an entry's tick. Before each send, one script compares
     the leader's token and replaces the entry's stored last run. A leader that was suspended at any
     line (SIGSTOP, a paused host) and resumes after another election is refused.
-    A new leader reads the last runs after its election, so it sees every tick that was ever
-    authorized. A leader trusts its lease only until the lease's own deadline, which is before the
-    store's expiry.
+    A new leader reads the last runs after its election, so they include every authorized tick. A
+    leader trusts its lease only until the lease's own deadline, which is before the store's expiry.
 
 Non-guarantees
     Delivery of an authorized tick: a crash or an outage between the swap and the send loses that

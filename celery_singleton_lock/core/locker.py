@@ -11,10 +11,10 @@ Guarantees
     by token, whatever the exception. A release never raises. The end of a lease is reported once.
 
 Non-guarantees
-    A release may not reach the store: then the ttl frees the key. An asynchronous release is in the
-    kernel's hands when the task ends. If its connection breaks at that moment, it is resent with
-    the next request of the process, or within a third of the ttl. If the process dies before, the
-    worker's parent or the ttl frees the key.
+    A release may not reach the store: then the ttl frees the key. When the task ends, the kernel
+    has accepted an asynchronous release, but the store may not have received it. If its connection
+    breaks then, the release is resent with the next request of the process, or within a third of
+    the ttl. If the process dies before that, the worker's parent or the ttl frees the key.
 
 State model::
 

@@ -37,7 +37,7 @@ SIGNALS: Final = {
 
 
 def send_signal(event: Event) -> None:
-    """Send the signal of an event. Celery logs exceptions of receivers, and goes on."""
+    """Send the signal of an event. Celery logs exceptions of receivers and ignores them."""
     signal = SIGNALS.get(event.name)
     if signal is not None:
         signal.send(sender=event.task, event=event)
