@@ -10,6 +10,7 @@ from celery import Celery
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
+from celery_singleton_lock.stores.redis.url_options import connection_options
 from celery_singleton_lock.stores.redlock.store import RedlockStore
 from celery_singleton_lock.stores.redlock.url import read_nodes
 from celery_singleton_lock.stores.urls import masked
@@ -42,12 +43,25 @@ def test_the_first_login_is_for_all_that_have_none_of_their_own() -> None:
 def test_tls_is_for_all_nodes() -> None:
     url = "redlocks://a:1,b:2,c:3/0"
     assert [node.url for node in read_nodes(url).members] == [
-        "rediss://a:1/0",
-        "rediss://b:2/0",
-        "rediss://c:3/0",
+        "rediss://a:1/0?ssl_check_hostname=true",
+        "rediss://b:2/0?ssl_check_hostname=true",
+        "rediss://c:3/0?ssl_check_hostname=true",
     ]
-    lax = read_nodes(f"{url}?ssl_cert_reqs=none").members[0]
-    assert lax.url == "rediss://a:1/0?ssl_cert_reqs=none"
+
+
+@pytest.mark.parametrize(
+    ("query", "checks"),
+    [
+        ("", True),
+        ("?ssl_check_hostname=false", False),
+        ("?ssl_cert_reqs=optional", True),
+        ("?ssl_cert_reqs=none", False),
+        ("?ssl_cert_reqs=CERT_NONE&ssl_check_hostname=true", False),
+    ],
+)
+def test_the_hosts_name_is_checked_with_every_redis_py(query: str, checks: bool) -> None:
+    url = read_nodes(f"redlocks://a:1,b:2,c:3/0{query}").members[0].url
+    assert connection_options(url)["ssl_check_hostname"] is checks
 
 
 @pytest.mark.parametrize(

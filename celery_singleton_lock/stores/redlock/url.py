@@ -85,7 +85,11 @@ def read_nodes(url: str) -> Nodes:
             f"{', '.join(sorted(options))} in the URL of redlock:// have no effect without TLS: "
             "write redlocks://"
         )
-    _check_tls(options)
+    requirement = _check_tls(options)
+    if tls:
+        # redis-py checks the host's name by default since 6.0; without a certificate there is none.
+        given = options.get("ssl_check_hostname", "true")
+        options["ssl_check_hostname"] = "false" if requirement == "none" else given
     suffix = f"/{_db(path)}{'?' if options else ''}{urlencode(options)}"
     members, first_login = [], ""
     for number, part in enumerate(netloc.split(",")):
@@ -169,8 +173,12 @@ def _quarantine(text: str | None) -> float | None:
         raise SettingsError(f"quarantine={text!r} of redlock:// is no number of seconds") from None
 
 
-def _check_tls(options: dict[str, str]) -> None:
-    """Check the TLS files, which redis-py reads only when it connects."""
+def _check_tls(options: dict[str, str]) -> str:
+    """Check the TLS files, which redis-py reads only when it connects.
+
+    Returns:
+        Whether a certificate is required: one of ``_CERT_REQS``.
+    """
     requirement = options.get("ssl_cert_reqs", "required").removeprefix("CERT_").lower()
     if requirement not in _CERT_REQS:
         raise SettingsError(f"ssl_cert_reqs is one of {', '.join(_CERT_REQS)}")
@@ -179,3 +187,4 @@ def _check_tls(options: dict[str, str]) -> None:
             raise SettingsError(
                 f"the TLS options of redlocks:// don't work: {name}: no file {options[name]!r}"
             )
+    return requirement
