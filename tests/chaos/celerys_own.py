@@ -57,7 +57,19 @@ def reason_for_hang(stacks: str) -> str:
     children = dumps[1:]  # the first is the parent's
     if waits_for_child and children and all(_waits_to_be_counted(child) for child in children):
         return "shutdowns that waited for a child whose last result Celery had not counted"
+    # In a warm shutdown the parent waits for the children to end, and reads no more results. A
+    # child waits until its last result is counted, or until there is room for it in the pipe. Plain
+    # Celery 5.7 hung in 8 of 12 shutdowns during a stream of results of 30 kB and more.
+    is_warm = all(f", in {name}\n" in main for name in ("_shutdown", "on_stop", "join", "wait"))
+    if is_warm and children and all(map(_waits_for_the_reader, children)):
+        return "warm shutdowns that waited for a child whose results Celery no longer read"
     return ""
+
+
+def _waits_for_the_reader(dump: str) -> bool:
+    """Whether a pool process waits for the parent to read its results, or to count them."""
+    sends = [each for each in dump.split("\n\n") if " in send_payload\n" in each]
+    return _waits_to_be_counted(dump) or (bool(sends) and _PACKAGE not in sends[0])
 
 
 def _waits_to_be_counted(dump: str) -> bool:

@@ -592,12 +592,34 @@ def uncounted(
     )
 
 
+def unread(
+    *,
+    waits: str = "billiard/process.py, in join\n  File billiard/popen_fork.py, in wait",
+    child: str = "billiard/queues.py in send_payload",
+) -> str:
+    """The stacks of a warm shutdown that waits for a child, whose results it no longer reads."""
+    return "\n".join(
+        [
+            f"{PULSE}MainThread",
+            "  File celery/worker/worker.py, in _shutdown",
+            "  File celery/concurrency/prefork.py, in on_stop",
+            f"  File {waits}",
+            "  File celery/utils/debug.py, in cry",
+            f"{HEAD}1:",
+            f"{HEAD}2:",
+            f"Thread 1:\n  File {child}\n  File billiard/pool.py in workloop\n",
+        ]
+    )
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [
         ("broken", CRASH),
         ("never-ends", HANG),
         ("never-ends", uncounted()),
+        ("never-ends", unread()),
+        ("never-ends", unread(child="billiard/pool.py in _ensure_messages_consumed")),
         ("never-ends", uncounted(interrupted="celery/worker/pidbox.py, in start")),
     ],
 )
@@ -623,10 +645,15 @@ def test_a_hang_with_a_frame_of_ours_is_a_violation() -> None:
         uncounted(child=f"{OURS} in close\n  File billiard/pool.py in _ensure_messages_consumed"),
         uncounted(child="billiard/connection.py in _recv"),
         uncounted().partition(HEAD)[0],
+        unread(waits=f"{OURS}, in stop\n  File billiard/process.py, in join\n  File x, in wait"),
+        unread(waits="billiard/process.py, in join"),
+        unread(child=f"{OURS} in acquire"),
+        unread(child=f"{OURS} in close\n  File billiard/queues.py in send_payload"),
+        unread().partition(HEAD)[0],
         uncounted() + f"\n{HEAD}3:\nThread 1:\n  File {OURS} in acquire\n",
     ],
 )
-def test_a_shutdown_that_waits_for_anything_but_the_counting_is_a_violation(stacks: str) -> None:
+def test_a_shutdown_that_waits_for_anything_but_results_is_a_violation(stacks: str) -> None:
     assert Story().add("never-ends", 1, text=stacks).kinds() == [Kind.NEVER_ENDS]
 
 
