@@ -34,7 +34,7 @@ def ours(url: str) -> Iterator[list[Contender]]:
     with ExitStack() as stack:
         contenders = stack.enter_context(_locker("celery_singleton_lock", url, NAME, Role.OURS))
         if find_spec(PACKAGE) is not None:
-            contenders += stack.enter_context(_locker(PACKAGE, url, _BEFORE, Role.INFORMATION))[:1]
+            contenders += stack.enter_context(_locker(PACKAGE, url, _BEFORE, Role.INFORMATION))
         yield contenders
 
 
@@ -73,7 +73,8 @@ def _locker(package: str, url: str, label: str, role: Role) -> Iterator[list[Con
         runtime.locker.release(held, store.Release(keys=(held.key,), token=held.token))
 
     contenders = [Contender(label, role, acquire, give_back)]
-    if runtime.store.capabilities.releases_async:
+    # An earlier revision may not have this capability's name.
+    if role is Role.OURS and runtime.store.capabilities.releases_async:
         waiting = f"{label}, waiting for the release"
         contenders.append(Contender(waiting, Role.INFORMATION, acquire, release))
     try:
