@@ -19,6 +19,7 @@ from tests.benchmarks.worker.contenders import CELERY, CONTENDERS, OURS, SKIP
 from tests.benchmarks.worker.parts import CELERYS, PARTS
 from tests.conftest import missing
 from tests.harness.processes import ROOT
+from tests.harness.versions import DEPLOYED
 
 PEERS = ("celery_heimdall", "celery_once", "celery_singleton", "matplotlib", "pottery", "redlock")
 
@@ -68,6 +69,15 @@ def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -
         rows_of_part = [cells for name, cells in spent.items() if name.endswith(part.name)]
         assert part.name == CELERYS or rows_of_part, part
         assert all(float(cells[1].split(" ")[0]) > 0 for cells in rows_of_part), rows_of_part
+
+
+def test_an_earlier_revision_runs_beside_the_present_one() -> None:
+    known = subprocess.run(["git", "cat-file", "-e", DEPLOYED], cwd=ROOT, capture_output=True)
+    if known.returncode:
+        pytest.skip(f"no git history with {DEPLOYED} here")
+    sizes = ("--only", "Redis", "--rounds", "1", "--block", "0.01")
+    rows = output_of("stores", *sizes, "--before", DEPLOYED)
+    assert "celery-singleton-lock, the earlier revision" in rows
 
 
 def test_every_publisher_publishes_and_each_part_of_a_claim_takes_time() -> None:
