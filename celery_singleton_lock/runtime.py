@@ -20,8 +20,7 @@ from celery_singleton_lock.core.locker import LeaseNotes, Locker
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.instrumentation.logging import LEVELS, log_event
-from celery_singleton_lock.instrumentation.monitor import Monitor
-from celery_singleton_lock.instrumentation.signals import SIGNALS, send_signal
+from celery_singleton_lock.instrumentation.signals import SIGNALS, Monitor, send_signal
 from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
 from celery_singleton_lock.stores import open_store, shards_of
 

@@ -1,4 +1,4 @@
-"""The commands ``celery -A app singleton ls | show | release`` for leases and claims."""
+"""The commands ``celery -A app singleton ls | show | release | doctor``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import fnmatch
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import chain
 from typing import Any, Final
 
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_singleton_lock.cli.doctor import doctor
 from celery_singleton_lock.cli.table import describe, json_array, row_of, table
 from celery_singleton_lock.core.key import PerTask, stored_names
 from celery_singleton_lock.core.lease import Kind, Record
+from celery_singleton_lock.doctor import Finding, Severity, diagnose
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 
@@ -48,7 +49,7 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
 
     For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
-    runtime, matches = _runtime(ctx), _matcher(pattern)
+    runtime, matches = Runtime.of(_app(ctx)), _matcher(pattern)
     records = runtime.store.survey(runtime.keyspace.match_all(), _report_foreign)
     matching = (record for record in records if matches(record.key))
     if as_json:
@@ -72,7 +73,7 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
-    runtime = _runtime(ctx)
+    runtime = Runtime.of(_app(ctx))
     record = _find(runtime, key)
     if as_json:
         click.echo(json.dumps(row_of(record) if record else None, indent=2))
@@ -98,7 +99,7 @@ def release(
     Without --force the token is compared: if another one has the key meanwhile, nothing is freed.
     The message of a claim stays where it is, and runs.
     """
-    runtime = _runtime(ctx)
+    runtime = Runtime.of(_app(ctx))
     record = _find(runtime, key)
     name, freed = record.key if record else key, False
     if record:
@@ -114,6 +115,21 @@ def release(
     if record is None:
         click.echo(_free_or_misspelled(runtime, key), err=True)
     ctx.exit(0 if freed else 1)
+
+
+@click.command(cls=_Command)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Look for what keeps locks from working, or will. Exit status 1 if something does."""
+    app = _app(ctx)
+    app.loader.import_default_modules()
+    findings = list(diagnose(app))
+    if as_json:
+        click.echo(json.dumps([_row(finding) for finding in findings], indent=2))
+    else:
+        click.echo("\n".join(map(_line, findings)))
+    ctx.exit(1 if any(finding.severity is Severity.ERROR for finding in findings) else 0)
 
 
 COMMANDS: dict[str, click.Command] = {"doctor": doctor, "ls": ls, "release": release, "show": show}
@@ -137,10 +153,24 @@ def _report_foreign(key: str, reason: str) -> None:
     click.echo(f"not ours: {key!r} {reason}; see `doctor`", err=True)
 
 
-def _runtime(ctx: click.Context) -> Runtime:
-    app: Any = ctx.obj.app
+def _app(ctx: click.Context) -> Any:
+    app = ctx.obj.app
     app.finalize()
-    return Runtime.of(app)
+    return app
+
+
+def _row(finding: Finding) -> dict[str, str]:
+    row = asdict(finding)
+    # Programs read this field by its original name.
+    row["cure"] = row.pop("remedy")
+    return row
+
+
+def _line(finding: Finding) -> str:
+    is_loud = finding.severity in (Severity.WARNING, Severity.ERROR)
+    mark = finding.severity.upper() if is_loud else finding.severity
+    line = f"{mark:8} {finding.subject}: {finding.text}"
+    return f"{line}\n{'':8} -> {finding.remedy}" if finding.remedy else line
 
 
 def _find(runtime: Runtime, key: str) -> Record | None:

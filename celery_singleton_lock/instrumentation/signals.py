@@ -1,4 +1,4 @@
-"""Celery signals for lease events.
+"""Celery signals for lease events, and worker events for Flower and other monitors.
 
 Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the thread of
 the heartbeat, unless the body or the release detects the loss first. Receivers get ``sender`` (the
@@ -7,14 +7,17 @@ task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, ClassVar, Final
+from weakref import ref
 
+from celery import Celery
 from celery.utils.dispatch import Signal
 
 from celery_singleton_lock.core.events import Event, EventName
 
 __all__ = [
     "SIGNALS",
+    "Monitor",
     "lease_acquired",
     "lease_conflict",
     "lease_lost",
@@ -38,6 +41,40 @@ SIGNALS: Final = {
 
 def send_signal(event: Event) -> None:
     """Send the signal of an event. Celery logs exceptions of receivers and ignores them."""
-    signal = SIGNALS.get(event.name)
-    if signal is not None:
+    if signal := SIGNALS.get(event.name):
         signal.send(sender=event.task, event=event)
+
+
+class Monitor:
+    """Sends a worker event for a call that ends by a conflict, if this worker sends events.
+
+    ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has the fields of
+    the event that Celery's worker sends for its own revocations.
+
+    A pool child can't see whether its worker was started with ``-E``, so the worker's bootstep sets
+    ``worker`` before the fork. It is a class variable, because runtimes may already exist then.
+    """
+
+    #: Name of this process's worker if it sends events, else empty. Monitors group events by it;
+    #: without it, every process would appear as a worker, ``gen<pid>@<host>``.
+    worker: ClassVar[str] = ""
+
+    def __init__(self, app: Celery) -> None:
+        # The heartbeat's thread refers to this object, and must not keep the app alive.
+        self._app = ref(app)
+
+    def __call__(self, event: Event) -> None:
+        app, outcome = self._app(), event.data.get("outcome")
+        if event.name is not EventName.CONFLICT or not Monitor.worker or app is None:
+            return
+        fields: dict[str, Any]
+        if outcome == "skip":
+            kind = "task-skipped"
+            fields = {"name": event.task, "key": event.key, "holder": str(event.holder)}
+        elif outcome == "revoke":
+            kind = "task-revoked"
+            fields = {"terminated": False, "signum": None, "expired": False}
+        else:
+            return
+        with app.events.default_dispatcher(Monitor.worker) as dispatcher:
+            dispatcher.send(kind, uuid=event.task_id, **fields)
