@@ -38,6 +38,7 @@ __all__ = [
     "Capabilities",
     "ClaimChange",
     "Granted",
+    "Mark",
     "MarkerState",
     "OnReply",
     "Refused",
@@ -226,6 +227,27 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A request to raise the marker of an attempt.
+
+    Attributes:
+        key: The lock key.
+        token: The token of the delivery.
+        state: The new state, unless a higher one is stored.
+        sequence: How often the attempt was put back.
+        ttl: Seconds.
+        claim: The change of the message's claim, if the claim stands and the attempt isn't done.
+    """
+
+    key: str
+    token: Token
+    state: MarkerState
+    ttl: float
+    sequence: int = 0
+    claim: ClaimChange | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizeTick:
     """A leader's request to send one entry. The same step replaces the entry's last run.
 
@@ -328,29 +350,8 @@ class Store(ABC):
         """Release the key that the token holds; never change the key of another token."""
 
     @abstractmethod
-    def mark(
-        self,
-        key: str,
-        token: Token,
-        state: MarkerState,
-        sequence: int,
-        ttl: float,
-        *,
-        timeout: float,
-        claim: ClaimChange | None = None,
-    ) -> None:
-        """Raise the marker of the token's attempt. Neither its state nor its sequence goes back.
-
-        Args:
-            key: The lock key.
-            token: The token of the delivery.
-            state: The new state, unless a higher one is stored.
-            sequence: How often the attempt was put back.
-            ttl: Seconds.
-            timeout: Seconds to wait for the reply.
-            claim: The change of the message's claim, if the claim stands and the attempt isn't
-                done.
-        """
+    def mark(self, request: Mark, /, *, timeout: float) -> None:
+        """Raise the marker of the token's attempt. Neither its state nor its sequence goes back."""
 
     @abstractmethod
     def admit(self, request: Admit, /, *, timeout: float) -> Record | None:

@@ -22,7 +22,7 @@ from kombu import Exchange, Queue
 
 from celery_singleton_lock.celery_compat import delays_natively, driver_of
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
-from celery_singleton_lock.core.store import MarkerState
+from celery_singleton_lock.core.store import Mark, MarkerState
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.publish.claim import Claim
 from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY, Delivery
@@ -77,13 +77,15 @@ def put_back(
     _publish(task, request, copy.header(), delay)
     try:
         runtime.store.mark(
-            key,
-            delivery.token,
-            MarkerState.WAITING,
-            copy.sequence,
-            runtime.settings.marker_ttl + delay,
+            Mark(
+                key=key,
+                token=delivery.token,
+                state=MarkerState.WAITING,
+                ttl=runtime.settings.marker_ttl + delay,
+                sequence=copy.sequence,
+                claim=claim.queued(delay) if claim else None,
+            ),
             timeout=MAX_TIMEOUT,
-            claim=claim.queued(delay) if claim else None,
         )
     except StoreError:
         pass  # without the marker, a redelivery of this message would be a second copy

@@ -66,6 +66,7 @@ from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import (
     Acquire,
     ClaimChange,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -673,10 +674,15 @@ class TaskRun:
         return release
 
     def _mark_done(self, lease: Lease) -> None:
-        mark, sequence = self.runtime.store.mark, self.delivery.sequence
-        ttl = self.runtime.settings.marker_ttl
+        request = Mark(
+            key=lease.key,
+            token=lease.token,
+            state=MarkerState.DONE,
+            ttl=self.runtime.settings.marker_ttl,
+            sequence=self.delivery.sequence,
+        )
         try:
-            mark(lease.key, lease.token, MarkerState.DONE, sequence, ttl, timeout=MAX_TIMEOUT)
+            self.runtime.store.mark(request, timeout=MAX_TIMEOUT)
         except StoreError as exc:
             self._emit(EventName.RELEASE_FAILED, error=str(exc))
 

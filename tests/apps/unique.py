@@ -22,8 +22,8 @@ from celery import Celery
 from pydantic import BaseModel
 
 from celery_singleton_lock import OnConflict, is_skipped, singleton_task
-from celery_singleton_lock.core.lease import Phase, Token
-from celery_singleton_lock.core.store import ClaimChange
+from celery_singleton_lock.core.lease import Phase
+from celery_singleton_lock.core.store import ClaimChange, Mark
 from celery_singleton_lock.publish.claim import Claim
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.apps.gate import Gate
@@ -56,9 +56,9 @@ def with_late_marks() -> None:
     """After a put-back, tell the store of it only when the gate ``mark-<task id>`` is open."""
     mark = RedisStore.mark
 
-    def mark_late(self: RedisStore, key: str, token: Token, *args: Any, **kwargs: Any) -> None:
-        Gate(_client(os.getpid()), f"mark-{token.task_id}").wait()
-        mark(self, key, token, *args, **kwargs)
+    def mark_late(self: RedisStore, request: Mark, *, timeout: float) -> None:
+        Gate(_client(os.getpid()), f"mark-{request.token.task_id}").wait()
+        mark(self, request, timeout=timeout)
 
     RedisStore.mark = mark_late  # type: ignore[method-assign]
 

@@ -29,6 +29,7 @@ from celery_singleton_lock.core.store import (
     Acquire,
     ClaimChange,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -387,9 +388,8 @@ def test_a_reply_that_arrived_before_its_connection_ended_counts(
         with closing(RedisStore(bench.url)) as other:
             ask(other, new_key(), new_token())
         with suppress(StoreUnavailable):
-            bench.store.mark(
-                new_key(), new_token(), MarkerState.WAITING, 1, 60.0, timeout=timeout_for(TTL)
-            )
+            marker = Mark(key=new_key(), token=new_token(), state=MarkerState.WAITING, ttl=60.0)
+            bench.store.mark(marker, timeout=timeout_for(TTL))
     else:
         monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
         monkeypatch.setattr(connections, "MAX_IDLE", 0.0)

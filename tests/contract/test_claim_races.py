@@ -16,6 +16,7 @@ from celery_singleton_lock.core.store import (
     Acquire,
     ClaimChange,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -162,15 +163,10 @@ def test_a_put_back_that_is_told_late_makes_no_claim_for_an_attempt_that_is_done
     )
     store.release(call, timeout=TIMEOUT)
     queued = ClaimChange(key=running.claim_key, phase=Phase.QUEUED, ttl=UNIQUE_FOR)
-    store.mark(
-        running.key,
-        replace(running.token, nonce="twin"),
-        MarkerState.WAITING,
-        1,
-        TTL,
-        timeout=TIMEOUT,
-        claim=queued,
-    )
+    twin = replace(running.token, nonce="twin")
+    state = MarkerState.WAITING
+    marker = Mark(key=running.key, token=twin, state=state, ttl=TTL, sequence=1, claim=queued)
+    store.mark(marker, timeout=TIMEOUT)
     assert phase_of(store, running) is None
 
 

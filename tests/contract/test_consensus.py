@@ -24,6 +24,7 @@ from celery_singleton_lock.core.store import (
     Acquire,
     ClaimChange,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -488,7 +489,8 @@ def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> N
     with closing(ZooKeeperStore(zookeeper.url("sweep"))) as store:
         key = new_key()
         for _ in range(50):
-            store.mark(key, new_token(), MarkerState.DONE, 0, 0.2, timeout=TIMEOUT)
+            request = Mark(key=key, token=new_token(), state=MarkerState.DONE, ttl=0.2)
+            store.mark(request, timeout=TIMEOUT)
         time.sleep(0.5)  # their ttl
         deadline = SystemClock().now() + 10
         session = store._ensemble.sessions.common(deadline)

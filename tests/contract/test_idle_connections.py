@@ -23,6 +23,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.store import (
     Admit,
     ClaimChange,
+    Mark,
     MarkerState,
     Relation,
     Release,
@@ -180,7 +181,7 @@ def test_what_may_be_done_twice_is_sent_again_on_a_new_connection(
     store.settle_claim(token, ClaimChange(key=claim, phase=None), timeout=SHORT)
     assert not raw.exists(claim)
     nat.forget_connections()
-    store.mark(key, token, MarkerState.DONE, 0, LONG, timeout=SHORT)
+    store.mark(Mark(key=key, token=token, state=MarkerState.DONE, ttl=LONG), timeout=SHORT)
     assert raw.exists(Keyspace.marker(key, token.attempt))
 
 

@@ -23,6 +23,7 @@ from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -284,7 +285,7 @@ def test_every_operation_survives_a_script_flush(redis_store: RedisStore, raw: r
     raw.script_flush()
     assert give(redis_store, key, token, become=Kind.COOLING, become_ttl=60) is Relation.OURS
     raw.script_flush()
-    redis_store.mark(key, token, MarkerState.DONE, 0, 60, timeout=TIMEOUT)
+    redis_store.mark(Mark(key=key, token=token, state=MarkerState.DONE, ttl=60), timeout=TIMEOUT)
     raw.script_flush()
     assert redis_store.free(key, None) is True
 

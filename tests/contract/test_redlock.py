@@ -23,6 +23,7 @@ from celery_singleton_lock.core.store import (
     Admit,
     ClaimChange,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -143,8 +144,9 @@ def test_all_goes_on_without_a_minority(
         leases = [lease_of(held, token), lease_of(key, mine)]
         with took_at_most(AT_ONCE):
             assert store.renew(leases, timeout=TIMEOUT) == [RENEWED] * 2
+        marker = Mark(key=key, token=mine, state=MarkerState.WAITING, ttl=LONG)
         with took_at_most(AT_ONCE):
-            store.mark(key, mine, MarkerState.WAITING, 0, LONG, timeout=TIMEOUT)
+            store.mark(marker, timeout=TIMEOUT)
         for tells_ttl in (True, False):
             claim, claimant = new_claim()[1], new_token()
             with took_at_most(AT_ONCE):
@@ -174,10 +176,11 @@ def test_without_a_majority_nothing_is_granted_and_the_error_names_the_nodes(
         else:
             for index in range(3):
                 nodes[index].kill()
+        done = Mark(key=key, token=token, state=MarkerState.DONE, ttl=LONG)
         for refused in (
             lambda: store.acquire(call_for(key), timeout=SILENCE),
             lambda: store.renew([lease_of(held, token)], timeout=SILENCE),
-            lambda: store.mark(key, token, MarkerState.DONE, 0, LONG, timeout=SILENCE),
+            lambda: store.mark(done, timeout=SILENCE),
             lambda: store.inspect(held),
             lambda: store.free(held, None),
         ):

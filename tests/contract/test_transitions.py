@@ -22,6 +22,7 @@ from celery_singleton_lock.core.store import (
     AuthorizeTick,
     ClaimChange,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Release,
@@ -120,7 +121,8 @@ def mark(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[st
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         key = key_of(name)
         claim = None if phase == "none" else change(phase, ttl, key)
-        store.mark(key, token, state, sequence, ttl, timeout=TIMEOUT, claim=claim)
+        request = Mark(key=key, token=token, state=state, ttl=ttl, sequence=sequence, claim=claim)
+        store.mark(request, timeout=TIMEOUT)
 
     return f"mark {name} {token} {ttl} {state=} {sequence=} {phase=}", run
 

@@ -16,6 +16,7 @@ from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -150,7 +151,7 @@ def test_a_marker_refuses_its_attempt_though_the_key_is_free(
     store: ZooKeeperStore, other: ZooKeeperStore, state: MarkerState, relation: Relation
 ) -> None:
     key, token = new_key(), new_token()
-    other.mark(key, token, state, 1, 60, timeout=TIMEOUT)
+    other.mark(Mark(key=key, token=token, state=state, ttl=60, sequence=1), timeout=TIMEOUT)
     for _ in range(2):
         reply = ask(store, key, token)
         assert isinstance(reply, Refused)
@@ -199,7 +200,7 @@ def test_a_marker_that_came_beside_a_guessed_lease_decides_its_release(
     key, token = new_key(), new_token()
     twin = Token(token.task_id, token.nesting, token.retries, "twin")
     ask(store, key, token)
-    other.mark(key, twin, MarkerState.DONE, 0, 60, timeout=TIMEOUT)
+    other.mark(Mark(key=key, token=twin, state=MarkerState.DONE, ttl=60), timeout=TIMEOUT)
     done = {"marker": MarkerState.FINISHING, "marker_ttl": 60.0}
     assert give(store, key, token, **done) is Relation.OURS
     reply = ask(store, key, token)

@@ -31,6 +31,7 @@ from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -277,7 +278,14 @@ class Lives(RuleBasedStateMachine):
     def put_back(self, message: Message, claim: Claim) -> None:
         message.sequence += 1
         self.store.mark(
-            LOCK, message.token, MarkerState.WAITING, message.sequence, 1e6, claim=claim.queued(1)
+            Mark(
+                key=LOCK,
+                token=message.token,
+                state=MarkerState.WAITING,
+                ttl=1e6,
+                sequence=message.sequence,
+                claim=claim.queued(1),
+            )
         )
 
     @precondition(lambda self: self.running())

@@ -29,7 +29,7 @@ from celery_singleton_lock.core.store import (
     Capabilities,
     ClaimChange,
     Granted,
-    MarkerState,
+    Mark,
     OnReply,
     Refused,
     Relation,
@@ -118,23 +118,12 @@ class ClusterStore(RedisStore):
             return False  # the change of the stray claim depends on the reply
         return super().release_async(request, timeout=timeout, on_reply=on_reply)
 
-    def mark(
-        self,
-        key: str,
-        token: Token,
-        state: MarkerState,
-        sequence: int,
-        ttl: float,
-        *,
-        timeout: float,
-        claim: ClaimChange | None = None,
-    ) -> None:
-        stray = _stray(key, claim)
-        if stray is not None:
-            claim = None
-        super().mark(key, token, state, sequence, ttl, timeout=timeout, claim=claim)
-        if stray is not None:
-            self._settle_stray(token, stray, timeout)
+    def mark(self, request: Mark, *, timeout: float) -> None:
+        claim = _stray(request.key, request.claim)
+        if claim is None:
+            return super().mark(request, timeout=timeout)
+        super().mark(replace(request, claim=None), timeout=timeout)
+        return self._settle_stray(request.token, claim, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         shards = _by_shard(leases)

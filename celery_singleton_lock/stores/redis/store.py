@@ -43,7 +43,7 @@ from celery_singleton_lock.core.store import (
     Capabilities,
     ClaimChange,
     Granted,
-    MarkerState,
+    Mark,
     OnReply,
     Refused,
     Relation,
@@ -227,19 +227,10 @@ class RedisStore(RedisOperators):
         home = partial(self._connections.home_of, queue, timeout)
         return RedisTicket(self._queues, queue, nonce, home, timeout)
 
-    def mark(
-        self,
-        key: str,
-        token: Token,
-        state: MarkerState,
-        sequence: int,
-        ttl: float,
-        *,
-        timeout: float,
-        claim: ClaimChange | None = None,
-    ) -> None:
-        keys = [Keyspace.marker(key, token.attempt)]
-        arguments = [str(state), sequence, token.nonce, milliseconds(ttl)]
+    def mark(self, request: Mark, *, timeout: float) -> None:
+        token, claim = request.token, request.claim
+        keys = [Keyspace.marker(request.key, token.attempt)]
+        arguments = [str(request.state), request.sequence, token.nonce, milliseconds(request.ttl)]
         if claim is not None:
             keys.append(claim.key)
             arguments += [token.task, phase_of(claim), milliseconds(claim.ttl)]

@@ -62,7 +62,7 @@ from celery_singleton_lock.core.store import (
     Capabilities,
     ClaimChange,
     Granted,
-    MarkerState,
+    Mark,
     Refused,
     Relation,
     Release,
@@ -129,21 +129,11 @@ class RedlockStore(Store):
             raise poll.error()
         return reply
 
-    def mark(
-        self,
-        key: str,
-        token: Token,
-        state: MarkerState,
-        sequence: int,
-        ttl: float,
-        *,
-        timeout: float,
-        claim: ClaimChange | None = None,
-    ) -> None:
+    def mark(self, request: Mark, *, timeout: float) -> None:
         """See `Store.mark`. A majority must write it. Any later majority includes such a node."""
 
         def mark(node: Node) -> None:
-            node.store.mark(key, token, state, sequence, ttl, timeout=NODE_TIMEOUT, claim=claim)
+            node.store.mark(request, timeout=NODE_TIMEOUT)
 
         self._ask_majority(mark, timeout, _has_majority)
 

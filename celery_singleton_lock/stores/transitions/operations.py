@@ -20,6 +20,7 @@ from celery_singleton_lock.core.store import (
     AuthorizeTick,
     ClaimChange,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -182,27 +183,21 @@ def _remainder(value: Held, request: Release) -> Entry | None:
     return Entry(new, request.become_ttl)
 
 
-def mark(
-    key: str,
-    token: Token,
-    state: MarkerState,
-    sequence: int,
-    ttl: float,
-    claim: ClaimChange | None,
-) -> Transition[None]:
+def mark(request: Mark) -> Transition[None]:
     """Raise the marker of one attempt: neither state nor sequence ever goes back."""
-    marker_key = Keyspace.marker(key, token.attempt)
+    token, claim, ttl = request.token, request.claim, request.ttl
+    marker_key = Keyspace.marker(request.key, token.attempt)
 
     def decide(draft: Draft) -> None:
-        new, until = Marker(state, sequence, token.nonce), ttl
+        new, until = Marker(request.state, request.sequence, token.nonce), ttl
         entry, old = draft.get(marker_key), draft.value(marker_key, Marker)
         if entry and old:
-            is_higher = _RANK[state] >= _RANK[old.state]
+            is_higher = _RANK[new.state] >= _RANK[old.state]
             until = max(entry.ttl, ttl)
             new = new if is_higher else old
             if new.state is MarkerState.FINISHING:
                 until = ttl if is_higher else entry.ttl
-            new = replace(new, sequence=max(sequence, old.sequence))
+            new = replace(new, sequence=max(request.sequence, old.sequence))
         draft.changes[marker_key] = Entry(new, until)
         # A missing claim is not written again: the newer copy of the message may have run and freed
         # it meanwhile.

@@ -18,7 +18,7 @@ from celery_singleton_lock.core.store import (
     AuthorizeTick,
     ClaimChange,
     Granted,
-    MarkerState,
+    Mark,
     Refused,
     Relation,
     Release,
@@ -59,18 +59,8 @@ class TransitionStore(Store):
     def release(self, request: Release, /, *, timeout: float = 0) -> Relation:
         return self.transact(operations.release(request), timeout)[0]
 
-    def mark(
-        self,
-        key: str,
-        token: Token,
-        state: MarkerState,
-        sequence: int,
-        ttl: float,
-        *,
-        timeout: float = 0,
-        claim: ClaimChange | None = None,
-    ) -> None:
-        self.transact(operations.mark(key, token, state, sequence, ttl, claim), timeout)
+    def mark(self, request: Mark, /, *, timeout: float = 0) -> None:
+        self.transact(operations.mark(request), timeout)
 
     def admit(self, request: Admit, /, *, timeout: float = 0) -> Record | None:
         return self.transact(operations.admit(request), timeout)[0]

@@ -15,6 +15,7 @@ from celery_singleton_lock.core.store import (
     Admit,
     ClaimChange,
     Granted,
+    Mark,
     MarkerState,
     Refused,
     Relation,
@@ -129,7 +130,8 @@ def mark(
     ttl: float = LONG,
     **claim: Any,
 ) -> None:
-    store.mark(key, token, state, sequence, ttl, timeout=TIMEOUT, **claim)
+    request = Mark(key=key, token=token, state=state, sequence=sequence, ttl=ttl, **claim)
+    store.mark(request, timeout=TIMEOUT)
 
 
 def new_claim() -> tuple[str, str]:
