@@ -92,8 +92,8 @@ class Heartbeat:
         self._clock = clock
         self._events = events
         self._entries: dict[int, Schedule] = {}
-        # Asynchronous releases without a reply: when to drain, and the function that drains.
-        self._let_go: dict[Lease, tuple[float, Callable[..., None]]] = {}
+        # Asynchronous releases without a reply, each with the time at which to drain the store.
+        self._let_go: dict[Lease, float] = {}
         self._guard: Any = native.allocate_lock()
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
@@ -123,17 +123,12 @@ class Heartbeat:
         elif ring:
             self._ring()
 
-    def discard(self, lease: Lease) -> Schedule | None:
-        """Stop renewing ``lease``; the reply to a renewal in flight is ignored.
-
-        Returns:
-            The lease's schedule; None: the lease was no longer renewed, or its loss was reported.
-        """
+    def discard(self, lease: Lease) -> None:
+        """Stop renewing ``lease``; the reply to a renewal in flight is ignored."""
         # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
-        entry = self._entries.pop(id(lease), None)
+        self._entries.pop(id(lease), None)
         lease.end()
-        return entry
 
     def declare(self, lease: Lease) -> None:
         """Declare ``lease`` lost if its deadline has passed. For a holder that noticed it first."""
@@ -141,15 +136,15 @@ class Heartbeat:
         if entry is not None:
             self._lose_overdue(entry, self._clock.now())
 
-    def let_go(self, lease: Lease, drain: Callable[..., None]) -> bool:
+    def let_go(self, lease: Lease) -> bool:
         """:meth:`discard` for an asynchronous release.
 
-        ``drain`` is called when the next renewal would have been due, unless the release is
+        The store is drained when the next renewal would have been due, unless the release is
         confirmed before. The thread wakes at that time in any case. Waking it for each release
         would cost the body as much as a round trip.
 
         Returns:
-            Whether the lease was being renewed; if not, ``drain`` is not called.
+            Whether the lease was being renewed; if not, the store is not drained.
         """
         entry = self._entries.get(id(lease))
         if entry is None:
@@ -157,19 +152,18 @@ class Heartbeat:
         # The earliest time of the first renewal of such a lease, so that the next lease does not
         # wake the thread either. The release is added before the lease is removed from _entries, so
         # that a sweep in between finds one of them.
-        due = lease.acquired_at + entry.interval * (1 - _JITTER)
-        self._let_go[lease] = due, drain
+        self._let_go[lease] = lease.acquired_at + entry.interval * (1 - _JITTER)
         self.discard(lease)
         return True
 
-    def sent(self, lease: Lease, drain: Callable[..., None]) -> None:
+    def sent(self, lease: Lease) -> None:
         """The asynchronous release of ``lease`` was sent.
 
         With a short ttl, the drain may have run between :meth:`let_go` and this call, before there
         was a release to drain. In that case it is repeated now.
         """
         if lease not in self._let_go:
-            self._let_go[lease] = self._clock.now(), drain
+            self._let_go[lease] = self._clock.now()
             self._ring()
 
     def confirmed(self, lease: Lease) -> None:
@@ -209,8 +203,7 @@ class Heartbeat:
                 for entry in entries:
                     # The worker parent has extended the deadline, or max_hold has ended renewal.
                     entry.plan(entry.due, now)
-            turns = [due for due, _ in list(self._let_go.values())]
-            turns += map(_TURN, entries)
+            turns = [*self._let_go.values(), *map(_TURN, entries)]
             if turns:
                 self._wakes_at = min(turns)
             else:
@@ -222,17 +215,16 @@ class Heartbeat:
 
     def _collect(self) -> None:
         now = self._clock.now()
-        waiting = list(self._let_go.items())
-        overdue = [(lease, drain) for lease, (due, drain) in waiting if due <= now]
-        for lease, _ in overdue:
+        overdue = [lease for lease, due in list(self._let_go.items()) if due <= now]
+        if not overdue:
+            return
+        for lease in overdue:
             self._let_go.pop(lease, None)  # once
-        for drain in {drain for _, drain in overdue}:
-            try:
-                drain(timeout=self._patience(now, [lease for lease, _ in overdue], _WAITS))
-            except Exception:
-                logger.exception("draining asynchronous releases failed")
-        if overdue:
-            self._declare_overdue()
+        try:
+            self._store.drain(timeout=self._patience(now, overdue, _WAITS))
+        except Exception:
+            logger.exception("draining asynchronous releases failed")
+        self._declare_overdue()
 
     def _snapshot(self) -> list[Schedule]:
         # list() is one step of the interpreter. A release takes no guard, so it may run between any
@@ -411,12 +403,11 @@ class Schedule:
         self.lease = lease
         self.on_lost = on_lost
         self.interval = interval_of(lease.ttl, lease.trusted)
-        hold_until = lease.hold_until
-        self.ends = _FOREVER if hold_until is None else hold_until
+        self.ends = lease.hold_until
         self.failures = 0
         self.error = ""
-        begin = lease.acquired_at
-        self.plan(begin + self.interval * (1 - early), begin)
+        self.due = lease.acquired_at + self.interval * (1 - early)
+        self.turn = min(self.due, lease.valid_until)
 
     def plan(self, due: float, now: float) -> None:
         """Set the time of the next renewal."""

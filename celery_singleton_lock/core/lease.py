@@ -42,6 +42,7 @@ __all__ = [
 # 1 % plus 2 ms, as in the Redlock specification (redis.io, "Distributed Locks with Redis").
 _DRIFT_RATIO: Final = 0.01
 _DRIFT_CONSTANT: Final = 0.002
+_FOREVER: Final = float("inf")
 
 
 def drift(ttl: float) -> float:
@@ -406,6 +407,6 @@ class Lease:
         )
 
     @property
-    def hold_until(self) -> float | None:
-        """The time at which renewal stops, on ``clock``; None: there is no limit."""
-        return None if self.max_hold is None else self.acquired_at + self.max_hold
+    def hold_until(self) -> float:
+        """The time at which renewal stops, on ``clock``; inf: there is no limit."""
+        return _FOREVER if self.max_hold is None else self.acquired_at + self.max_hold

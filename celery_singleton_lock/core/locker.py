@@ -51,7 +51,6 @@ from celery_singleton_lock.core.lease import (
 )
 from celery_singleton_lock.core.store import (
     Acquire,
-    Granted,
     Refused,
     Relation,
     Release,
@@ -97,6 +96,7 @@ class Locker:
         self._heartbeat = heartbeat
         self._events = events
         self._lease_notes = lease_notes
+        self._trusted = store.capabilities.trusted
         self._releases_async = store.capabilities.releases_async
 
     def acquire(
@@ -120,12 +120,20 @@ class Locker:
         lease = None
         self._note(request.slots, request)
         try:
-            sent, reply = self._send(request)
+            timeout = timeout_for(request.ttl)
+            sent = self.clock.now()
+            try:
+                reply = self.store.acquire(request, timeout=timeout)
+            except StoreUnavailable:
+                # The second try uses a new connection: a restart of the server breaks all idle
+                # connections.
+                sent = self.clock.now()
+                reply = self.store.acquire(request, timeout=timeout)
             if isinstance(reply, Refused):
                 self._strike(request.token)
                 return reply
             ttl = request.ttl if reply.ttl is None else min(request.ttl, reply.ttl)
-            trusted = self.store.capabilities.trusted
+            trusted = self._trusted
             lease = Lease(
                 key=reply.key,
                 token=request.token,
@@ -200,18 +208,18 @@ class Locker:
 
     def _release_async(self, lease: Lease, request: Release) -> bool:
         """Send an asynchronous release; whether it was sent."""
-        store, now = self.store, self.clock.now()
-        age = now - lease.acquired_at
-        if not self._releases_async or age > _FRESH or lease.lost or lease.process != os.getpid():
+        now, heartbeat = self.clock.now(), self._heartbeat
+        is_fresh = now < lease.valid_until and now - lease.acquired_at <= _FRESH
+        if not (is_fresh and self._releases_async and lease.process == os.getpid()):
             return False
-        if not self._heartbeat.let_go(lease, store.drain):
+        if not heartbeat.let_go(lease):
             return False
         lease.released_at = now
         on_reply = partial(self._on_reply, lease, request)
-        if store.release_async(request, timeout=timeout_for(lease.ttl), on_reply=on_reply):
-            self._heartbeat.sent(lease, store.drain)
+        if self.store.release_async(request, timeout=timeout_for(lease.ttl), on_reply=on_reply):
+            heartbeat.sent(lease)
             return True
-        self._heartbeat.confirmed(lease)
+        heartbeat.confirmed(lease)
         lease.released_at = None  # nothing has left this process
         return False
 
@@ -250,16 +258,6 @@ class Locker:
     def _strike(self, token: Token) -> None:
         if self._lease_notes is not None:
             self._lease_notes.strike(str(token))
-
-    def _send(self, request: Acquire) -> tuple[float, Granted | Refused]:
-        timeout = timeout_for(request.ttl)
-        sent = self.clock.now()
-        try:
-            return sent, self.store.acquire(request, timeout=timeout)
-        except StoreUnavailable:
-            # The second try uses a new connection: a restart of the server breaks all idle ones.
-            sent = self.clock.now()
-            return sent, self.store.acquire(request, timeout=timeout)
 
     def _release(self, request: Release, timeout: float) -> tuple[Relation, bool]:
         try:

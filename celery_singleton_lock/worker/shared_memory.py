@@ -69,7 +69,6 @@ _NO_DEADLINE: Final = bytes(_CHILDS_BYTES)
 _NO_PARENTS: Final = bytes(_PARENTS_BYTES)
 _NO_TEXT: Final = bytes(_LENGTH.size + _SEAL.size)
 _NEVER: Final = float("-inf")
-_UNBOUNDED: Final = float("inf")
 _STAMPS: Final = 2**64 - 1
 
 
@@ -167,8 +166,7 @@ class SharedLease:
 
     def open(self, lease: Lease) -> None:
         """Let the parent renew ``lease``."""
-        hold_until = _UNBOUNDED if lease.hold_until is None else lease.hold_until
-        self._terms = (hold_until, lease.ttl, lease.trusted, bool(lease.claim_key))
+        self._terms = (lease.hold_until, lease.ttl, lease.trusted, bool(lease.claim_key))
         self._stamp = _stamp_of(lease.key, str(lease.token))
         self.closed = False
         self.write(lease.valid_until)

@@ -79,7 +79,7 @@ def test_a_fence_is_a_number_or_says_why_there_is_none() -> None:
 
 def test_renewal_stops_max_hold_after_the_acquisition() -> None:
     clock = ManualClock()
-    assert lease(clock).hold_until is None
+    assert lease(clock).hold_until == float("inf")
     assert lease(clock, max_hold=10.0).hold_until == clock.now() + 10
 
 
