@@ -274,18 +274,21 @@ def _plain_binder(
     positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
     names = frozenset(signature.parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    count = len(names)
 
     def bind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         if len(args) > len(positional):
             return None
         given = dict(zip(positional, args, strict=False))
+        if len(given) == count and not kwargs:
+            return given
         if kwargs:
             if not (kwargs.keys() <= names and given.keys().isdisjoint(kwargs)):
                 return None
             given |= kwargs
-        if len(given) < len(names):
+        if len(given) < count:
             given = {**defaults, **given}
-        return given if len(given) == len(names) else None
+        return given if len(given) == count else None
 
     return bind
 

@@ -50,7 +50,7 @@ def _picture(context: Context) -> _Picture | None:
         host, _, port = link.address.rpartition(":")
         address, ranges = (host, int(port)), []
         try:
-            for row in command(link, "CLUSTER SLOTS"):
+            for row in command(link, "CLUSTER", "SLOTS"):
                 master, *replicas = Topology([row], address).nodes
                 ranges.append((int(row[1]) - int(row[0]) + 1, master, replicas))
         except StoreError:
@@ -80,7 +80,7 @@ def visit_cluster(context: Context) -> list[Server]:
 def _known(picture: _Picture) -> Iterator[Address]:
     """The nodes of CLUSTER NODES: CLUSTER SLOTS leaves out nodes that fail."""
     try:
-        text = command(picture.link, "CLUSTER NODES").decode()
+        text = command(picture.link, "CLUSTER", "NODES").decode()
     except StoreError:
         return
     for line in text.splitlines():
@@ -103,7 +103,7 @@ def check_state(context: Context) -> Findings:
         text = "no node says what the cluster looks like"
         yield error("cluster", text, "start the nodes, or correct singleton_lock_url")
         return
-    info = command(picture.link, "CLUSTER INFO").decode()
+    info = command(picture.link, "CLUSTER", "INFO").decode()
     fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     state, size = fields.get("cluster_state", ""), fields.get("cluster_size", "?")
     down, assigned = (fields.get(f"cluster_slots_{name}", "?") for name in ("fail", "assigned"))

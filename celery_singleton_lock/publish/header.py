@@ -48,7 +48,7 @@ _MAPPINGS: Final = (dict, Mapping)
 
 @dataclass(slots=True, kw_only=True)
 class Delivery:
-    """A message whose body is about to run; never changed.
+    """A message whose body is about to run; never changed after :meth:`of` has read it.
 
     Attributes:
         token: Identifies this delivery of this attempt.
@@ -79,8 +79,9 @@ class Delivery:
         nonce = getattr(request, NONCE_KEY, None)
         task_id = str(request.id)
         header = header_of(request.__dict__, task_id)
-        nesting, retries = _count(request.replaced_task_nesting), _count(request.retries)
-        requeued = 0
+        nesting, retries, requeued = request.replaced_task_nesting, request.retries, 0
+        nesting = _count(nesting) if nesting else 0  # most messages have neither
+        retries = _count(retries) if retries else 0
         if "requeued" in header:
             requeued = _count(header["requeued"])
             nesting = min(nesting + requeued, _COUNTS[-1])
@@ -93,25 +94,23 @@ class Delivery:
             call_of(header),
         )
         info = request.delivery_info or {}
-        # A replaced task or a retry continues work that has begun.
-        started = bool(info.get("redelivered") or nesting or retries)
-        options, claim = _options(header.get("options")), header.get("claim")
-        if header.get("attempt") != f"{nesting}.{retries}":
-            # The header was written for an earlier attempt: only the call's options remain valid.
-            return cls(
-                token=token, started=started, options=options, claim=claim, requeued=requeued
-            )
-        return cls(
+        delivery = cls(
             token=token,
-            started=started or header.get("started") is True,
-            sequence=_count(header.get("sequence")),
-            tries=_count(header.get("tries")),
-            since=_moment(header.get("since")),
-            losses=_count(header.get("losses")),
-            options=options,
-            claim=claim,
+            # A replaced task or a retry continues work that has begun.
+            started=bool(info.get("redelivered") or nesting or retries),
+            options=_options(header.get("options")),
+            claim=header.get("claim"),
             requeued=requeued,
         )
+        attempt = header.get("attempt")
+        # In a header that was written for an earlier attempt, only the above remains valid.
+        if attempt is not None and attempt == f"{nesting}.{retries}":
+            delivery.started = delivery.started or header.get("started") is True
+            delivery.sequence = _count(header.get("sequence"))
+            delivery.tries = _count(header.get("tries"))
+            delivery.since = _moment(header.get("since"))
+            delivery.losses = _count(header.get("losses"))
+        return delivery
 
     def named(self) -> Delivery:
         """This delivery with a unique call name.
@@ -278,9 +277,9 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
 
-def call_of(header: Any) -> str:
+def call_of(header: Mapping[str, Any]) -> str:
     """The name of the call in ``header``; empty if there is none."""
-    call = header.get("call") if isinstance(header, _MAPPINGS) else None
+    call = header.get("call")
     return call if isinstance(call, str) and call.isalnum() and len(call) <= _MAX_NAME else ""
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import socket
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -109,7 +109,7 @@ class Connections:
             raise SettingsError(
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
-        self._idle: dict[tuple[int, float], deque[Connection]] = {}
+        self._idle: defaultdict[tuple[int, float], deque[Connection]] = defaultdict(deque)
         #: The current time in seconds, to compute the age of idle connections.
         self.now = (clock or SystemClock()).now
 
@@ -123,7 +123,7 @@ class Connections:
         """Connections to another server, with the same login and options."""
         other = copy.copy(self)
         other._options = {**self._options, "host": host, "port": port}
-        other._idle = {}
+        other._idle = defaultdict(deque)
         return other
 
     def home_of(self, key: str, timeout: float) -> Connections:
@@ -297,9 +297,7 @@ class Connections:
         return Connection(self, client)
 
     def _idle_for(self, timeout: float) -> deque[Connection]:
-        key = (native.socket_owner(), timeout)
-        found = self._idle.get(key)
-        return self._idle.setdefault(key, deque()) if found is None else found
+        return self._idle[native.socket_owner(), timeout]
 
     def _of_this_thread(self) -> list[deque[Connection]]:
         thread = native.socket_owner()

@@ -343,7 +343,7 @@ class NodeConnections:
         until = self._clock.now() + timeout
         for address in self._whom_to_ask():
             try:
-                (reply,) = self._node(address).run([("CLUSTER SLOTS",)], timeout)
+                (reply,) = self._node(address).run([("CLUSTER", "SLOTS")], timeout)
             except StoreError as exc:
                 self._suspects.add(address)
                 error = _about(address, exc)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from operator import attrgetter
 from typing import Any, Final
@@ -17,7 +18,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.store import RENEWED, Acquire, ClaimChange, Release, Renewal
 
-#: Name and arguments. A name of two words, such as CLUSTER SLOTS, is one string.
+#: The words of a command.
 Command = tuple[Any, ...]
 
 #: KEYS and ARGV of one run; the keys are of one shard.
@@ -150,6 +151,7 @@ def phase_of(claim: ClaimChange) -> str:
     return str(claim.phase or "")
 
 
+@lru_cache(maxsize=64)
 def milliseconds(seconds: float) -> int:
     """A ttl in ms as an argument; at least 1, because the server refuses 0."""
     return max(1, round(seconds * 1000))
@@ -166,14 +168,12 @@ def pack(commands: Iterable[Sequence[Any]]) -> bytes:
     process; Python 3.11, redis-py 8.1 without hiredis), of the 150 to 350 us that a task adds.
 
     Args:
-        commands: The name (one word or two) and the arguments of each: text, bytes or numbers.
+        commands: The words of each: text, bytes or numbers.
     """
     return b"".join(map(_packed, commands))
 
 
-def _packed(command: Sequence[Any]) -> bytes:
-    name = command[0]
-    words = [*name.split(" "), *command[1:]] if " " in name else command
+def _packed(words: Sequence[Any]) -> bytes:
     try:
         # Most words are short ASCII text. Joining them as text avoids a call per word and halves
         # the cost.
