@@ -194,8 +194,7 @@ def _is_observed(name: EventName) -> bool:
     # One function for all sinks, because each task calls it three times.
     if logger.isEnabledFor(LEVELS[name]):
         return True
-    signal = SIGNALS.get(name)
-    if signal is not None and signal.receivers:
+    if name in SIGNALS and SIGNALS[name].receivers:
         return True
     return name is EventName.CONFLICT and bool(Monitor.worker)
 

@@ -153,7 +153,8 @@ class Heartbeat:
         # wake the thread either. The release is added before the lease is removed from _entries, so
         # that a sweep in between finds one of them.
         self._let_go[lease] = lease.acquired_at + entry.interval * (1 - _JITTER)
-        self.discard(lease)
+        self._entries.pop(id(lease), None)
+        lease.end()
         return True
 
     def sent(self, lease: Lease) -> None:

@@ -76,9 +76,8 @@ class Delivery:
     @classmethod
     def of(cls, request: Any) -> Delivery:
         """Read the request of the running task (``celery.app.task.Context``)."""
-        nonce = getattr(request, NONCE_KEY, None)
-        task_id = str(request.id)
-        header = header_of(request.__dict__, task_id)
+        task_id, fields = str(request.id), request.__dict__
+        header, nonce = header_of(fields, task_id), fields.get(NONCE_KEY)
         nesting, retries, requeued = request.replaced_task_nesting, request.retries, 0
         nesting = _count(nesting) if nesting else 0  # most messages have neither
         retries = _count(retries) if retries else 0

@@ -122,9 +122,10 @@ class SingletonTask(_Base[P, R]):
             return super().__call__(*args, **kwargs)
         run = _task_run().of(request)
         if run is None:
-            # The result may also be the value of a skipped call, which Celery stores; it is not an
-            # R.
-            return cast(R, _task_run()(self, request).run(None, args, kwargs))
+            # The result may also be the value of a skipped call, which Celery stores and which is
+            # no R.
+            result: R = _task_run()(self, request).run(None, args, kwargs)
+            return result
         if run.entered:
             return super().__call__(*args, **kwargs)
         run.entered = True

@@ -49,12 +49,12 @@ def release_of(
     marker_ttl: float = 0.0,
 ) -> Release:
     """Free the key, or let it cool down until ``min_hold`` seconds after its acquisition."""
-    cooling = min_hold and min_hold - (lease.clock.now() - lease.acquired_at)
+    cooling = max(0.0, min_hold - (lease.clock.now() - lease.acquired_at)) if min_hold else 0.0
     return Release(
         keys=(lease.key,),
         token=lease.token,
-        become=Kind.COOLING if cooling > 0 else None,
-        become_ttl=max(0.0, cooling),
+        become=Kind.COOLING if cooling else None,
+        become_ttl=cooling,
         marker=marker,
         marker_ttl=marker_ttl,
         claim=claim,
