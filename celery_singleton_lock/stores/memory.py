@@ -11,9 +11,8 @@ from typing import Final, TypeVar
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.core.store import Capabilities
-from celery_singleton_lock.stores.transitions.entries import Entry
-from celery_singleton_lock.stores.transitions.store import TransitionStore
-from celery_singleton_lock.stores.transitions.transition import Draft, Transition
+from celery_singleton_lock.stores.transitions.entries import Draft, Entry
+from celery_singleton_lock.stores.transitions.store import Transition, TransitionStore
 
 Reply = TypeVar("Reply")
 

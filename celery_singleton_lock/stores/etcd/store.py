@@ -34,35 +34,45 @@ Failure handling
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, Record
 from celery_singleton_lock.core.store import RENEWED, Capabilities, Renewal
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway, LeaseGone
-from celery_singleton_lock.stores.etcd.keys import EtcdKeys, Seen
 from celery_singleton_lock.stores.etcd.leases import TRUSTED, EtcdLeases
-from celery_singleton_lock.stores.transitions import operations
-from celery_singleton_lock.stores.transitions.entries import Entry
-from celery_singleton_lock.stores.transitions.own_keys import Name, OwnKeys
-from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, TransitionStore
-from celery_singleton_lock.stores.transitions.transition import Draft, Transition
-from celery_singleton_lock.stores.urls import ClusterUrl
+from celery_singleton_lock.stores.transitions.consensus import ConsensusStore, Name, OwnKeys
+from celery_singleton_lock.stores.transitions.entries import (
+    Draft,
+    Entry,
+    format_value,
+    parse_entry,
+)
+from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, Transition, renewal
 
 Reply = TypeVar("Reply")
 
-_PORT: Final = 2379
-# etcd's default of max-txn-ops is 128.
+# etcd's default of max-txn-ops is 128. It limits the comparisons, the writes and the reads of a
+# transaction separately.
 _MAX_OPERATIONS: Final = 120
 # An operation with this many slots, a marker and a claim fits into one transaction.
 _MAX_LIMIT: Final = 100
 # Each attempt that fails means that another client's transaction has succeeded.
 _MAX_ATTEMPTS: Final = 50
+_PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A key as it was read: its entry, its revision (0: no key), and its etcd lease."""
+
+    entry: Entry | None = None
+    revision: int = 0
+    lease_id: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -72,51 +82,31 @@ class _Own:
     Attributes:
         until: The end of the key's ttl, on the clock, unless the key is renewed.
         lease_id: The etcd lease.
-        seen: The content of the key; None until the write is acknowledged.
+        seen: The content of the key; no key until the write is acknowledged.
     """
 
     until: float
     lease_id: int
-    seen: Seen | None = None
+    seen: Seen = Seen()
 
 
-class EtcdStore(TransitionStore):
+class EtcdStore(ConsensusStore):
     """A store in an etcd cluster.
 
-    Args:
-        url: ``etcd://host:2379,host:2379/prefix``; ``etcds://`` with TLS. Its query may contain
-            ``ca``, ``cert`` and ``key`` (files) and ``api_path``.
-        clock: The clock of the deadlines.
-        fence_base: Fences are above this number.
-        options: Further options, as in the query.
-
-    Raises:
-        SettingsError: The URL can't be read.
+    Its URL is ``etcd://host:2379,host:2379/prefix``; ``etcds://`` with TLS. The query may contain
+    ``ca``, ``cert`` and ``key`` (files) and ``api_path``.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        clock: Clock | None = None,
-        fence_base: int = 0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        parsed = ClusterUrl.parse(url, port=_PORT, known=OPTIONS, options=options)
-        self._clock = clock or SystemClock()
-        self._gateway = Gateway(parsed, self._clock)
-        self._prefix = f"{parsed.path}/" if parsed.path else ""
-        self._fence_base = fence_base
-        self._start()
+    port = 2379
+    options = OPTIONS
 
     def _start(self) -> None:
-        # Called in each process: a fork must not expire the keys that its parent keeps alive.
-        self._process = os.getpid()
-        self._own: OwnKeys[_Own] = OwnKeys()
+        # A fork must not expire the keys that its parent keeps alive.
+        super()._start()
+        self._gateway = Gateway(self._url, self._clock)
         self._leases = EtcdLeases(self._gateway, self._clock)
-        self._keys = EtcdKeys(
-            self._gateway, self._leases, prefix=self._prefix, fence_base=self._fence_base
-        )
+        self._own: OwnKeys[_Own] = OwnKeys()
+        self._prefix = f"{self._url.path}/" if self._url.path else ""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -130,15 +120,14 @@ class EtcdStore(TransitionStore):
         )
 
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
-        if self._process != os.getpid():
-            self._start()
-        deadline = self._clock.now() + timeout
+        deadline = self._deadline(timeout)
         known = [self._own.all.get((lease.key, str(lease.token))) for lease in leases]
         alive: set[int] = set()
         for lease_id in {own.lease_id for own in known if own}:
             self._keep_alive(lease_id, alive, deadline)
         replies: list[Renewal] = []
         try:
+            # A lease and its claim are two keys.
             for chunk in _chunks(leases, _MAX_OPERATIONS // 2):
                 replies += self._renew(chunk, alive, deadline)
         finally:
@@ -152,17 +141,30 @@ class EtcdStore(TransitionStore):
         return replies
 
     def last_runs(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
-        deadline, found = self._clock.now() + timeout, []
+        deadline, found = self._deadline(timeout), []
         for chunk in _chunks(keys, _MAX_OPERATIONS):
             found += super().last_runs(chunk, timeout=self._left(deadline))
         return found
 
     def scan(self, pattern: str, /) -> Iterator[Record]:
         literal = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-        for key, seen in self._keys.pages(literal, lambda: self._clock.now() + OPERATOR_TIMEOUT):
-            record = seen.entry.record(key) if seen.entry else None
-            if record is not None and fnmatch.fnmatchcase(key, pattern):
-                yield record
+        first = (self._prefix + literal).encode()
+        end = first + b"\xff"  # No key contains this byte.
+        while True:
+            body = {"key": _encoded(first), "range_end": _encoded(end), "limit": _PAGE}
+            deadline = self._deadline(OPERATOR_TIMEOUT)
+            reply = self._gateway.request("kv/range", body, deadline, repeatable=True)
+            found = reply.get("kvs", [])
+            for kv in found:
+                key = b64decode(kv["key"]).decode(errors="replace")[len(self._prefix) :]
+                if fnmatch.fnmatchcase(key, pattern):
+                    # Each key has its own deadline, because reading its ttl may take a request.
+                    entry = self._seen(kv, self._deadline(OPERATOR_TIMEOUT)).entry
+                    record = entry.record(key) if entry else None
+                    yield from [record] if record else []
+            if len(found) < _PAGE:
+                return
+            first = b64decode(found[-1]["key"]) + b"\x00"
 
     def close(self) -> None:
         """Close the connections. A lease that was not released expires at the end of its ttl."""
@@ -171,13 +173,12 @@ class EtcdStore(TransitionStore):
     # --- one transition, one transaction ---------------------------------------------------------
 
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
-        if self._process != os.getpid():
-            self._start()
-        deadline = self._clock.now() + timeout
+        deadline = self._deadline(timeout)
         # Assume that own keys are as they were written, and that all other keys are free. If the
         # assumption holds, the transaction that proves it also does the work, and no read is
         # needed.
-        view = {key: self._expected(key) for key in transition.keys}
+        own = {key: self._own.written(key) for key in transition.keys}
+        view = {key: note.seen if note else Seen() for key, note in own.items()}
         was_read = False
         for _ in range(_MAX_ATTEMPTS):
             draft = _draft(view)
@@ -198,10 +199,6 @@ class EtcdStore(TransitionStore):
             f"other clients kept changing {transition.keys[0]!r} for {timeout:g} s"
         )
 
-    def _expected(self, key: str) -> Seen:
-        own = self._own.written(key)
-        return own.seen if own and own.seen else Seen()
-
     def _write(
         self, view: Mapping[str, Seen], changes: Mapping[str, Entry | None], deadline: float
     ) -> tuple[int, dict[str, Seen]]:
@@ -209,58 +206,105 @@ class EtcdStore(TransitionStore):
 
         Returns:
             The number of the write; or 0 and the current content of the keys.
+
+        Raises:
+            LeaseGone: An etcd lease to which a new entry is bound has expired.
         """
-        notes, puts = self._bind(changes, deadline)
+        compare = [
+            {
+                "key": self._name(key),
+                "target": "MOD",
+                "result": "EQUAL",
+                "mod_revision": str(seen.revision),
+            }
+            for key, seen in view.items()
+        ]
+        notes, writes = self._bind(changes, deadline)
+        body = {"compare": compare, "success": writes, "failure": self._ranges(view)}
         # The notes are added before the request is sent: from here on, a thread will expire the
         # keys.
         before = self._own.add(notes)
-        revision, found = self._keys.write(view, changes, puts, deadline)
-        if not revision:
+        reply = self._gateway.request("kv/txn", body, deadline, repeatable=not changes)
+        if not reply.get("succeeded"):
             self._own.restore(notes, before)
-            return 0, found
+            return 0, self._found(view, reply, deadline)
+        revision = int(reply["header"]["revision"])
         number = self._fence_base + revision
-        for key, entry in changes.items():
-            old = view[key].entry
-            if old is not None and (key, old.owner) not in notes:
-                self._own.forget((key, old.owner))
-            if entry is not None and entry.renewed:
-                own = notes[key, entry.owner]
+        for (key, _), own in notes.items():
+            if entry := changes[key]:
                 own.seen = Seen(entry.numbered(number), revision, own.lease_id)
-                self._own.acknowledge((key, entry.owner))
+        self._own.acknowledge(notes, {key: view[key].entry for key in changes})
         return number, {}
 
     def _bind(
         self, changes: Mapping[str, Entry | None], deadline: float
     ) -> tuple[dict[Name, _Own], list[dict[str, Any]]]:
-        """Bind each new entry to an etcd lease; return the notes and the puts."""
+        """Bind each new entry to an etcd lease; return the notes and the writes.
+
+        The text of a key is a word and then the text that the Lua scripts write. The word is
+        ``k60`` for an entry that is renewed, with a ttl of 60 s, and ``p1.5`` for an entry that
+        expires 1.5 s before its etcd lease.
+        """
         notes: dict[Name, _Own] = {}
-        puts: list[dict[str, Any]] = []
+        writes: list[dict[str, Any]] = []
         for key, entry in changes.items():
             if entry is None:
+                writes.append({"request_delete_range": {"key": self._name(key)}})
                 continue
             if entry.renewed:
                 lease, was_prolonged = self._leases.renewed(entry.ttl, deadline)
                 if was_prolonged:
                     self._expire_overdue(deadline)
                 notes[key, entry.owner] = _Own(self._clock.now() + entry.ttl, lease.id)
+                word = f"k{entry.ttl:g}"
             else:
                 lease = self._leases.expiring(entry.ttl, deadline)
-            slack = lease.ends_at - self._clock.now() - entry.ttl
-            puts.append(self._keys.put(key, entry, lease.id, slack))
-        return notes, puts
+                word = f"p{max(0.0, lease.ends_at - self._clock.now() - entry.ttl):.3f}"
+            value = _encoded(f"{word} {format_value(entry.value)}".encode())
+            put = {"key": self._name(key), "value": value, "lease": str(lease.id)}
+            writes.append({"request_put": put})
+        return notes, writes
+
+    def _name(self, key: str) -> str:
+        return _encoded((self._prefix + key).encode())
+
+    def _ranges(self, keys: Iterable[str]) -> list[dict[str, Any]]:
+        return [{"request_range": {"key": self._name(key)}} for key in keys]
+
+    def _found(
+        self, keys: Iterable[str], reply: Mapping[str, Any], deadline: float
+    ) -> dict[str, Seen]:
+        """The keys in the reply to :meth:`_ranges`."""
+        ranges = (one["response_range"].get("kvs", []) for one in reply.get("responses", []))
+        return {
+            key: self._seen(found[0], deadline) if found else Seen()
+            for key, found in zip(keys, ranges, strict=True)
+        }
+
+    def _seen(self, kv: Mapping[str, Any], deadline: float) -> Seen:
+        revision, lease_id = int(kv["mod_revision"]), int(kv.get("lease", 0))
+        # A key without an etcd lease was not written by this library.
+        text = b64decode(kv.get("value", "")).decode(errors="replace") if lease_id else ""
+        entry = parse_entry(text, self._fence_base + revision)
+        if lease_id and not entry.renewed:
+            ttl = max(0.0, self._leases.remaining(lease_id, deadline) - entry.ttl)
+            entry = replace(entry, ttl=ttl)
+        return Seen(entry, revision, lease_id)
 
     # --- the heartbeat ---------------------------------------------------------------------------
 
     def _renew(self, leases: Sequence[Lease], alive: set[int], deadline: float) -> list[Renewal]:
         """Renew leases by keepalives. Write a key only if its etcd lease has to change."""
-        transition = operations.renew(leases)
-        view = self._keys.read(transition.keys, deadline)
+        transition = renewal(leases)
+        body = {"success": self._ranges(transition.keys)}
+        reply = self._gateway.request("kv/txn", body, deadline, repeatable=True)
+        view = self._found(transition.keys, reply, deadline)
         draft = _draft(view)
         replies = transition.decide(draft)
         moves: dict[str, Entry | None] = {}
-        for lease, reply in zip(leases, replies, strict=True):
+        for lease, outcome in zip(leases, replies, strict=True):
             owners = {lease.key: str(lease.token), lease.claim_key: lease.token.task}
-            if reply is not RENEWED:
+            if outcome is not RENEWED:
                 owners.pop(lease.claim_key)  # The request that ended the lease has set its ttl.
             for key, owner in owners.items():
                 seen, change = view.get(key, Seen()), draft.changes.get(key)
@@ -276,23 +320,19 @@ class EtcdStore(TransitionStore):
                     moves[key] = change
         if self._move(view, moves, deadline):
             return replies
-        return [
-            self.transact(operations.renew([lease]), self._left(deadline))[0][0] for lease in leases
-        ]
+        return [self.transact(renewal([one]), self._left(deadline))[0][0] for one in leases]
 
     def _move(
         self, view: Mapping[str, Seen], moves: Mapping[str, Entry | None], deadline: float
     ) -> bool:
         """Bind keys to other etcd leases; False if another client has changed a key meanwhile."""
-        for keys in _chunks(list(moves), _MAX_OPERATIONS // 2):
-            changes = {key: moves[key] for key in keys}
-            try:
-                if not self._write({key: view[key] for key in keys}, changes, deadline)[0]:
-                    return False
-            except LeaseGone:
-                self._leases.forget()
-                return False
-        return True
+        try:
+            return not moves or bool(
+                self._write({key: view[key] for key in moves}, moves, deadline)[0]
+            )
+        except LeaseGone:
+            self._leases.forget()
+            return False
 
     def _keep_alive(self, lease_id: int, alive: set[int], deadline: float) -> bool:
         """Keep an etcd lease of any process alive, once per renewal; whether it still exists."""
@@ -310,14 +350,15 @@ class EtcdStore(TransitionStore):
         for name, own in overdue:
             try:
                 if own.lease_id in alive or self._leases.is_renewed(own.lease_id):
-                    self.transact(operations.expire(*name), self._left(deadline))
+                    self._expire(name, self._left(deadline))
             except StoreError:
                 return  # The next heartbeat tries again.
             if self._own.all.get(name) is own:
                 self._own.forget(name)
 
-    def _left(self, deadline: float) -> float:
-        return max(0.0, deadline - self._clock.now())
+
+def _encoded(value: bytes) -> str:
+    return b64encode(value).decode()
 
 
 def _draft(view: Mapping[str, Seen]) -> Draft:

@@ -1,20 +1,24 @@
-"""The values that a key can have, and the text that represents them in every store."""
+"""The values of keys, their text in every store, and the draft that a transition changes."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, TypeVar
 
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record, Token
-from celery_singleton_lock.core.store import MarkerState
+from celery_singleton_lock.core.store import ClaimChange, MarkerState
 
 # The text of a marker has two blanks. The text of a lease or a claim has three, and a token in the
 # place of the number.
 _MARKER: Final = re.compile(r"([-fd]) ([0-9]+) (\S*)")
 # Written in the place of a lease's fence: the fence is the number that the store gave to the write.
 _OWN_NUMBER: Final = "="
+# The word in front of the text in etcd and ZooKeeper: `k` for an entry that is renewed, `p` for one
+# that expires, and a number of seconds.
+_WORD: Final = re.compile(r"([kp])([0-9]+(?:\.[0-9]+)?(?:e\+[0-9]+)?) ")
 # Prefix of the text of a last run. No kind of lease and no marker begins with it. In Redis a last
 # run has no prefix.
 _LAST_RUN: Final = "t "
@@ -75,6 +79,7 @@ class Foreign:
 
 
 Value = Held | Claim | Marker | LastRun | Foreign
+SomeValue = TypeVar("SomeValue", Held, Claim, Marker, LastRun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,63 @@ class Entry:
         return math.isclose(self.ttl, ttl, rel_tol=1e-3)
 
 
+@dataclass(slots=True)
+class Draft:
+    """The entries that a transition reads, and the changes that it decides on.
+
+    Attributes:
+        entries: The entries that were read; a key without an entry is free.
+        changes: The entry to write for each changed key; None: delete the key.
+        read: The keys that the decision depends on.
+    """
+
+    entries: Mapping[str, Entry]
+    changes: dict[str, Entry | None] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+
+    def get(self, key: str) -> Entry | None:
+        self.read.add(key)
+        return self.changes[key] if key in self.changes else self.entries.get(key)
+
+    def value(self, key: str, kind: type[SomeValue]) -> SomeValue | None:
+        """The value of ``key`` if it is of ``kind``."""
+        entry = self.get(key)
+        return entry.value if entry and isinstance(entry.value, kind) else None
+
+    def record(self, key: str) -> Record | None:
+        entry = self.get(key)
+        return entry.record(key) if entry else None
+
+    def change_claim(
+        self,
+        change: ClaimChange,
+        task: str,
+        *,
+        holder: Holder | None = None,
+        lease_ttl: float | None = None,
+    ) -> None:
+        """Change the claim of ``task``, or write it if the key is free. Keep any other entry.
+
+        Args:
+            change: The change.
+            task: The owner of the claim.
+            holder: The holder in a claim that is written to a free key.
+            lease_ttl: The ttl of the lease with which the claim is renewed; None: there is none.
+        """
+        claim = self.value(change.key, Claim)
+        is_own = claim is not None and claim.owner == task
+        if not is_own and self.get(change.key) is not None:
+            return
+        if change.phase is None:
+            if is_own:
+                self.changes[change.key] = None
+            return
+        publisher = claim.holder if claim else holder or Holder()
+        ttl = change.ttl if lease_ttl is None else lease_ttl
+        value = Claim(task, change.phase, publisher)
+        self.changes[change.key] = Entry(value, ttl, renewed=lease_ttl is not None)
+
+
 def format_value(value: Value) -> str:
     """The text of ``value``, as the Lua scripts write it, except for `=` and the last run's prefix.
 
@@ -157,3 +219,15 @@ def parse_value(text: str, number: int) -> Value:
         return Held(Kind(kind), token, fence, Holder.from_json(holder, token.task_id))
     except ValueError:
         return Foreign()
+
+
+def parse_entry(text: str, number: int) -> Entry:
+    """The entry of ``text`` behind a word like ``k60``, whose number of seconds becomes its ttl.
+
+    A text without such a word was not written by this library. It never expires.
+    """
+    match = _WORD.match(text)
+    if match is None:
+        return Entry(Foreign(), math.inf)
+    value = parse_value(text[match.end() :], number)
+    return Entry(value, float(match[2]), renewed=match[1] == "k")

@@ -1,17 +1,20 @@
 """The base class of stores without scripts: each operation is one transition.
 
-A subclass implements ``capabilities``, ``transact``, ``scan`` and ``close``.
+A transition has the semantics of one Lua script. A store reads the keys of the transition, calls
+its function, and writes the changes if none of the entries that it read has changed meanwhile.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
 
-from celery_singleton_lock.core.lease import Lease, Record, Token
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import (
+    RENEWED,
     Acquire,
     Admit,
     Authorization,
@@ -19,6 +22,7 @@ from celery_singleton_lock.core.store import (
     ClaimChange,
     Granted,
     Mark,
+    MarkerState,
     Refused,
     Relation,
     Release,
@@ -26,17 +30,45 @@ from celery_singleton_lock.core.store import (
     Store,
     Trace,
 )
-from celery_singleton_lock.stores.transitions import operations
-from celery_singleton_lock.stores.transitions.transition import Transition
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.transitions.entries import (
+    Claim,
+    Draft,
+    Entry,
+    Held,
+    LastRun,
+    Marker,
+)
 
 Reply = TypeVar("Reply")
 
 #: Seconds to wait for the reply to an operator's request.
 OPERATOR_TIMEOUT: Final = 2.0
+_RANK: Final = {MarkerState.WAITING: 1, MarkerState.FINISHING: 2, MarkerState.DONE: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Transition(Generic[Reply]):
+    """One operation of a store, as a pure function of the entries of some keys.
+
+    Attributes:
+        keys: The keys to read.
+        decide: Returns the reply and puts the changes into the draft. It reads no clock: the ttl of
+            an entry is the number of seconds from now.
+        likely_free: One of the keys. If it is free, the other keys are most likely free too, so a
+            store may try the write before it reads. Empty: the store has to read first.
+    """
+
+    keys: tuple[str, ...]
+    decide: Callable[[Draft], Reply]
+    likely_free: str = ""
 
 
 class TransitionStore(Store):
-    """A store that reads entries, applies a transition, and writes if none of them has changed."""
+    """A store that reads entries, applies a transition, and writes if none of them has changed.
+
+    A subclass implements ``capabilities``, ``transact``, ``scan`` and ``close``.
+    """
 
     @abstractmethod
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
@@ -48,38 +80,250 @@ class TransitionStore(Store):
         """
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
-        reply, number = self.transact(operations.acquire(request), timeout)
+        marker = Keyspace.marker(request.slots[0], request.token.attempt)
+        # A claim exists since the message was published. A retry and a message that was put back
+        # have left a reservation or a marker.
+        is_first = request.claim is None and request.token.retries == 0 and request.sequence == 0
+        transition = Transition(
+            (marker, *request.slots, *_claim_keys(request.claim)),
+            lambda draft: _acquire(draft, request, marker),
+            likely_free=request.slots[0] if is_first and len(request.slots) == 1 else "",
+        )
+        reply, number = self.transact(transition, timeout)
         if isinstance(reply, Granted) and len(request.slots) == 1:
             return replace(reply, fence=number)
         return reply
 
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
-        return self.transact(operations.renew(leases), timeout)[0]
+        return self.transact(renewal(leases), timeout)[0]
 
     def release(self, request: Release, /, *, timeout: float = 0) -> Relation:
-        return self.transact(operations.release(request), timeout)[0]
+        marker = Keyspace.marker(request.keys[0], request.token.attempt)
+        keys = (marker, *request.keys, *_claim_keys(request.claim))
+        transition = Transition(keys, lambda draft: _release(draft, request, marker))
+        return self.transact(transition, timeout)[0]
 
     def mark(self, request: Mark, /, *, timeout: float = 0) -> None:
-        self.transact(operations.mark(request), timeout)
+        token, claim, ttl = request.token, request.claim, request.ttl
+        marker = Keyspace.marker(request.key, token.attempt)
+
+        def decide(draft: Draft) -> None:
+            new, until = Marker(request.state, request.sequence, token.nonce), ttl
+            entry, old = draft.get(marker), draft.value(marker, Marker)
+            if entry and old:
+                is_higher = _RANK[new.state] >= _RANK[old.state]
+                until = max(entry.ttl, ttl)
+                new = new if is_higher else old
+                if new.state is MarkerState.FINISHING:
+                    until = ttl if is_higher else entry.ttl
+                new = replace(new, sequence=max(request.sequence, old.sequence))
+            draft.changes[marker] = Entry(new, until)
+            # A missing claim is not written again: the newer copy of the message may have run and
+            # freed it meanwhile.
+            if claim and new.state is not MarkerState.DONE and draft.value(claim.key, Claim):
+                draft.change_claim(claim, token.task)
+
+        self.transact(Transition((marker, *_claim_keys(claim)), decide), timeout)
 
     def admit(self, request: Admit, /, *, timeout: float = 0) -> Record | None:
-        return self.transact(operations.admit(request), timeout)[0]
+        task = request.token.task
+
+        def decide(draft: Draft) -> Record | None:
+            entry, claim = draft.get(request.key), draft.value(request.key, Claim)
+            if entry and claim and claim.owner == task:
+                if entry.ttl < request.ttl:
+                    draft.changes[request.key] = Entry(claim, request.ttl)
+                return None
+            if entry is None or (claim and claim.owner == request.instead_of):
+                new = Claim(task, Phase.QUEUED, request.holder)
+                draft.changes[request.key] = Entry(new, request.ttl)
+                return None
+            record = draft.record(request.key)
+            if record is None:
+                raise StoreError(f"{request.key!r} holds something that this version can't read")
+            return record
+
+        transition = Transition((request.key,), decide, likely_free=request.key)
+        return self.transact(transition, timeout)[0]
 
     def settle_claim(self, token: Token, change: ClaimChange, /, *, timeout: float = 0) -> None:
-        self.transact(operations.settle_claim(token, change), timeout)
+        def decide(draft: Draft) -> None:
+            claim = draft.value(change.key, Claim)
+            if claim and (claim.phase is not Phase.RUNNING or change.phase is Phase.RUNNING):
+                draft.change_claim(change, token.task)
+
+        self.transact(Transition((change.key,), decide), timeout)
 
     def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float = 0) -> Authorization:
-        return self.transact(operations.authorize_tick(request), timeout)[0]
+        def decide(draft: Draft) -> Authorization:
+            leader, last = draft.value(request.leader, Held), draft.value(request.entry, LastRun)
+            if not leader or leader.kind is not Kind.LEASE or leader.token != request.token:
+                return Authorization.DEPOSED
+            found = last.text if last else None
+            if found == request.new:
+                return Authorization.AUTHORIZED  # A repeated request, whose first reply was lost.
+            if found != request.expected:
+                return Authorization.CHANGED
+            draft.changes[request.entry] = Entry(LastRun(request.new), request.ttl)
+            return Authorization.AUTHORIZED
+
+        return self.transact(Transition((request.leader, request.entry), decide), timeout)[0]
 
     def last_runs(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
-        return self.transact(operations.last_runs(keys), timeout)[0] if keys else []
+        def decide(draft: Draft) -> list[str | None]:
+            found = [draft.value(key, LastRun) for key in keys]
+            return [last.text if last else None for last in found]
+
+        transition = Transition(tuple(dict.fromkeys(keys)), decide)
+        return self.transact(transition, timeout)[0] if keys else []
 
     def trace(self, key: str, /, *, timeout: float = 0) -> Trace:
-        return Trace(record=self.transact(operations.inspect(key), timeout)[0])
+        transition = Transition((key,), lambda draft: draft.record(key))
+        return Trace(record=self.transact(transition, timeout)[0])
 
     def inspect(self, key: str, /) -> Record | None:
-        return self.transact(operations.inspect(key), OPERATOR_TIMEOUT)[0]
+        return self.trace(key, timeout=OPERATOR_TIMEOUT).record
 
     def free(self, key: str, token: str | None, /) -> bool:
+        def decide(draft: Draft) -> bool:
+            record = draft.record(key)
+            if record is None or (token is not None and record.token != token):
+                return False
+            draft.changes[key] = None
+            return True
+
         # The number of the next grant is higher than that of this deletion and of the freed lease.
-        return self.transact(operations.free(key, token), OPERATOR_TIMEOUT)[0]
+        return self.transact(Transition((key,), decide), OPERATOR_TIMEOUT)[0]
+
+
+def _claim_keys(change: ClaimChange | None) -> tuple[str, ...]:
+    return (change.key,) if change else ()
+
+
+def _acquire(draft: Draft, request: Acquire, marker_key: str) -> Granted | Refused:
+    """Take a free slot, or the slot that the token holds or that is reserved for its attempt."""
+    refusal = _refusal_by_marker(draft.value(marker_key, Marker), request.sequence)
+    if refusal is not None:
+        return Refused(relation=refusal)
+    free: str | None = None
+    for slot in request.slots:
+        entry = draft.get(slot)
+        if entry is None:
+            free = free or slot
+            continue
+        relation = _relation(entry, request.token)
+        if relation is None:
+            return _grant(draft, request, slot)
+        if relation is not Relation.OTHER:
+            return Refused(relation=relation, record=draft.record(slot))
+    if free is None:
+        return _refused_by_other(draft, request, request.slots[0])
+    claim = draft.value(request.claim.key, Claim) if request.claim and request.yields else None
+    if request.claim and claim and claim.owner != request.token.task:
+        return _refused_by_other(draft, request, request.claim.key)
+    return _grant(draft, request, free)
+
+
+def _refusal_by_marker(marker: Marker | None, sequence: int) -> Relation | None:
+    if marker is None:
+        return None
+    if marker.state is MarkerState.DONE:
+        return Relation.DONE
+    if marker.state is MarkerState.FINISHING:
+        return Relation.TWIN
+    return Relation.SUPERSEDED if marker.sequence > sequence else None
+
+
+def _relation(entry: Entry, token: Token) -> Relation | None:
+    """How the delivery ``token`` relates to the entry of a slot; None if it may take the slot."""
+    value = entry.value
+    # Other values are forged or foreign: claims and markers have keys of their own.
+    if not isinstance(value, Held) or value.token.task != token.task:
+        return Relation.OTHER
+    held = value.token
+    held_ordinal, ordinal = (held.nesting, held.retries), (token.nesting, token.retries)
+    if held_ordinal > ordinal:
+        return Relation.LATER
+    if value.kind is Kind.COOLING:
+        return Relation.OTHER
+    if held_ordinal < ordinal:
+        return Relation.EARLIER
+    if value.kind is Kind.RESERVED or (value.kind is Kind.LEASE and held.nonce == token.nonce):
+        return None
+    return Relation.TWIN
+
+
+def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
+    fence = None if len(request.slots) == 1 else 0
+    lease = Held(Kind.LEASE, request.token, fence, request.holder)
+    draft.changes[slot] = Entry(lease, request.ttl, renewed=True)
+    if request.claim is not None and not request.keeps_claim:
+        task, holder = request.token.task, request.holder
+        draft.change_claim(request.claim, task, holder=holder, lease_ttl=request.ttl)
+    return Granted(key=slot, fence=None)
+
+
+def _refused_by_other(draft: Draft, request: Acquire, key: str) -> Refused:
+    record = draft.record(key)
+    if request.claim is not None and request.frees_claim:
+        draft.change_claim(replace(request.claim, phase=None), request.token.task)
+    return Refused(relation=Relation.OTHER, record=record)
+
+
+def renewal(leases: Sequence[Lease]) -> Transition[list[Renewal]]:
+    """Prolong each lease that its token still holds, and its claim, which is never shortened."""
+    keys = dict.fromkeys(key for one in leases for key in (one.key, one.claim_key) if key)
+    return Transition(tuple(keys), lambda draft: [_renew(draft, lease) for lease in leases])
+
+
+def _renew(draft: Draft, lease: Lease) -> Renewal:
+    entry = draft.get(lease.key)
+    if entry is None:
+        return LossReason.GONE
+    value = entry.value
+    if not isinstance(value, Held) or value.token != lease.token:
+        return LossReason.REPLACED
+    if value.kind is not Kind.LEASE:
+        return LossReason.DYING if value.kind is Kind.DYING else LossReason.REPLACED
+    draft.changes[lease.key] = Entry(value, lease.ttl, renewed=True)
+    claimed = draft.get(lease.claim_key) if lease.claim_key else None
+    is_own = claimed and isinstance(claimed.value, Claim) and claimed.owner == lease.token.task
+    if claimed and is_own and claimed.ttl < lease.ttl:
+        draft.changes[lease.claim_key] = Entry(claimed.value, lease.ttl, renewed=True)
+    return RENEWED
+
+
+def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
+    """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
+    reply, holder = Relation.NOT_OURS, Holder()
+    for key in request.keys:
+        value = draft.value(key, Held)
+        if value is not None and value.token == request.token:
+            reply, holder = Relation.OURS, value.holder
+            if value.kind in (Kind.LEASE, Kind.DYING):
+                draft.changes[key] = _remainder(value, request)
+        elif value is not None and value.token.attempt == request.token.attempt:
+            reply = Relation.TWIN
+    if request.claim is not None and (
+        reply is Relation.OURS or (reply is Relation.NOT_OURS and request.claim.phase is None)
+    ):
+        draft.change_claim(request.claim, request.token.task, holder=holder)
+    if reply is Relation.OURS and request.marker is None:
+        return reply  # The marker need not be read: nothing depends on it.
+    marker = draft.value(marker_key, Marker)
+    done = marker is not None and marker.state is MarkerState.DONE
+    is_ours = marker is not None and marker.nonce == request.token.nonce
+    if done and not is_ours and reply is not Relation.OURS:
+        reply = Relation.DONE
+    if request.marker is not None and not done and reply is not Relation.TWIN:
+        sequence = marker.sequence if marker else 0
+        new = Marker(request.marker, sequence, request.token.nonce)
+        draft.changes[marker_key] = Entry(new, request.marker_ttl)
+    return reply
+
+
+def _remainder(value: Held, request: Release) -> Entry | None:
+    if request.become is None:
+        return None
+    new = replace(value, kind=request.become, token=request.next_token or request.token)
+    return Entry(new, request.become_ttl)

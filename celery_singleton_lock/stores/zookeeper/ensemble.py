@@ -1,9 +1,24 @@
-"""Reads and writes of ZooKeeper nodes: snapshots of keys, and writes if a snapshot still holds."""
+"""The nodes of keys in ZooKeeper: their paths, snapshots, and writes if a snapshot still holds.
+
+Each key is a node in one of 256 buckets, which are nodes too. The version of a bucket counts the
+changes in it, so comparing it detects any change of the nodes that were read there. The versions of
+the nodes themselves can't detect it, because a node that is created again starts at version 0. All
+keys of a lock are in one bucket.
+
+ZooKeeper expires only ephemeral nodes, and has no request for the time. So all other nodes have
+their ttl in their text. The ttl counts from the server's timestamp of their creation. The current
+time of the server is estimated from the timestamp of the process's own last write. All timestamps
+are those of the leader. The clock of a new leader may differ: such nodes then expire earlier or
+later by the difference.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from kazoo.exceptions import (
     BadVersionError,
@@ -16,17 +31,16 @@ from kazoo.exceptions import (
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.transitions.entries import Entry, format_value
+from celery_singleton_lock.stores.transitions.entries import Entry, format_value, parse_entry
 from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
-from celery_singleton_lock.stores.zookeeper.znodes import Layout, Seen, ServerTime
 
-#: The content of each key, and the versions of the buckets that were read. A key in a bucket
-#: without a version was not read, but is assumed to have no node.
-View = dict[str, Seen]
-Versions = dict[str, int]
-
+#: The number of buckets. With this many, the list of a bucket's names stays far below the limit of
+#: a reply, one megabyte, and two concurrent operations seldom use the same bucket.
+BUCKETS: Final = 256
 _MIN_TTL: Final = 0.001
 _ANY_VERSION: Final = -1
+# Seconds after which a timestamp of the server is too old: the two clocks run at different speeds.
+_MAX_AGE: Final = 60.0
 _INTERFERENCE: Final = (
     BadVersionError,
     NodeExistsError,
@@ -36,17 +50,67 @@ _INTERFERENCE: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A key as it was read.
+
+    Attributes:
+        entry: The entry; None if the node doesn't exist or has expired.
+        exists: Whether the node exists.
+    """
+
+    entry: Entry | None = None
+    exists: bool = False
+
+
+#: The content of each key, and the versions of the buckets that were read. A key in a bucket
+#: without a version was not read, but is assumed to have no node.
+View = dict[str, Seen]
+Versions = dict[str, int]
+
+
+class Layout:
+    """The paths below ``root``."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        #: A node that is written for the timestamp, and to prove that a session is alive.
+        self.clock = f"{root}/clock"
+
+    def bucket(self, key: str) -> str:
+        """The bucket of ``key``. The slots and claims of a lock, and last runs, share a bucket."""
+        shard, brace, rest = key.partition("}:")
+        if rest.startswith("claim|"):
+            rest = rest.split("|", 2)[-1]
+        elif rest.startswith("last|"):
+            rest = rest.split("|", 2)[1]  # The leader's key.
+        home = f"{shard}{brace}{rest.partition('#')[0]}"
+        return self.bucket_path(zlib.crc32(home.encode()) % BUCKETS)
+
+    def bucket_path(self, number: int) -> str:
+        return f"{self.root}/{number:03d}"
+
+    def buckets(self, keys: Iterable[str]) -> list[str]:
+        return sorted({self.bucket(key) for key in keys})
+
+    def path(self, key: str) -> str:
+        """The node of ``key``, without slashes and characters that ZooKeeper refuses."""
+        return f"{self.bucket(key)}/{quote(key, safe=':{}|,+*=~@')}"
+
+
 class Ensemble:
     """The nodes below ``layout``, through the sessions of this process.
 
     Every method may raise StoreUnavailable and StoreError.
     """
 
-    def __init__(self, sessions: Sessions, layout: Layout, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, layout: Layout, clock: Clock, fence_base: int) -> None:
         self.sessions = sessions
         self.layout = layout
         self._clock = clock
-        self._server_time = ServerTime()
+        self._fence_base = fence_base
+        # The server's timestamp of the last write, and when it was acknowledged, on the clock.
+        self._stamp: tuple[float, float] | None = None
 
     def read(self, keys: Sequence[str], deadline: float) -> tuple[View, Versions]:
         """A snapshot of all keys, and the versions of their buckets."""
@@ -65,7 +129,7 @@ class Ensemble:
                 self._make(session, buckets, deadline)
             elif [stat.version for stat in before] == [stat.version for stat in after]:
                 now = self._server_now(session, nodes, deadline)
-                seen = [self.layout.seen(node, now) for node in nodes]
+                seen = [self._seen(node, now) for node in nodes]
                 versions = {b: stat.version for b, stat in zip(buckets, before, strict=True)}
                 return dict(zip(keys, seen, strict=True)), versions
             if self._clock.now() >= deadline:
@@ -110,31 +174,47 @@ class Ensemble:
                 ttl = min(ttl, session.timeout) if entry.renewed else ttl
                 text = f"{'k' if entry.renewed else 'p'}{ttl:.3f} {format_value(entry.value)}"
                 transaction.create(path, text.encode(), ephemeral=entry.renewed)
-        results = session.collect([transaction.commit_async()], deadline)[0]
-        stats = _stats(results)
-        if stats:
-            self._server_time.note(stats[0], self._clock.now())
+        stats = _stats(session.collect([transaction.commit_async()], deadline)[0])
+        self._note_time(stats[0] if stats else None)
         return stats
 
     def prove_alive(self, sessions: Iterable[Session], deadline: float) -> None:
         """Write in each session. A member without a leader could answer a read."""
         sent = [(s, s.client.set_async(self.layout.clock, b"")) for s in sessions]
         for session, request in sent:
-            stat = session.collect([request], deadline)[0]
+            [stat] = session.collect([request], deadline)
             if stat is None:  # The node doesn't exist yet.
                 self._make(session, [self.layout.clock], deadline)
                 again = session.client.set_async(self.layout.clock, b"")
-                stat = session.collect([again], deadline)[0]
-            if stat is not None:
-                self._server_time.note(stat, self._clock.now())
+                [stat] = session.collect([again], deadline)
+            self._note_time(stat)
+
+    def _seen(self, node: tuple[bytes, Any] | None, server_now: float | None) -> Seen:
+        """The entry of a node. Without the server's time, no node counts as expired."""
+        if node is None:
+            return Seen()
+        data, stat = node
+        entry = parse_entry(data.decode(errors="replace"), self._fence_base + stat.czxid)
+        if not entry.renewed and server_now is not None:
+            left = stat.ctime / 1000 + entry.ttl - server_now
+            if left <= 0:
+                return Seen(None, exists=True)
+            entry = replace(entry, ttl=min(left, entry.ttl))
+        return Seen(entry, exists=True)
+
+    def _note_time(self, stat: Any) -> None:
+        """Note the timestamp of a write. It is older than now, so the estimate is early."""
+        if stat is not None:
+            self._stamp = (stat.mtime / 1000, self._clock.now())
 
     def _server_now(self, session: Session, nodes: Sequence[Any], deadline: float) -> float | None:
         """The server's time, if a node's expiry depends on it."""
         if not any(node is not None and node[0][:1] == b"p" for node in nodes):
             return None
-        if self._server_time.at(self._clock.now()) is None:
+        if self._stamp is None or self._clock.now() - self._stamp[1] > _MAX_AGE:
             self.prove_alive([session], deadline)
-        return self._server_time.at(self._clock.now())
+        stamp = self._stamp
+        return stamp[0] + self._clock.now() - stamp[1] if stamp else None
 
     @staticmethod
     def _make(session: Session, paths: Sequence[str], deadline: float) -> None:
@@ -149,3 +229,8 @@ def _stats(results: Sequence[Any]) -> list[Any] | None:
         if not isinstance(error, _INTERFERENCE):
             raise StoreError(f"the store refuses: {error!r}") from error
     return None if errors else [r for r in results if hasattr(r, "mzxid")]
+
+
+def key_of(name: str) -> str:
+    """The key that a node's name encodes."""
+    return unquote(name)

@@ -20,10 +20,9 @@ from typing import Any, Final
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.transitions.own_keys import Name, OwnKeys
-from celery_singleton_lock.stores.zookeeper.ensemble import Versions, View
+from celery_singleton_lock.stores.transitions.consensus import Name, OwnKeys
+from celery_singleton_lock.stores.zookeeper.ensemble import BUCKETS, Versions, View
 from celery_singleton_lock.stores.zookeeper.sessions import Session
-from celery_singleton_lock.stores.zookeeper.znodes import BUCKETS
 
 logger = logging.getLogger("celery_singleton_lock")
 

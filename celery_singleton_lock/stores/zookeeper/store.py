@@ -2,10 +2,10 @@
 
 Overview
     Each operation is one transaction (``multi``) that compares the versions of all buckets that it
-    depends on (see znodes.py). If another client has changed one of them, the operation is decided
-    again, within its timeout. A key that is probably free isn't read first: the transaction proves
-    that it is (see ensemble.py). Renewing N leases takes one write per ttl, which proves to the
-    leader that the session is alive, and N reads that are sent together with it.
+    depends on (see ensemble.py). If another client has changed one of them, the operation is
+    decided again, within its timeout. A key that is probably free isn't read first: the transaction
+    proves that it is. Renewing N leases takes one write per ttl, which proves to the leader that
+    the session is alive, and N reads that are sent together with it.
 
 Guarantees
     Operations are atomic and linearizable. What a majority has acknowledged survives the loss of a
@@ -40,13 +40,11 @@ Failure handling
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from celery_singleton_lock.core import native
-from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, Record
 from celery_singleton_lock.core.store import (
     RENEWED,
@@ -57,20 +55,23 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import SettingsError, StoreUnavailable
-from celery_singleton_lock.stores.transitions import operations
-from celery_singleton_lock.stores.transitions.entries import Entry
-from celery_singleton_lock.stores.transitions.own_keys import Name, OwnKeys
-from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, TransitionStore
-from celery_singleton_lock.stores.transitions.transition import Draft, Transition
-from celery_singleton_lock.stores.urls import ClusterUrl
-from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble, Versions, View
+from celery_singleton_lock.stores.transitions.consensus import ConsensusStore, Name, OwnKeys
+from celery_singleton_lock.stores.transitions.entries import Draft, Entry
+from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, Transition, renewal
+from celery_singleton_lock.stores.zookeeper.ensemble import (
+    BUCKETS,
+    Ensemble,
+    Layout,
+    Seen,
+    Versions,
+    View,
+    key_of,
+)
 from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Sessions
-from celery_singleton_lock.stores.zookeeper.znodes import BUCKETS, Layout, Seen, key_of
 
 Reply = TypeVar("Reply")
 
-_PORT: Final = 2181
 _DEFAULT_ROOT: Final = "celery-singleton-lock"
 _TRUSTED: Final = 0.5
 # The default limit of a request is one megabyte. A slot takes about a hundred bytes.
@@ -83,51 +84,37 @@ _CHUNK: Final = 250
 _MAX_TAKEN: Final = 1000
 
 
-class ZooKeeperStore(TransitionStore):
+class ZooKeeperStore(ConsensusStore):
     """A store in a ZooKeeper ensemble.
 
-    Args:
-        url: ``zk://host:2181,host:2181/path``; ``zks://`` with TLS. Its login is of the digest
-            scheme. Its query may contain ``ca``, ``cert`` and ``key``.
-        clock: The clock of the deadlines.
-        fence_base: Fences are above this number.
-        options: Further options, as in the query.
+    Its URL is ``zk://host:2181,host:2181/path``; ``zks://`` with TLS. Its login is of the digest
+    scheme. The query may contain ``ca``, ``cert`` and ``key``.
 
     Raises:
         SettingsError: The URL can't be read, or this process runs greenlets.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        clock: Clock | None = None,
-        fence_base: int = 0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    port = 2181
+    options = OPTIONS
+
+    def _start(self) -> None:
+        # A fork has neither the sessions nor the threads of its parent.
         if native.is_patched():
             raise SettingsError(
                 "the ZooKeeper store doesn't work with gevent or eventlet: a busy greenlet would "
                 "stop the heartbeat of its client. Use the prefork, threads or solo pool, or "
                 "another store"
             )
-        self._url = ClusterUrl.parse(url, port=_PORT, known=OPTIONS, options=options)
-        self._clock = clock or SystemClock()
-        self._fence_base = fence_base
-        self._start()
-
-    def _start(self) -> None:
-        # Called in each process: a fork has neither the sessions nor the threads of its parent.
-        self._process = os.getpid()
+        super()._start()
         self._own: OwnKeys[Own] = OwnKeys()
-        self._janitor = Janitor(self._own, self._clock, self._expire, self._sweep)
+        self._janitor = Janitor(self._own, self._clock, self._expire_late, self._sweep)
         sessions = Sessions(
             self._url,
             self._clock,
             lambda session: any(own.session is session for own in list(self._own.all.values())),
         )
-        layout = Layout(f"/{self._url.path or _DEFAULT_ROOT}", self._fence_base)
-        self._ensemble = Ensemble(sessions, layout, self._clock)
+        layout = Layout(f"/{self._url.path or _DEFAULT_ROOT}")
+        self._ensemble = Ensemble(sessions, layout, self._clock, self._fence_base)
         self._taken: dict[str, None] = {}
         #: The paths of all buckets, for operators.
         self.buckets = [layout.bucket_path(number) for number in range(BUCKETS)]
@@ -147,9 +134,7 @@ class ZooKeeperStore(TransitionStore):
         return reply
 
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
-        if self._process != os.getpid():
-            self._start()
-        deadline = self._clock.now() + timeout
+        deadline = self._deadline(timeout)
         replies: list[Renewal] = []
         for start in range(0, len(leases), _CHUNK):
             chunk = leases[start : start + _CHUNK]
@@ -157,8 +142,7 @@ class ZooKeeperStore(TransitionStore):
             sessions = {one.session for notes in own for one in notes}
             # If a session has ended meanwhile, its nodes are gone, and the reads show it.
             self._ensemble.prove_alive(sessions, deadline)
-            left = deadline - self._clock.now()
-            found = self.transact(operations.renew(chunk), left, renews=True)[0]
+            found = self.transact(renewal(chunk), self._left(deadline), renews=True)[0]
             for notes, reply in zip(own, found, strict=True):
                 for one in notes if reply is RENEWED else ():
                     one.until = self._clock.now() + one.ttl
@@ -166,7 +150,7 @@ class ZooKeeperStore(TransitionStore):
         return replies
 
     def scan(self, pattern: str, /) -> Iterator[Record]:
-        deadline = self._clock.now() + OPERATOR_TIMEOUT
+        deadline = self._deadline(OPERATOR_TIMEOUT)
         session = self._ensemble.sessions.common(deadline)
         # A write instead of a sync, because the server's time is needed too.
         self._ensemble.prove_alive({session}, deadline)
@@ -175,7 +159,7 @@ class ZooKeeperStore(TransitionStore):
         for names in session.collect(lists, deadline):
             keys = [key_of(name) for name in names or ()]
             keys = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
-            view, _ = self._ensemble.read(keys, self._clock.now() + OPERATOR_TIMEOUT)
+            view, _ = self._ensemble.read(keys, self._deadline(OPERATOR_TIMEOUT))
             found = [seen.entry.record(key) for key, seen in view.items() if seen.entry]
             records += [record for record in found if record is not None]
         return iter(sorted(records, key=lambda record: record.key))
@@ -190,9 +174,7 @@ class ZooKeeperStore(TransitionStore):
     def transact(
         self, transition: Transition[Reply], timeout: float, *, renews: bool = False
     ) -> tuple[Reply, int]:
-        if self._process != os.getpid():
-            self._start()
-        deadline = self._clock.now() + timeout
+        deadline = self._deadline(timeout)
         assumed = self._expected(transition)
         for _ in range(_MAX_ATTEMPTS):
             view, versions = assumed or self._read(transition, deadline)
@@ -272,31 +254,17 @@ class ZooKeeperStore(TransitionStore):
         if stats is None:
             self._own.restore(notes, before)
             return 0
-        return self._note(view, versions, changes, notes, stats)
-
-    def _note(
-        self,
-        view: View,
-        versions: Versions,
-        changes: Mapping[str, Entry | None],
-        notes: Mapping[Name, Own],
-        stats: Sequence[Any],
-    ) -> int:
-        """Note the content of the keys after the write, for the release that follows."""
+        # Note the content of the keys after the write, for the release that follows.
         number = self._fence_base + int(stats[0].mzxid)
+        changed = self._ensemble.layout.buckets(changes)
+        after = {**versions, **{b: s.version for b, s in zip(changed, stats, strict=True)}}
         written = {
             key: Seen(entry.numbered(number) if entry else None, entry is not None)
             for key, entry in changes.items()
         }
-        changed = self._ensemble.layout.buckets(changes)
-        after = {**versions, **{b: s.version for b, s in zip(changed, stats, strict=True)}}
-        for key in changes:
-            old = view[key].entry
-            if old is not None and old.renewed and (key, old.owner) not in notes:
-                self._own.forget((key, old.owner))
-        for name, own in notes.items():
+        for own in notes.values():
             own.expected = ({**view, **written}, after)
-            self._own.acknowledge(name)
+        self._own.acknowledge(notes, {key: view[key].entry for key in changes})
         self._janitor.count(sum(bool(entry and not entry.renewed) for entry in changes.values()))
         return number
 
@@ -306,14 +274,14 @@ class ZooKeeperStore(TransitionStore):
 
     # --- what the janitor does -------------------------------------------------------------------
 
-    def _expire(self, name: Name) -> None:
+    def _expire_late(self, name: Name) -> None:
         own = self._own.all.get(name)
         if own is not None and own.expected is None and not own.session.is_over:
             # The node's session may still have the write in its queue, and the read below is sent
             # in another session. When this later write has arrived, the earlier one has arrived
             # too.
-            self._ensemble.prove_alive({own.session}, self._clock.now() + OPERATOR_TIMEOUT)
-        self.transact(operations.expire(*name), OPERATOR_TIMEOUT)
+            self._ensemble.prove_alive({own.session}, self._deadline(OPERATOR_TIMEOUT))
+        self._expire(name, OPERATOR_TIMEOUT)
 
     def _sweep(self, number: int) -> int:
         """Delete the expired nodes of a bucket; return the number of nodes that it had."""
