@@ -8,7 +8,7 @@ from typing import Any
 from celery_singleton_lock.beat.election import check_leader_ttl
 from celery_singleton_lock.doctor.context import Context, Findings, error, note, ok, warning
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.publish.unique import RPC_CURE
+from celery_singleton_lock.publish.claim import RPC_CURE
 from celery_singleton_lock.runtime import singleton_tasks
 from celery_singleton_lock.worker.bootstep import check_results, check_tasks
 

@@ -20,8 +20,8 @@ from celery_singleton_lock.core.key import PER_TASK, digest
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.policy import CallOptions, Policy, check_call, merge, suggestion
 from celery_singleton_lock.publish.arguments import stable_rest
-from celery_singleton_lock.publish.header import HEADER, call_header, count_published
-from celery_singleton_lock.publish.unique import Publication, carry_claim, continues
+from celery_singleton_lock.publish.claim import Publication, carry_claim, continues
+from celery_singleton_lock.publish.header import HEADER, add_header, count_published
 from celery_singleton_lock.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def publish_call(
     task_id = str(task_id) if task_id else uuid()
     app = task.app  # read once: Celery looks it up each time
     running: Any = app.current_worker_task
-    options["headers"] = headers = dict(options.get("headers") or {})
-    header = call_header(options, task_id=task_id, options=given, running=running)
-    headers[HEADER] = header
+    header = add_header(options, task_id=task_id, options=given, running=running)
     if task.publishes_through_others:
         send = _keeping(header, send)
     if running is not None:
@@ -130,8 +128,7 @@ def claim_and_send(
             close to an option's name is refused.
     """
     where = f"claim_and_send({name!r})"
-    _check(where, name, args, kwargs, key)
-    _refuse_typos(where, options)
+    _check(where, name, args, kwargs, key, options)
     task: Any = app.tasks.get(name)
     if task is not None and key is None and scope is None:
         if not hasattr(task, "singleton_policy"):
@@ -145,28 +142,28 @@ def claim_and_send(
     if policy.unique is None:
         raise TypeError(f'{where}: give singleton={{"unique": "until_done"}}, or "until_start"')
     task_id = str(options.pop("task_id", None) or uuid())
-    options["headers"] = headers = dict(options.get("headers") or {})
     running = app.current_worker_task
-    header = call_header(options, task_id=task_id, options=given, running=running)
-    headers[HEADER] = header
+    header = add_header(options, task_id=task_id, options=given, running=running)
 
     def send(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         sent_args, sent_kwargs = list(args or ()), dict(kwargs or {})
-        return app.send_task(name, sent_args, sent_kwargs, task_id=task_id, **options)
+        result = app.send_task(name, sent_args, sent_kwargs, task_id=task_id, **options)
+        count_published(running, task_id)
+        return result
 
-    counting = send if running is None else _counting(running, send)
+    rest = key or _digest(args or (), kwargs or {})
     publication = Publication(
         runtime=runtime,
         task=name,
         task_id=task_id,
-        key=runtime.keyspace.lock(scope or name, key or _digest(args or (), kwargs or {})),
+        key=runtime.keyspace.lock(scope or name, rest),
         policy=policy,
         header=header,
         options=options,
         expires=options.get("expires"),
         drops_in_canvas="on_duplicate" in given,
     )
-    return publication.publish(lambda: counting(task_id, options))
+    return publication.publish(lambda: send(task_id, options))
 
 
 def _counting(running: Any, send: Send) -> Send:
@@ -213,8 +210,12 @@ def _key_of(
     return None if rest is None else runtime.keyspace.lock(task.singleton_scope, rest)
 
 
-def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
-    """Refuse arguments of a wrong type. Each letter of a string would become an argument."""
+def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any, options: Any) -> None:
+    """Refuse arguments of a wrong type, and mistyped options.
+
+    Each letter of a string would become an argument of the task. Celery makes any unknown keyword a
+    property of the message.
+    """
     if not isinstance(name, str) or not name:
         raise TypeError(f"{where}: give the name of a task as str")
     if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
@@ -223,13 +224,9 @@ def _check(where: str, name: Any, args: Any, kwargs: Any, key: Any) -> None:
         raise TypeError(f"{where}: kwargs is a {type(kwargs).__name__}; give a dict")
     if key is not None and not (isinstance(key, str) and key):
         raise LockKeyError(f"{where}: key={key!r}: give a non-empty str")
-
-
-def _refuse_typos(where: str, options: Mapping[str, Any]) -> None:
-    """Refuse mistyped options, because Celery makes any unknown keyword a message property."""
-    for name in options:
-        if "did you mean" in (hint := suggestion(name, ("key", "scope", "singleton"))):
-            raise TypeError(f"{where}: unknown option {name!r}{hint}")
+    for option in options:
+        if "did you mean" in (hint := suggestion(option, ("key", "scope", "singleton"))):
+            raise TypeError(f"{where}: unknown option {option!r}{hint}")
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from kombu import serialization
 from kombu.exceptions import KombuError
-from kombu.utils.json import dumps as kombu_dumps
-from kombu.utils.json import loads as kombu_loads
 
 from celery_singleton_lock.core.key import SCALARS, KeyMaker
 from celery_singleton_lock.errors import LockKeyError
@@ -21,31 +19,30 @@ _TEXT: Final = frozenset({str})
 _SEQUENCES: Final = frozenset({list, tuple})
 
 
-def validate(policy: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
-    """Check the ``policy`` of the task ``name``, whose body has ``signature``.
+def validate(
+    policy: Mapping[str, Any], name: str, body: Callable[..., Any], *, is_bound: bool
+) -> None:
+    """Check the ``policy`` of the task ``name``.
+
+    Args:
+        policy: The options of the policy.
+        name: The name of the task in errors.
+        body: The function that the task runs.
+        is_bound: Whether its first argument is the task, which callers do not give.
 
     Raises:
         TypeError, ValueError: An option is wrong, or the key doesn't fit the signature.
     """
     where = f"@singleton_task on {name}"
     merged = merge(Policy(), policy, where=where)
+    signature = inspect.signature(body)
+    if is_bound:
+        parameters = list(signature.parameters.values())[1:]
+        signature = signature.replace(parameters=parameters)
     try:
         KeyMaker(merged.key, signature, json.dumps)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
-
-
-def signature_of(cls: Any) -> inspect.Signature:
-    is_static = isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-    return signature_without_self(cls.run, not is_static)
-
-
-def signature_without_self(fun: Callable[..., Any], bound: bool) -> inspect.Signature:
-    """The signature for callers of ``fun``, without the first argument if ``fun`` is bound."""
-    signature = inspect.signature(fun)
-    if not bound:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]:
@@ -60,11 +57,8 @@ def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]
         return args, kwargs
     arguments = [list(args), dict(kwargs)]
     try:
-        if serializer == "json":
-            sent, named = kombu_loads(kombu_dumps(arguments))
-        else:
-            content_type, encoding, data = serialization.dumps(arguments, serializer)
-            sent, named = serialization.loads(data, content_type, encoding, accept={content_type})
+        content_type, encoding, data = serialization.dumps(arguments, serializer)
+        sent, named = serialization.loads(data, content_type, encoding, accept={content_type})
     except (TypeError, ValueError, KombuError):
         return args, kwargs  # publishing will raise
     return sent, named

@@ -1,30 +1,88 @@
-"""The claim of a message and its transitions, as pure functions.
+"""The claim of a message (``unique``): its transitions, and its admission when it is published.
 
-A claim represents one published message (``unique``). Equal calls find it and are not published.
-Its key and terms are in the message's header, because the worker that settles the claim may have
-other code or settings than the publisher.
+Overview
+    A claim is a key in the store that represents one published message. Equal calls find it and are
+    not published. Its key and terms are in the message's header, because the worker that settles
+    the claim may have other code or settings than the publisher. The claim costs one round trip. A
+    duplicate costs a second one, to the result backend, to find out whether the first call has
+    ended.
 
-States in the store::
+Guarantees
+    At most one of several equal calls is queued (``until_start``), or queued or running
+    (``until_done``). A publish that fails frees its claim. A store that does not answer delays a
+    call by a second at most: the message is published without a claim, and the lock still excludes
+    two bodies. No call is answered with a call that is known to have ended.
+
+Non-guarantees
+    Detection of a lost message (a purged queue, a failure of the broker, a crash between claim and
+    publish): ``unique_for`` limits the time for which its claim blocks other calls.
+
+State model, in the store::
 
     admit -> queued --acquire, until_done--> running --retry--> retrying --acquire--> running
                |  ^                             |  +--put back, requeued--> queued
                |  +--put back, retry            +--ended--> (free)
                +--acquire, until_start; discarded; ended without a run--> (free)
+
+Failure handling
+    If other messages wait for a message (chains, groups, chords, links), dropping it would block
+    them. So such a duplicate is published and resolved when it runs, unless the call sets
+    ``on_duplicate``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
+from celery import Celery, states
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, Reject, Retry
+from celery.result import AsyncResult
+from celery.utils.time import maybe_iso8601
 
+from celery_singleton_lock.celery_compat import limit_backend_timeouts, result_meta
+from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Phase
-from celery_singleton_lock.core.store import ClaimChange
-from celery_singleton_lock.policy import Unique, seconds
+from celery_singleton_lock.core.lease import Holder, Phase, Record, Token
+from celery_singleton_lock.core.store import Admit, ClaimChange
+from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
+from celery_singleton_lock.policy import OnDuplicate, Policy, Unique, seconds
+from celery_singleton_lock.publish.skipped import SkippedResult, skipped_value
+from celery_singleton_lock.runtime import Runtime
 
+logger = logging.getLogger("celery_singleton_lock")
+
+#: The remedy for results that only the first caller receives.
+RPC_CURE: Final = (
+    'Use a result backend that all processes share, such as redis://, or on_duplicate="skip" or '
+    '"raise"; where no caller reads the result, ignore_result=True.'
+)
+
+# Seconds to wait for one reply. A restart of the server breaks all idle connections, which is
+# detected at once: a second request uses a new connection. After a timeout there is no second
+# request, because a web request may be waiting. The store itself repeats a request that it sent on
+# an idle connection, which may have been dropped.
+_TIMEOUT: Final = 0.4
+_SHOWS_AT_ONCE: Final = 0.1
+# Options that Celery's canvas sets for messages that another message waits for.
+_CANVAS_OPTIONS: Final = frozenset(
+    ("chain", "chord", "group_id", "root_id", "parent_id", "link", "link_error")
+)
+# The task that publishes the bodies of chords if the result backend can't count their members.
+_CHORD_UNLOCK: Final = "celery.chord_unlock"
+# Seconds. A result that is older than its claim by more than this belongs to an earlier call with
+# the same, explicit task id.
+_MAX_CLOCK_DIFFERENCE: Final = 60.0
+# The number of claims that a process could not free and remembers. More means that the store has
+# been unreachable for a long time.
+_MAX_ORPHANS: Final = 1000
+# Names of the tasks whose rpc:// results this process has warned about.
+_warned: Final[set[str]] = set()
 #: Attribute of a running request that contains its :class:`Carried` claim.
 CARRIED: Final = "singleton_claim"
 #: Attribute of a running request: the key of the claim of the message that continues it.
@@ -46,6 +104,13 @@ class Claim:
     unique: Unique
     unique_for: float
     duplicate: bool = False
+
+    @classmethod
+    def of(cls, policy: Policy, keyspace: Keyspace, task: str, lock_key: str) -> Claim:
+        """The claim of a call of ``task`` that needs ``lock_key``; the policy has ``unique``."""
+        assert policy.unique is not None
+        key = keyspace.claim(task, lock_key)
+        return cls(key=key, unique=policy.unique, unique_for=policy.unique_for)
 
     def to_header(self) -> dict[str, Any]:
         """The form in a message's header; :meth:`from_header` reads it."""
@@ -144,3 +209,273 @@ class Carried:
     task: str
     lock_key: str
     claim: Claim
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Publication:
+    """A message about to be published with a claim.
+
+    Attributes:
+        runtime: The runtime of the publisher's app.
+        task: Name of the task.
+        task_id: The id of the message.
+        key: The lock key that the call will need.
+        policy: The task's policy, with this call's options.
+        header: This library's header of the message; the claim is written into it.
+        options: Celery's options; ``countdown``, ``eta`` and the options of its canvas are read.
+        expires: Celery's ``expires`` of the call or the task.
+        drops_in_canvas: Whether a duplicate is dropped even in a canvas, as the call requested.
+    """
+
+    runtime: Runtime
+    task: str
+    task_id: str
+    key: str
+    policy: Policy
+    header: dict[str, Any]
+    options: Mapping[str, Any]
+    expires: Any = None
+    drops_in_canvas: bool = False
+
+    def publish(self, send: Callable[[], AsyncResult[Any]]) -> AsyncResult[Any]:
+        """Claim and ``send``, or answer with the call that has the claim.
+
+        Raises:
+            DuplicateTask: ``on_duplicate`` is ``"raise"``.
+            StoreUnavailable: The store does not answer, and ``on_duplicate`` is ``"raise"``.
+            Exception: ``send`` raised it; the claim is free then.
+        """
+        claim = Claim.of(self.policy, self.runtime.keyspace, self.task, self.key)
+        self.header["claim"] = claim.to_header()
+        token = Token(self.task_id, 0, 0, "-", self.header["call"])
+        try:
+            existing = self._admit(claim, token)
+        except BaseException as exc:
+            if isinstance(exc, StoreError) and self.policy.on_duplicate is not OnDuplicate.RAISE:
+                problem = "an equal call may be queued at the same time"
+                what = f"{self.task}[{self.task_id}] is published without a claim"
+                logger.warning("singleton: %s: %s; %s", what, exc, problem)
+                return send()
+            # The request may have been carried out, for example if a soft time limit came before
+            # the reply: the claim may exist although its message will not be published.
+            self._free(claim, token)
+            raise
+        if existing is None:
+            try:
+                return send()
+            except BaseException:
+                self._free(claim, token)
+                raise
+        running = self.runtime.app.current_worker_task
+        is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
+        if _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited):
+            return self._answer(existing)
+        self.header["claim"]["duplicate"] = True
+        return send()
+
+    def _admit(self, claim: Claim, token: Token) -> Record | None:
+        """Take the claim, or return the record of the call that has it."""
+        runtime, app = self.runtime, self.runtime.app
+        # If both are given, Celery uses the countdown.
+        start = self.options.get("countdown") or self.options.get("eta")
+        delay = seconds_until(start, app) if start else 0.0
+        expires_in = None if self.expires is None else seconds_until(self.expires, app)
+        wall = runtime.clock.wall()
+        call = Admit(
+            key=claim.key,
+            token=token,
+            holder=Holder(
+                task=self.task,
+                task_id=self.task_id,
+                worker=runtime.worker,
+                pid=os.getpid(),
+                since=wall,
+                expires=0.0 if expires_in is None else wall + expires_in,
+            ),
+            ttl=claim.admitted_for(delay, expires_in),
+            instead_of=runtime.orphans.get(claim.key, ""),
+            tells_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
+        )
+        existing = _ask(runtime, call)
+        runtime.orphans.pop(claim.key, None)
+        if existing is None or not _gives_way(runtime, existing, call.holder):
+            return existing
+        return _ask(runtime, replace(call, instead_of=existing.token))
+
+    def _free(self, claim: Claim, token: Token) -> None:
+        runtime = self.runtime
+        try:
+            runtime.store.settle_claim(token, claim.freed(), timeout=_TIMEOUT)
+        except StoreError as exc:
+            # The next try in this process must not be answered with a call that was never
+            # published.
+            if len(runtime.orphans) < _MAX_ORPHANS:
+                runtime.orphans[claim.key] = token.task
+            logger.warning(
+                "singleton: %s stays claimed for at most %g s, though its message was not "
+                "published: %s",
+                claim.key,
+                claim.unique_for,
+                exc,
+            )
+
+    def _answer(self, existing: Record) -> AsyncResult[Any]:
+        """The result that the caller gets instead of publishing a message."""
+        runtime, on_duplicate = self.runtime, self.policy.on_duplicate
+        task_id, holder = Token.task_id_of(existing.token), existing.holder
+        name, data = (
+            EventName.DUPLICATE,
+            {"outcome": str(on_duplicate), "phase": str(existing.phase)},
+        )
+        call = {"key": existing.key, "task": self.task, "task_id": self.task_id}
+        runtime.events.emit(Event(name=name, **call, holder=holder, data=data))
+        if on_duplicate is OnDuplicate.SKIP:
+            value = skipped_value(self.task, self.key, holder)
+            return SkippedResult(self.task_id, value, self.task)
+        if on_duplicate is OnDuplicate.RAISE:
+            age = max(0.0, runtime.clock.wall() - holder.since)
+            raise DuplicateTask(
+                f"{self.task} is not published: {task_id} is {existing.phase} with the same key, "
+                f"since {age:.1f} s. Wait for that one, or set another on_duplicate. Its claim "
+                f"ends when it does, or in {existing.ttl:.0f} s if no worker reports its end",
+                task_id,
+                existing.ttl,
+            )
+        self._warn_of_rpc(task_id)
+        return runtime.app.AsyncResult(task_id, task_name=self.task)
+
+    def _warn_of_rpc(self, task_id: str) -> None:
+        """Warn, once per process and task, about a result that this caller may never receive."""
+        app, name = self.runtime.app, self.task
+        task = app.tasks.get(name)
+        if name in _warned or not sends_results_to_first_caller(
+            app, task, self.policy, self.options
+        ):
+            return
+        _warned.add(name)
+        what = f"a call of {name} returns the result of {task_id}"
+        logger.warning(
+            "singleton: %s, but rpc:// delivers a result only to the process and thread that "
+            "published the message: anywhere else .get() waits for ever. %s",
+            *(what, RPC_CURE),
+        )
+
+
+def carry_claim(
+    runtime: Runtime, request: Any, header: dict[str, Any], task: str, key: str, policy: Policy
+) -> None:
+    """Pass the claim of ``request`` to the message that continues it, without a request."""
+    carried = request.__dict__.get(CARRIED)
+    if isinstance(carried, Carried) and (carried.task, carried.lock_key) == (task, key):
+        claim = carried.claim  # with the key that its publisher computed
+    else:
+        claim = Claim.of(policy, runtime.keyspace, task, key)
+    header["claim"] = claim.to_header()
+    request.__dict__[CONTINUED] = claim.key
+
+
+def continues(running: Any, task_id: str) -> bool:
+    """Whether the message ``task_id`` continues the ``running`` task: a retry or replace."""
+    return running is not None and str(running.request.id) == task_id
+
+
+def is_canvas(options: Mapping[str, Any]) -> bool:
+    """Whether Celery's canvas publishes this: a member of a group, chord or chain, or a link."""
+    return any(options[name] for name in _CANVAS_OPTIONS.intersection(options))
+
+
+def is_chords_body(running: Any, task_id: str) -> bool:
+    """Whether ``running`` publishes its chord's body (since Celery 5.7 its options say so)."""
+    if running is None:
+        return False
+    chord = running.request.chord
+    options = chord.get("options") if isinstance(chord, Mapping) else None
+    published_id = options.get("task_id") if isinstance(options, Mapping) else None
+    return running.name == _CHORD_UNLOCK or published_id == task_id
+
+
+def sends_results_to_first_caller(
+    app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
+) -> bool:
+    """Whether only the thread of the first caller can read the result that a duplicate gets.
+
+    The ``rpc://`` backend sends a result to a queue of the thread that published the message.
+    """
+    ignored = options.get("ignore_result", getattr(task, "ignore_result", False))
+    return (
+        policy.unique is not None
+        and policy.on_duplicate is OnDuplicate.RETURN_EXISTING
+        and isinstance(app.backend, RPCBackend)
+        and not ignored
+    )
+
+
+def _ask(runtime: Runtime, call: Admit) -> Record | None:
+    asked_at = runtime.clock.now()
+    try:
+        return runtime.store.admit(call, timeout=_TIMEOUT)
+    except StoreUnavailable:
+        if runtime.clock.now() - asked_at > _SHOWS_AT_ONCE:
+            raise
+        return runtime.store.admit(call, timeout=_TIMEOUT)
+
+
+def _gives_way(runtime: Runtime, existing: Record, caller: Holder) -> bool:
+    """Whether the caller takes over the claim, because the call that has it may not do the work.
+
+    That call may expire while the caller's does not; or it is the running task, which publishes its
+    own successor; or it has ended and its worker could not free the claim: the worker was killed
+    after it had stored the result, or the store was unreachable.
+    """
+    # Two calls that expire count as equal: with expires=60 at the task, each call expires later
+    # than the one before.
+    if existing.phase is Phase.QUEUED and existing.holder.expires and not caller.expires:
+        return True
+    if continues(runtime.app.current_worker_task, Token.task_id_of(existing.token)):
+        return True
+    return _has_ended(runtime, existing)
+
+
+def _stands_for(existing: Record, claim: Claim) -> bool:
+    """Whether the call that has the claim does the work of the call that requests it.
+
+    If the two calls have different terms, the first may be running already although the second
+    needs a later run.
+    """
+    return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
+
+
+def _has_ended(runtime: Runtime, existing: Record) -> bool:
+    """Whether the result backend has a final state of the call that has the claim."""
+    app = runtime.app
+    if isinstance(app.backend, RPCBackend):
+        return False  # reading a result removes it from the caller's queue
+    try:
+        if runtime.quick_backend is None:
+            runtime.quick_backend = limit_backend_timeouts(app, _TIMEOUT)
+        meta = result_meta(runtime.quick_backend or app.backend, Token.task_id_of(existing.token))
+        if meta.get("status") not in states.READY_STATES:
+            return False
+        done = meta.get("date_done")
+        done = maybe_iso8601(done) if isinstance(done, str) else done
+        if not isinstance(done, datetime):
+            return True
+        if done.tzinfo is None:
+            done = done.replace(tzinfo=UTC)
+        return bool(done.timestamp() > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
+    except Exception:
+        return False  # there is no result backend, or it does not answer: the claim counts
+
+
+def seconds_until(when: Any, app: Celery) -> float:
+    """Seconds from now to ``when`` (seconds, a datetime, or its text); 0 for other values."""
+    try:
+        moment = maybe_iso8601(when) if isinstance(when, str) else when
+        if not isinstance(moment, datetime):
+            return max(0.0, float(moment or 0))
+        now: datetime = app.now()
+        if moment.tzinfo is None:
+            now = now.replace(tzinfo=None)
+        return max(0.0, (moment - now).total_seconds())
+    except (TypeError, ValueError):
+        return 0.0  # Celery will raise an error for it

@@ -92,24 +92,17 @@ class Delivery:
             nonce if isinstance(nonce, str) and nonce.isalnum() else mint_nonce(),
             call_of(header),
         )
-        info = request.delivery_info or {}
-        delivery = cls(
-            token=token,
-            # A replaced task or a retry continues work that has begun.
-            started=bool(info.get("redelivered") or nesting or retries),
-            options=_options(header.get("options")),
-            claim=header.get("claim"),
-            requeued=requeued,
-        )
+        # A replaced task or a retry continues work that has begun.
+        started = bool((request.delivery_info or {}).get("redelivered") or nesting or retries)
+        options, claim = _options(header.get("options")), header.get("claim")
+        new = cls(token=token, started=started, options=options, claim=claim, requeued=requeued)
         attempt = header.get("attempt")
         # In a header that was written for an earlier attempt, only the above remains valid.
         if attempt is not None and attempt == f"{nesting}.{retries}":
-            delivery.started = delivery.started or header.get("started") is True
-            delivery.sequence = _count(header.get("sequence"))
-            delivery.tries = _count(header.get("tries"))
-            delivery.since = _moment(header.get("since"))
-            delivery.losses = _count(header.get("losses"))
-        return delivery
+            new.started = started or header.get("started") is True
+            new.sequence, new.tries = _count(header.get("sequence")), _count(header.get("tries"))
+            new.since, new.losses = _moment(header.get("since")), _count(header.get("losses"))
+        return new
 
     def named(self) -> Delivery:
         """This delivery with a unique call name.
@@ -194,22 +187,22 @@ def mint_nonce() -> str:
     return os.urandom(8).hex()
 
 
-def call_header(
-    message: Mapping[str, Any],
+def add_header(
+    message: dict[str, Any],
     *,
     task_id: str,
     options: Mapping[str, Any] | None,
     running: Any = None,
 ) -> dict[str, Any]:
-    """The header of a message about to be published.
+    """Add this library's header to a message about to be published; return it.
 
     Args:
-        message: Celery's options for the message.
+        message: Celery's options for the message; its headers are replaced, not changed.
         task_id: The id of the message.
         options: The policy's options that the call sets (validated before).
         running: The task that publishes the message, Celery's ``current_worker_task``; None: none.
     """
-    headers = message.get("headers")
+    headers = message.get("headers") or {}
     earlier = header_of(headers, task_id) if headers else {}
     if running is not None:
         header = _within(running, message, task_id, earlier)
@@ -220,7 +213,10 @@ def call_header(
         header = {"id": task_id, "call": os.urandom(4).hex()}
         if earlier and earlier.get("options"):
             header["options"] = earlier["options"]
-    return header if options is None else {**header, "options": _plain(options)}
+    if options is not None:
+        header["options"] = _plain(options)
+    message["headers"] = {**headers, HEADER: header}
+    return header
 
 
 def count_published(running: Any, task_id: str) -> None:
@@ -229,8 +225,9 @@ def count_published(running: Any, task_id: str) -> None:
     This is called after the broker has accepted the message. So a body that repeats a failed send
     makes no second call, and lease and claim keep the name of the first.
     """
-    published = running.request.__dict__.setdefault(_PUBLISHED, {})
-    published[task_id] = published.get(task_id, 0) + 1
+    if running is not None:
+        published = running.request.__dict__.setdefault(_PUBLISHED, {})
+        published[task_id] = published.get(task_id, 0) + 1
 
 
 def _within(

@@ -22,12 +22,7 @@ _SKIPPED: Final = "skipped"
 
 def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
     """The value of a call of ``task`` that was skipped because ``holder`` has ``key``."""
-    return {
-        _MARK: _SKIPPED,
-        "task": task,
-        "key": key,
-        "holder": holder.for_error(),
-    }
+    return {_MARK: _SKIPPED, "task": task, "key": key, "holder": holder.for_error()}
 
 
 class SkippedResult(_EagerResult):

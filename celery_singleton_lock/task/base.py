@@ -21,7 +21,7 @@ from celery_singleton_lock.celery_compat import dump_models, hide_setting
 from celery_singleton_lock.core.key import KeyMaker
 from celery_singleton_lock.policy import OPTIONS, CallOptions, Policy, check_call, merge
 from celery_singleton_lock.publish.arguments import as_sent as see_as_sent
-from celery_singleton_lock.publish.arguments import signature_of, validate
+from celery_singleton_lock.publish.arguments import validate
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
@@ -104,7 +104,9 @@ class SingletonTask(_Base[P, R]):
                 "@singleton_task takes them by their own names"
             )
         if cls.run is not BaseTask.run:
-            validate(cls.singleton or {}, signature_of(cls), str(cls.name or cls.__name__))
+            is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+            name = str(cls.name or cls.__name__)
+            validate(cls.singleton or {}, name, cls.run, is_bound=is_bound)
 
     @staticmethod
     def preload() -> None:

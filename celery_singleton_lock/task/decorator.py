@@ -13,7 +13,7 @@ from celery.local import Proxy
 from celery_singleton_lock.celery_compat import create_in_all_apps, real_app, task_from_function
 from celery_singleton_lock.core.key import KeySpec
 from celery_singleton_lock.policy import OPTIONS
-from celery_singleton_lock.publish.arguments import signature_without_self, validate
+from celery_singleton_lock.publish.arguments import validate
 from celery_singleton_lock.task.base import SingletonTask, singleton_base
 
 P = ParamSpec("P")
@@ -74,8 +74,8 @@ def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
     where = f"@singleton_task on {fun.__qualname__}"
     _refuse_mistakes(options, base, where)
-    signature = signature_without_self(fun, bool(options.get("bind")))
-    validate(_policy(base, given), signature, fun.__qualname__)
+    is_bound = bool(options.get("bind"))
+    validate(_policy(base, given), fun.__qualname__, fun, is_bound=is_bound)
 
     def options_for(app: Any) -> dict[str, Any]:
         real_base = base or app.Task

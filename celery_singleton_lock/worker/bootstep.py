@@ -19,8 +19,8 @@ from celery_singleton_lock.core.store import Acquire, Release, Store
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.instrumentation.signals import Monitor
 from celery_singleton_lock.policy import Policy, check_claim_options
+from celery_singleton_lock.publish.claim import RPC_CURE, sends_results_to_first_caller
 from celery_singleton_lock.publish.header import mint_nonce
-from celery_singleton_lock.publish.unique import RPC_CURE, sends_results_to_first_caller
 from celery_singleton_lock.runtime import IN_MEMORY, Runtime, singleton_tasks
 from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat

@@ -86,8 +86,8 @@ WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "key of a template, redis": (key, 157),
     "task, redis": (task, 2959),
     "skipped task, redis": (skip, 6966),
-    "publish without a claim, redis": (publishing, 228),
-    "publish with a claim, redis": (claim, 1686),
+    "publish without a claim, redis": (publishing, 220),
+    "publish with a claim, redis": (claim, 1680),
     "renewal of 200 leases, redis": (renewals, 31408),
 }
 

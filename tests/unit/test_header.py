@@ -19,7 +19,7 @@ from celery_singleton_lock.publish.header import (
     NONCE_KEY,
     UNNAMED_KEY,
     Delivery,
-    call_header,
+    add_header,
     count_published,
     is_unnamed,
     mint_nonce,
@@ -112,7 +112,7 @@ def test_a_calls_options_travel_as_plain_values() -> None:
     from datetime import timedelta
 
     options = {"ttl": timedelta(minutes=1), "on_conflict": OnConflict.wait(2)}
-    header = call_header({}, task_id="t-1", options=options)
+    header = add_header({}, task_id="t-1", options=options)
     read = Delivery.of(request(json.loads(json.dumps(header))))
     assert read.options == {"ttl": 60.0, "on_conflict": OnConflict.wait(2)}
     assert not read.started
@@ -120,13 +120,13 @@ def test_a_calls_options_travel_as_plain_values() -> None:
 
 def test_a_new_call_gets_a_name_and_its_retries_and_copies_keep_it() -> None:
     one, other = (
-        call_header({"headers": headers}, task_id="t-1", options=None)
+        add_header({"headers": headers}, task_id="t-1", options=None)
         for headers in (None, {HEADER: "foreign"})
     )
     assert one["call"] != other["call"]
     passed_on: dict[str, Any] = {"headers": {HEADER: one}}
-    assert call_header(passed_on, task_id="t-1", options=None)["call"] != one["call"]
-    retry = call_header({**passed_on, "retries": 1}, task_id="t-1", options={"ttl": 5})
+    assert add_header({**passed_on}, task_id="t-1", options=None)["call"] != one["call"]
+    retry = add_header({**passed_on, "retries": 1}, task_id="t-1", options={"ttl": 5})
     assert retry["call"] == one["call"]
     read = Delivery.of(request(one))
     assert read.token.call == one["call"]
@@ -139,7 +139,7 @@ def test_a_header_that_was_passed_on_to_another_message_is_not_read() -> None:
     assert Delivery.of(request(header)).started
     passed_on = Delivery.of(request({**header, "id": "of another"}))
     assert (passed_on.token.call, passed_on.started, passed_on.sequence) == ("", False, 0)
-    new = call_header({"headers": {HEADER: header}}, task_id="new", options=None)
+    new = add_header({"headers": {HEADER: header}}, task_id="new", options=None)
     assert new["call"] != "c"
     assert set(new) == {"id", "call"}
 
@@ -199,7 +199,7 @@ class Running:
 
     def publishes(self, **message: Any) -> Delivery:
         """How the message under the task's own id arrives."""
-        header = call_header(message, task_id="t-1", options=None, running=self)
+        header = add_header(message, task_id="t-1", options=None, running=self)
         count_published(self, "t-1")
         return Delivery.of(request(**message, **{HEADER: json.loads(json.dumps(header))}))
 
@@ -231,7 +231,7 @@ def test_what_a_task_publishes_several_times_under_one_id_are_as_many_calls() ->
 
 def test_what_was_not_sent_is_not_counted() -> None:
     running = Running(Delivery(token=Token("t-1", 0, 0, "n", "c")))
-    lost = call_header({}, task_id="t-1", options=None, running=running)
+    lost = add_header({}, task_id="t-1", options=None, running=running)
     assert ordinal(running.publishes()) == (lost["call"], 1, 0)
     assert running.publishes().token.call != "c"
 

@@ -21,16 +21,14 @@ PARTS: Final = (
     # It makes one anyway, where none is given.
     Part(f"{_OURS}.publish.apply_async", "uuid", f"{_CELERY} task id"),
     Part(f"{_OURS}.publish.apply_async", "_key_of", _KEY),
-    Part(f"{_OURS}.publish.unique", "_claim", _KEY),
+    Part(f"{_OURS}.publish.claim", "Claim.of", _KEY),
     Part(
         "celery.utils.collections",
         "ConfigurationView.__getitem__",
         "is it eager, by Celery's configuration",
         of_steps=True,
     ),
-    Part(
-        f"{_OURS}.publish.unique", "Publication.publish", "the claim: owner, terms, in the header"
-    ),
+    Part(f"{_OURS}.publish.claim", "Publication.publish", "the claim: owner, terms, in the header"),
     Part(f"{_OURS}.stores.redis.store", "RedisStore.admit", "the store: its command", step=_STORE),
     Part(
         f"{_OURS}.stores.redis.connection", "Connections.run", "connection, parsing", of_steps=True
