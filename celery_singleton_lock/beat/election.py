@@ -54,7 +54,6 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final, Self, TypeVar
 
 from celery_singleton_lock.core.events import Event, EventName, Events
@@ -62,17 +61,9 @@ from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import (
-    Acquire,
-    Authorization,
-    AuthorizeTick,
-    Refused,
-    Release,
-    Store,
-)
+from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.settings import Settings
 from celery_singleton_lock.worker.bootstep import check_eviction
 
 # Seconds. A yearly entry must find its last run. The last run of a deleted entry must expire.
@@ -118,7 +109,8 @@ class Election:
         # For each entry, texts that requests with a lost reply may have stored. No message was sent
         # for them.
         self._unsure: dict[str, set[str | None]] = {}
-        self._logged: tuple[EventName, str] | None = None
+        # The last event that was logged, and for STANDING_BY the leader that it named.
+        self._logged = ("", "")
 
     @classmethod
     def of(cls, runtime: Runtime) -> Self:
@@ -130,7 +122,7 @@ class Election:
         settings = runtime.settings
         with suppress(StoreError):  # the first campaign reports it
             check_eviction(runtime.store, settings)
-        check_leader_ttl(runtime.store, settings)
+        check_leader_ttl(runtime)
         name = settings.beat_name
         # `celery singleton ls` shows the holder.
         holder = Holder(task="celery.beat", task_id=name, worker=runtime.worker, pid=os.getpid())
@@ -182,7 +174,7 @@ class Election:
         self._unsure.clear()
         # A new term is always logged. The heartbeat has logged the loss that preceded it, so this
         # object has not.
-        self._logged = None
+        self._logged = ("", "")
         self._log_leading(reply)
         return True
 
@@ -248,10 +240,10 @@ class Election:
             self._stored[entry], self._last_runs[entry] = new, at
             del self._unsure[entry]
             return True
+        why = f"another client changed the last run of {entry!r}"
         if reply is Authorization.DEPOSED:
-            self.resign("the store has another leader's token")
-        else:
-            self.resign(f"another client changed the last run of {entry!r}")
+            why = "the store has another leader's token"
+        self.resign(why)
         return False
 
     def resign(self, why: str) -> None:
@@ -287,24 +279,24 @@ class Election:
             ttl=_LAST_RUN_TTL,
         )
         self._unsure[entry].add(new)  # until a reply shows the stored text
-        reply = self._ask(partial(self._locker.store.authorize_tick, tick))
-        if self._logged is not None and self._logged[0] is EventName.STORE_FAILED:
+        reply = self._ask(self._locker.store.authorize_tick, tick)
+        if self._logged[0] == EventName.STORE_FAILED:
             self._log_leading(lease)
         return reply
 
     def _read(self, entries: list[str]) -> list[str | None]:
         keys = [Keyspace.last_run(self.key, entry) for entry in entries]
-        return self._ask(partial(self._locker.store.last_runs, keys))
+        return self._ask(self._locker.store.last_runs, keys)
 
-    def _ask(self, operation: Callable[..., Reply]) -> Reply:
+    def _ask(self, operation: Callable[..., Reply], request: object) -> Reply:
         timeout = timeout_for(self.ttl)
         try:
             try:
-                return operation(timeout=timeout)
+                return operation(request, timeout=timeout)
             except StoreUnavailable:
                 # A restart of the server breaks all idle connections. The second try opens a new
                 # one.
-                return operation(timeout=timeout)
+                return operation(request, timeout=timeout)
         except StoreError as exc:
             self.fail(exc)
             raise
@@ -314,7 +306,7 @@ class Election:
 
     def _log(self, name: EventName, holder: Holder, **data: object) -> None:
         """Emit the event, unless it equals the last one: a standby candidate tries every second."""
-        news = (name, str(holder) if name is EventName.STANDING_BY else "")
+        news = (str(name), str(holder) if name is EventName.STANDING_BY else "")
         if news == self._logged:
             return
         self._logged = news
@@ -335,16 +327,16 @@ def _moment_of(text: str | None) -> float | None:
     return at if 0 <= at < _YEAR_9999 else None
 
 
-def check_leader_ttl(store: Store, settings: Settings) -> None:
+def check_leader_ttl(runtime: Runtime) -> None:
     """Refuse a leader's ttl that the store can't keep.
 
     Raises:
         SettingsError: The ttl is shorter than the store's minimum.
     """
-    shortest = store.capabilities.min_ttl
-    if settings.beat_ttl < shortest:
+    ttl, capabilities = runtime.settings.beat_ttl, runtime.store.capabilities
+    if ttl < capabilities.min_ttl:
         raise SettingsError(
-            f"singleton_lock_beat_ttl={settings.beat_ttl:g} s, but the store "
-            f"({store.capabilities.name}) keeps no lease for less than {shortest:g} s: "
-            "set a longer one, or choose another store"
+            f"singleton_lock_beat_ttl={ttl:g} s, but the store ({capabilities.name}) keeps no "
+            f"lease for less than {capabilities.min_ttl:g} s: set a longer one, or choose another "
+            "store"
         )

@@ -33,10 +33,8 @@ def interval_of(entry: ScheduleEntry) -> timedelta | None:
     ``relative`` schedules, which are rounded to the clock and need no grid.
     """
     found: Any = entry.schedule
-    if type(entry.schedule) is not schedule or found.relative or found.run_every <= timedelta(0):
-        return None
-    every: timedelta = found.run_every
-    return every
+    is_plain = type(entry.schedule) is schedule and not found.relative
+    return found.run_every if is_plain and found.run_every > timedelta(0) else None
 
 
 def now_of(entry: ScheduleEntry) -> datetime:
@@ -51,9 +49,8 @@ def utc(moment: datetime) -> datetime:
 
 def like(moment: datetime, sample: datetime) -> datetime:
     """Convert ``moment`` from UTC to the time zone of ``sample``; naive if ``sample`` is naive."""
-    if sample.tzinfo is None:
-        return moment.replace(tzinfo=None)
-    return moment.astimezone(sample.tzinfo)
+    zone = sample.tzinfo
+    return moment.astimezone(zone) if zone else moment.replace(tzinfo=None)
 
 
 def latest_point(last: datetime, every: timedelta, now: datetime) -> datetime:

@@ -13,22 +13,26 @@ database or in Redis see :mod:`~celery_singleton_lock.beat.django` and
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 import click
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate
 
 from celery_singleton_lock.beat import schedule_grid as grid
-from celery_singleton_lock.beat.defer_signals import SignalDeferral
 from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.celery_compat import rebuild_heap
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.publish.apply_async import claim_and_send
 from celery_singleton_lock.publish.header import TICK_HEADER
 from celery_singleton_lock.runtime import Runtime
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -107,7 +111,7 @@ class LeaderMixin(Scheduler):
         due, wait = super().is_due(entry)
         every = grid.interval_of(entry)
         if due and every is not None and entry.last_run_at is not None:
-            now = grid.utc(entry.default_now())
+            now = grid.now_of(entry)
             following = grid.latest_point(grid.utc(entry.last_run_at), every, now) + every
             wait = (following - now).total_seconds()
         return schedstate(due, wait)
@@ -209,7 +213,7 @@ class LeaderMixin(Scheduler):
         )
 
     def _believed(self, entry: ScheduleEntry, stored: datetime) -> datetime:
-        now = grid.utc(entry.default_now())
+        now = grid.now_of(entry)
         if stored <= now:
             return stored
         believed = grid.believable(stored, grid.period_of(entry, stored, now), now)
@@ -230,6 +234,43 @@ class LeaderScheduler(LeaderMixin, PersistentScheduler):
         """Store the first point of the grid, so that it outlives this process and its file."""
         if entry.last_run_at is not None:
             self.authorize(entry, grid.utc(entry.last_run_at))
+
+
+class SignalDeferral:
+    """Defers SIGTERM and SIGINT from the swap of a last run until the message is sent.
+
+    Beat's signal handler raises SystemExit at any line; between the two steps it would lose that
+    tick. A second signal is delivered at once, because the send itself may hang. Python runs
+    handlers on the main thread only, so on other threads there is nothing to defer.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._deferred: int | None = None
+
+    def begin(self) -> None:
+        """Defer signals until :meth:`end`."""
+        if self._handlers or threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler):  # else the default action, which raises no exception
+                self._handlers[number] = handler
+                signal.signal(number, self._defer)
+
+    def end(self) -> None:
+        """Restore the handlers, then deliver the signal that was deferred."""
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            signal.raise_signal(deferred)
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        if self._deferred is None:
+            self._deferred = number
+        else:
+            self.end()
 
 
 def _name(entry: ScheduleEntry) -> str:

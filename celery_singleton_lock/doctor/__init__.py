@@ -16,15 +16,8 @@ from typing import Final, NamedTuple
 
 from celery import Celery
 
-from celery_singleton_lock.doctor import (
-    cluster,
-    consensus,
-    operations,
-    redlock,
-    sentinel,
-    servers,
-    tasks,
-)
+from celery_singleton_lock.doctor import app as apps
+from celery_singleton_lock.doctor import consensus, failover, servers
 from celery_singleton_lock.doctor.context import (
     Context,
     Finding,
@@ -39,14 +32,9 @@ from celery_singleton_lock.errors import SingletonLockError, StoreError, StoreUn
 
 __all__ = ["CHECKS", "Check", "Finding", "Severity", "diagnose"]
 
-_SENTINEL: Final = ("sentinel",)
-_CLUSTER: Final = ("redis cluster",)
-_REDLOCK: Final = ("redlock",)
-_MASTERS: Final = ("redis", "sentinel", "redis cluster")
-_REDIS: Final = (*_MASTERS, "redlock")
-_ETCD: Final = ("etcd",)
-_ZOOKEEPER: Final = ("zookeeper",)
-_SEVERAL: Final = ("sentinel", "redis cluster", "redlock", "etcd", "zookeeper")
+_MASTERS: Final = {"redis", "sentinel", "redis cluster"}
+_REDIS: Final = {*_MASTERS, "redlock"}
+_SEVERAL: Final = {"sentinel", "redis cluster", "redlock", "etcd", "zookeeper"}
 
 
 class Check(NamedTuple):
@@ -82,49 +70,45 @@ _NO_ALARMS: Final = note("alarms", "they are unknown: the login may not list the
 #: The checks, in the order of their execution. The checks of servers run even if the store doesn't
 #: work, because they may show the reason.
 CHECKS: Final = (
-    Check(operations.check_processes, ("memory",)),
-    Check(operations.check_shards, None),
-    Check(operations.check_leases, None, needs_locks=True),
-    Check(operations.check_waiting, None, needs_locks=True),
-    Check(operations.check_keys, None, needs_locks=True, denied=_NO_SCAN),
-    Check(sentinel.check_sentinels, _SENTINEL),
-    Check(sentinel.check_quorum, _SENTINEL, denied=_NO_QUORUM),
-    Check(sentinel.check_master, _SENTINEL),
-    Check(cluster.check_state, _CLUSTER, denied=_NO_STATE),
-    Check(cluster.check_slots, _CLUSTER),
-    Check(cluster.check_masters, _CLUSTER),
+    Check(apps.check_processes, {"memory"}),
+    Check(apps.check_shards, None),
+    Check(apps.check_leases, None, needs_locks=True),
+    Check(apps.check_keys, None, needs_locks=True, denied=_NO_SCAN),
+    Check(failover.check_sentinels, {"sentinel"}),
+    Check(failover.check_quorum, {"sentinel"}, denied=_NO_QUORUM),
+    Check(failover.check_master, {"sentinel"}),
+    Check(failover.check_state, {"redis cluster"}, denied=_NO_STATE),
+    Check(failover.check_shards, {"redis cluster"}),
     Check(servers.check_reachability, _SEVERAL),
-    Check(redlock.check_majority, _REDLOCK),
-    Check(consensus.check_etcd_members, _ETCD),
-    Check(consensus.check_zookeeper_members, _ZOOKEEPER),
-    Check(servers.check_version, ("redis", *_SEVERAL)),
+    Check(servers.check_majority, {"redlock"}),
+    Check(consensus.check_etcd_members, {"etcd"}),
+    Check(consensus.check_zookeeper_members, {"zookeeper"}),
+    Check(servers.check_version, {"redis", *_SEVERAL}),
     Check(servers.check_eviction, _REDIS),
     Check(servers.check_persistence, _MASTERS),
-    Check(servers.check_replication, ("redis", "redlock")),
-    Check(sentinel.check_min_replicas, _SENTINEL),
+    Check(servers.check_replication, {"redis", "redlock"}),
+    Check(failover.check_min_replicas, {"sentinel"}),
     Check(servers.check_wait_replicas, _MASTERS),
-    Check(sentinel.check_replicas, _SENTINEL),
-    Check(redlock.check_latency, _REDLOCK),
-    Check(redlock.check_identities, _REDLOCK),
-    Check(redlock.check_votes, _REDLOCK),
-    Check(servers.check_clock, ("redis",)),
-    Check(servers.check_clocks, ("sentinel", "redis cluster", "redlock")),
-    Check(consensus.check_etcd_size, _ETCD, denied=_NO_SIZE),
-    Check(consensus.check_alarms, _ETCD, denied=_NO_ALARMS),
-    Check(consensus.check_shortest_ttl, _ETCD),
-    Check(consensus.check_sessions, _ZOOKEEPER),
-    Check(consensus.check_login, (*_ETCD, *_ZOOKEEPER)),
-    Check(consensus.check_rights, _ZOOKEEPER),
-    Check(tasks.check_beat, None),
-    Check(tasks.check_policies, None),
-    Check(tasks.check_timeouts, None),
+    Check(failover.check_replicas, {"sentinel"}),
+    Check(servers.check_latency, {"redlock"}),
+    Check(servers.check_identities, {"redlock"}),
+    Check(servers.check_votes, {"redlock"}),
+    Check(servers.check_clocks, _REDIS),
+    Check(consensus.check_etcd_size, {"etcd"}, denied=_NO_SIZE),
+    Check(consensus.check_alarms, {"etcd"}, denied=_NO_ALARMS),
+    Check(consensus.check_shortest_ttl, {"etcd"}),
+    Check(consensus.check_sessions, {"zookeeper"}),
+    Check(consensus.check_login, {"etcd", "zookeeper"}),
+    Check(consensus.check_rights, {"zookeeper"}),
+    Check(apps.check_policies, None),
+    Check(apps.check_timeouts, None),
 )
 
 _VISITS: Final = {
     "redis": servers.visit_one,
-    "sentinel": sentinel.visit_sentinel,
-    "redis cluster": cluster.visit_cluster,
-    "redlock": redlock.visit_nodes,
+    "sentinel": failover.visit_sentinel,
+    "redis cluster": failover.visit_cluster,
+    "redlock": servers.visit_nodes,
     "etcd": consensus.visit_etcd,
     "zookeeper": consensus.visit_zookeeper,
 }
@@ -139,15 +123,14 @@ def diagnose(app: Celery) -> Findings:
         return
     settings = context.settings
     yield ok("store", f"{settings.safe_url}, from {settings.url_source}")
-    has_failed = False
     with context.stack:
+        has_failed = False
         for check in CHECKS:
             applies = check.stores is None or context.kind in check.stores
-            if not applies or (check.needs_locks and has_failed):
-                continue
-            for finding in _run(check, context):
-                has_failed = has_failed or finding.severity is Severity.ERROR
-                yield finding
+            if applies and not (check.needs_locks and has_failed):
+                for finding in _run(check, context):
+                    has_failed = has_failed or finding.severity is Severity.ERROR
+                    yield finding
 
 
 def _run(check: Check, context: Context) -> Findings:

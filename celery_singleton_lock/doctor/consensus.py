@@ -25,10 +25,14 @@ _PORTS: Final = {"etcd": 2379, "zookeeper": 2181}
 _TIMEOUT: Final = 2.0
 # Seconds to wait for a session with the ensemble. A try with an unreachable member may precede it.
 _SESSION_TIMEOUT: Final = 5.0
-_ALARM_REMEDIES: Final = {
-    "NOSPACE": "etcdctl compact, defrag, then alarm disarm; raise --quota-backend-bytes, and set "
-    "--auto-compaction-retention",
-    "CORRUPT": "take the corrupt member out, and add it again empty",
+_DISAGREE: Final = "members disagree on what is stored"
+_ALARMS: Final = {
+    "NOSPACE": (
+        "the cluster refuses writes, so there are no locks",
+        "etcdctl compact, defrag, then alarm disarm; raise --quota-backend-bytes, and set "
+        "--auto-compaction-retention",
+    ),
+    "CORRUPT": (_DISAGREE, "take the corrupt member out, and add it again empty"),
 }
 _LOGIN_REMEDIES: Final = {
     "etcd": "etcdctl auth enable, and a login in singleton_lock_url; or client certificates",
@@ -69,60 +73,54 @@ def visit_etcd(context: Context) -> list[Server]:
     """The members that the URL names, each with its own view: version, leader, id."""
     from celery_singleton_lock.stores.etcd.gateway import Gateway
 
-    url = context.once(_url)
-    members = []
+    url, members = context.once(_url), list[Server]()
     for host, port in url.hosts:
         gateway = Gateway(replace(url, hosts=((host, port),)), context.clock)
         context.stack.enter_context(closing(gateway))
         member = Server(name=f"{host}:{port}", link=gateway, product="etcd")
         try:
-            status = _call(context, member, "maintenance/status")
-            version = str(status.get("version", ""))
-            members.append(replace(member, info=status, version=version))
+            member.info = _ask(context, member, "maintenance/status")
+            member.version = str(member.info.get("version", ""))
         except StoreError as exc:
-            members.append(replace(member, error=str(exc)))
+            member.error = exc
+        members.append(member)
     return members
 
 
-def _call(context: Context, member: Server, path: str, **body: Any) -> dict[str, Any]:
-    deadline = context.clock.now() + _TIMEOUT
-    reply: dict[str, Any] = member.link.request(path, body, deadline, repeatable=True)
-    return reply
+def _ask(context: Context, member: Server, path: str, **body: Any) -> Any:
+    return member.link.request(path, body, context.clock.now() + _TIMEOUT, repeatable=True)
 
 
 def _leader(member: Server) -> str:
-    """The id of the leader that the member follows; empty if it follows none."""
-    leader = str(member.info.get("leader", "0"))
-    return "" if leader == "0" else leader
+    """The id of the leader that the member follows; 0 if it follows none."""
+    return str(member.info.get("leader", "0"))
 
 
 def _led(context: Context) -> list[Server]:
     """The members that follow a leader."""
-    return [member for member in context.granting if _leader(member)]
+    return [member for member in context.granting if _leader(member) != "0"]
 
 
 def check_etcd_members(context: Context) -> Findings:
-    members = context.servers
+    named, led = len(context.servers), _led(context)
+    leader = "a member that doesn't answer, or isn't in the URL"
     for member in context.granting:
-        if not _leader(member):
+        if member not in led:
             text = f"{member.name} follows no leader: it is cut off, or there is no majority"
             remedy = "look at its log, and at the network between the members"
             yield warning("members", text, remedy)
-    led = _led(context)
-    if not led:
-        text = f"none of the {len(members)} members of the URL follows a leader: no locks"
+        elif str(member.info["header"]["member_id"]) == _leader(member):
+            leader = member.name
+    if led:
+        yield ok("members", f"{len(led)} of {named} named ones follow a leader: {leader}")
+    else:
+        text = f"none of the {named} members of the URL follows a leader: no locks"
         yield error("quorum", text, _START)
-        return
-    leaders = [
-        member.name for member in led if str(member.info["header"]["member_id"]) == _leader(member)
-    ]
-    leader = leaders[0] if leaders else "a member that doesn't answer, or isn't in the URL"
-    yield ok("members", f"{len(led)} of {len(members)} named ones follow a leader: {leader}")
 
 
 def check_etcd_size(context: Context) -> Findings:
     for member in _led(context)[:1]:
-        members = _call(context, member, "cluster/member/list").get("members", [])
+        members = _ask(context, member, "cluster/member/list").get("members", [])
         voters = sum(not each.get("isLearner") for each in members)
         named = len(context.servers)
         if voters < 3:
@@ -138,23 +136,21 @@ def check_etcd_size(context: Context) -> Findings:
 
 def check_alarms(context: Context) -> Findings:
     for member in _led(context)[:1]:
-        reply = _call(context, member, "maintenance/alarm", action="GET")
+        reply = _ask(context, member, "maintenance/alarm", action="GET")
         kinds = {alarm.get("alarm", "?") for alarm in reply.get("alarms", [])}
         if not kinds:
             yield ok("alarms", "none")
         for kind in sorted(kinds):
-            text = f"{kind} is raised: members disagree on what is stored"
-            if kind == "NOSPACE":
-                text = f"{kind} is raised: the cluster refuses writes, so there are no locks"
-            yield error("alarms", text, _ALARM_REMEDIES.get(kind, "etcdctl alarm list"))
+            harm, remedy = _ALARMS.get(kind, (_DISAGREE, "etcdctl alarm list"))
+            yield error("alarms", f"{kind} is raised: {harm}", remedy)
 
 
 def check_shortest_ttl(context: Context) -> Findings:
     """The ttl that is granted instead of one second; it depends on the election timeout."""
     for member in _led(context)[:1]:
         try:
-            granted = _call(context, member, "lease/grant", TTL=1, ID=0)
-            _call(context, member, "lease/revoke", ID=granted["ID"])
+            granted = _ask(context, member, "lease/grant", TTL=1, ID=0)
+            _ask(context, member, "lease/revoke", ID=granted["ID"])
         except StoreError:
             return  # check_leases or check_alarms has reported it
         shortest, ttl = float(granted["TTL"]), context.ttls[0]
@@ -178,29 +174,22 @@ def visit_zookeeper(context: Context) -> list[Server]:
     ``4lw.commands.whitelist`` can't disable that word, because ZooKeeper's own scripts need it. A
     proxy may block it. So only a session shows whether there is a majority.
     """
-    url = context.once(_url)
-    return [_visit_member(url, host, port) for host, port in url.hosts]
-
-
-def _visit_member(url: ClusterUrl, host: str, port: int) -> Server:
-    name = f"{host}:{port}"
-    try:
-        plain = socket.create_connection((host, port), timeout=_TIMEOUT)
-        with plain, _secured(plain, url, host) as connection:
-            connection.sendall(b"srvr")
-            answer = b"".join(iter(lambda: connection.recv(65_536), b"")).decode(errors="replace")
-    except OSError as exc:
-        return Server(name=name, error=str(exc) or repr(exc))
-    mode = re.search(r"^Mode: (\w+)", answer, re.MULTILINE)
-    version = re.search(r"^Zookeeper version: ([\d.]+)", answer, re.MULTILINE)
-    if mode is None:
-        return Server(name=name, error=answer.strip() or "it closed the connection")
-    return Server(
-        name=name,
-        product="ZooKeeper",
-        version=version[1] if version else "",
-        info={"mode": mode[1]},
-    )
+    url, members = context.once(_url), list[Server]()
+    for host, port in url.hosts:
+        member = Server(name=f"{host}:{port}", product="ZooKeeper")
+        try:
+            plain = socket.create_connection((host, port), timeout=_TIMEOUT)
+            with plain, _secured(plain, url, host) as connection:
+                connection.sendall(b"srvr")
+                answer = connection.makefile("rb").read().decode(errors="replace")
+            fields = dict(re.findall(r"^(Mode|Zookeeper version): ([\w.]+)", answer, re.MULTILINE))
+            if "Mode" not in fields:
+                raise OSError(answer.strip() or "it closed the connection")
+            member.info, member.version = fields, fields.get("Zookeeper version", "")
+        except OSError as exc:
+            member.error = exc if str(exc) else OSError(repr(exc))
+        members.append(member)
+    return members
 
 
 def _secured(plain: socket.socket, url: ClusterUrl, host: str) -> socket.socket:
@@ -213,13 +202,12 @@ def _secured(plain: socket.socket, url: ClusterUrl, host: str) -> socket.socket:
 
 
 def check_zookeeper_members(context: Context) -> Findings:
-    members = context.servers
-    modes = {member.name: member.info["mode"] for member in context.granting}
-    serving = {name: mode for name, mode in modes.items() if mode in _SERVING}
+    modes = {member.name: member.info["Mode"] for member in context.granting}
+    serving = [f"{name} {mode}" for name, mode in modes.items() if mode in _SERVING]
     if serving:
-        listed = ", ".join(f"{name} {mode}" for name, mode in serving.items())
-        yield ok("members", f"{len(serving)} of {len(members)} named ones serve: {listed}")
-    if "standalone" in serving.values():
+        text = f"{len(serving)} of {len(context.servers)} named ones serve: {', '.join(serving)}"
+        yield ok("members", text)
+    if "standalone" in modes.values():
         text = "one server alone is no ensemble: without it there are no locks"
         yield note("members", text, _THREE)
 
@@ -248,27 +236,19 @@ def check_sessions(context: Context) -> Findings:
         text = f"none of the {named} members of the URL grants a session: {problem}"
         yield error("quorum", text, _START)
         return
-    findings = [
-        finding for ttl, session in sessions.items() for finding in _compare(ttl, session.timeout)
-    ]
-    text = f"from {context.ttls[0]:g} to {context.ttls[-1]:g} s, as the ttls here ask for"
-    yield from findings or [ok("session", text)]
-
-
-def _compare(ttl: float, granted: float) -> Findings:
-    text = f"the ensemble grants {granted:g} s where ttl={ttl:g} s is asked for: "
-    if granted > ttl + _ROUNDING:
-        yield warning(
-            "session",
-            f"{text}{_HARM}",
-            "a longer ttl, or minSessionTimeout (2 tickTime by default) below it",
-        )
-    elif granted < ttl - _ROUNDING:
-        yield warning(
-            "session",
-            f"{text}a store that doesn't answer for longer ends the lease",
-            "a shorter ttl, or maxSessionTimeout (20 tickTime by default) above it",
-        )
+    if all(abs(session.timeout - ttl) <= _ROUNDING for ttl, session in sessions.items()):
+        text = f"from {context.ttls[0]:g} to {context.ttls[-1]:g} s, as the ttls here ask for"
+        yield ok("session", text)
+    for ttl, session in sessions.items():
+        granted = session.timeout
+        text = f"the ensemble grants {granted:g} s where ttl={ttl:g} s is asked for: "
+        if granted > ttl + _ROUNDING:
+            remedy = "a longer ttl, or minSessionTimeout (2 tickTime by default) below it"
+            yield warning("session", f"{text}{_HARM}", remedy)
+        elif granted < ttl - _ROUNDING:
+            text += "a store that doesn't answer for longer ends the lease"
+            remedy = "a shorter ttl, or maxSessionTimeout (20 tickTime by default) above it"
+            yield warning("session", text, remedy)
 
 
 def check_rights(context: Context) -> Findings:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from celery import Celery
 
-from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.stores import is_sentinel_url
 
 T = TypeVar("T")
-
-# A request of a lease waits up to ttl/6 for its reply. If replies usually take more than a tenth of
-# that, the margin for slow replies is small.
-_COMFORTABLE_SHARE: Final = 0.1
 
 
 class Severity(StrEnum):
@@ -55,15 +50,14 @@ warning = partial(Finding, Severity.WARNING)
 error = partial(Finding, Severity.ERROR)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Server:
     """The result of one visit to a server of the store.
 
     Attributes:
         name: Address of the server; empty if the store has only this server.
         link: The connection of the visit, for further requests.
-        error: The reason for a missing answer; empty if the server answered.
-        is_denied: Whether the error is a refusal of this client.
+        error: The reason for a missing answer; None if the server answered.
         grants: Whether leases are granted on this server, which they are not on a replica.
         product: Redis, Valkey, etcd or ZooKeeper; empty if unknown.
         version: The version of the product.
@@ -74,12 +68,11 @@ class Server:
 
     name: str
     link: Any = None
-    error: str = ""
-    is_denied: bool = False
+    error: Exception | None = None
     grants: bool = True
     product: str = ""
     version: str = ""
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
     clock_ahead: float | None = None
     reply_time: float = 0.0
 
@@ -108,9 +101,8 @@ class Context:
         # Any: each check is applied only to stores that have the operations it uses.
         self.store: Any = self.runtime.store
         self.clock = self.runtime.clock
-        self.kind = self.store.capabilities.name
-        if is_sentinel_url(self.settings.url):
-            self.kind = "sentinel"
+        is_sentinel = is_sentinel_url(self.settings.url)
+        self.kind = "sentinel" if is_sentinel else self.store.capabilities.name
         self.stack = ExitStack()
         self._visits = visits
         self._results: dict[Any, Any] = {}
@@ -138,18 +130,12 @@ class Context:
         """The ttl, in seconds, of each task whose policy agrees with the settings."""
         ttls: dict[str, float] = {}
         for task in singleton_tasks(self.app):
-            try:
+            # A worker refuses a task that contradicts the settings; check_policies reports it.
+            with suppress(TypeError, ValueError):
                 ttls[task.name] = task.singleton_policy().ttl
-            except (TypeError, ValueError):
-                pass  # a worker refuses this task; check_tasks reports it
         return ttls
 
     @cached_property
     def ttls(self) -> list[float]:
         """The ttls, in seconds, of all tasks and of the beat leader; the shortest first."""
         return sorted({self.settings.beat_ttl, *self.ttls_by_task.values()})
-
-
-def is_slow(reply_time: float, ttl: float) -> bool:
-    """Whether replies that take ``reply_time`` seconds are slow for a lease of ``ttl`` seconds."""
-    return reply_time > timeout_for(ttl) * _COMFORTABLE_SHARE

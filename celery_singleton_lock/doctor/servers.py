@@ -1,16 +1,19 @@
-"""Checks of a store's servers, one by one and against each other; visits to Redis servers."""
+"""Checks of a store's servers, one by one and against each other: Redis, Redlock and in general."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import wraps
 from typing import Any, Final
 
+from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.lease import drift
 from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, info_of
+from celery_singleton_lock.stores.redlock.url import read_nodes
 
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
 _SECTIONS: Final = ("server", "memory", "persistence", "replication")
@@ -24,6 +27,12 @@ _FROM_THIS_HOST: Final = 2.0
 # cluster-node-timeout is as long.
 _BETWEEN_MASTERS: Final = 1.0
 _NTP: Final = "NTP on all hosts, slewing instead of stepping"
+# A request of a lease waits up to ttl/6 for its reply. If replies usually take more than a tenth of
+# that, the margin for slow replies is small.
+_COMFORTABLE_SHARE: Final = 0.1
+# A server counts its uptime in whole seconds.
+_UPTIME_PRECISION: Final = 1.0
+_TWO_BODIES: Final = "two bodies can run at once"
 _UNREACHABLE: Final = {
     "sentinel": ("replicas", "start it; or SENTINEL RESET, if it is gone for good"),
     "redis cluster": ("nodes", "start it; or CLUSTER FORGET it, and take it out of the URL"),
@@ -42,26 +51,38 @@ def visit_one(context: Context) -> list[Server]:
     return [visit_redis(context, "", link)]
 
 
+def visit_nodes(context: Context) -> list[Server]:
+    """Redlock's nodes. If a node has an append-only file, `info` also contains its sync policy."""
+    nodes = []
+    for member in read_nodes(context.settings.url).members:
+        link = context.stack.enter_context(closing(Connections(member.url)))
+        node = visit_redis(context, str(member), link)
+        if node.info.get("aof_enabled") == "1":
+            with suppress(StoreError):  # CONFIG may be denied
+                node.info |= fields_of(command(link, "CONFIG", "GET", "appendfsync"))
+        nodes.append(node)
+    return nodes
+
+
 def visit_redis(context: Context, name: str, link: Any, *, grants: bool = True) -> Server:
     """Read a server's INFO and clock, as far as the login has the rights."""
     server = Server(name=name, link=link, grants=grants, product="Redis")
-    info: dict[str, str] = {}
     try:
         for section in _SECTIONS:
-            info |= info_of(link, section)
+            server.info |= info_of(link, section)
     except StoreError as exc:
-        return replace(server, error=str(exc))
-    server = replace(server, info=info, version=info.get("redis_version", ""))
-    if "valkey_version" in info:
-        server = replace(server, product="Valkey", version=info["valkey_version"])
-    try:
-        reply_time, ahead = min(_reading(context, link) for _ in range(_READINGS))
-    except StoreError:
+        server.error = exc
         return server
-    return replace(server, clock_ahead=ahead, reply_time=reply_time)
+    server.version = server.info.get("redis_version", "")
+    if "valkey_version" in server.info:
+        server.product, server.version = "Valkey", server.info["valkey_version"]
+    with suppress(StoreError):  # TIME may be denied
+        readings = [_read_clock(context, link) for _ in range(_READINGS)]
+        server.reply_time, server.clock_ahead = min(readings)
+    return server
 
 
-def _reading(context: Context, link: Any) -> tuple[float, float]:
+def _read_clock(context: Context, link: Any) -> tuple[float, float]:
     """The duration of TIME and the lead of the server's clock, in seconds."""
     sent = context.clock.wall()
     seconds, micros = command(link, "TIME")
@@ -78,6 +99,12 @@ def command(link: Any, *words: Any) -> Any:
     return link.run([words], OPERATOR_TIMEOUT)[0]
 
 
+def fields_of(reply: Any) -> dict[str, str]:
+    """The names and values of a reply in RESP2 or RESP3."""
+    flat = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    return {name.decode(): value.decode() for name, value in flat.items()}
+
+
 # --- each server ----------------------------------------------------------------------------------
 
 
@@ -92,7 +119,6 @@ def check_reachability(context: Context) -> Findings:
 def per_server(check: Callable[[Context, Server], Findings]) -> Callable[[Context], Findings]:
     """Turn a check of one server into a check of every granting server; merge equal findings."""
 
-    @wraps(check)
     def check_each(context: Context) -> Findings:
         names: dict[Any, list[str]] = {}
         for server in context.granting:
@@ -185,7 +211,7 @@ def check_replication(context: Context, server: Server) -> Findings:
         text = "this server is a replica: it can't take leases"
         yield error("replication", text, "point singleton_lock_url at the master")
     elif replicas and is_redlock:
-        text = f"has {replicas} replicas: a failover forgets votes, and two bodies can run at once"
+        text = f"has {replicas} replicas: a failover forgets votes, and {_TWO_BODIES}"
         remedy = "no replicas here, or none that is ever promoted; another node instead"
         yield warning("replication", text, remedy)
     elif replicas:
@@ -193,28 +219,97 @@ def check_replication(context: Context, server: Server) -> Findings:
         yield note("replication", text, "write with the fence where that matters")
 
 
-# --- clocks ---------------------------------------------------------------------------------------
+# --- Redlock's nodes ------------------------------------------------------------------------------
+
+
+def check_majority(context: Context) -> Findings:
+    nodes, answered = len(context.servers), len(context.granting)
+    majority = nodes // 2 + 1
+    if answered >= majority:
+        yield ok("nodes", f"{answered} of {nodes} answer")
+    else:
+        text = f"{answered} of {nodes} answer, and a lease takes {majority}"
+        yield error("nodes", text, "start the others, or correct singleton_lock_url")
 
 
 @per_server
-def check_clock(context: Context, server: Server) -> Findings:
-    """The clock of a single server, compared with this host's."""
-    ahead = server.clock_ahead
-    if ahead is None:
-        return
-    if abs(ahead) <= _FROM_THIS_HOST:
-        yield ok("clock", f"{ahead:+.2f} s from this host")
-        return
-    text = f"{ahead:+.1f} s from this host: if the clock is stepped back, leases end early or late"
-    yield warning("clock", text, _NTP)
+def check_latency(context: Context, node: Server) -> Findings:
+    ttl = context.ttls[0]
+    if is_slow(node.reply_time, ttl):
+        patience = f"the {timeout_for(ttl) * 1000:.0f} ms that a lease of {ttl:g} s waits for it"
+        text = f"a reply takes more than a tenth of {patience}"
+        yield warning("latency", text, "a longer ttl, or a node that is nearer")
+
+
+def is_slow(reply_time: float, ttl: float) -> bool:
+    """Whether replies that take ``reply_time`` seconds are slow for a lease of ``ttl`` seconds."""
+    return reply_time > timeout_for(ttl) * _COMFORTABLE_SHARE
+
+
+def check_identities(context: Context) -> Findings:
+    first: dict[str, str] = {}
+    for node in context.servers:
+        run_id = node.info.get("run_id", "")
+        if run_id and run_id in first:
+            text = f"{first[run_id]} and {node.name} are one server, with two votes: {_TWO_BODIES}"
+            yield error("identity", text, "name servers that fail independently")
+        first.setdefault(run_id, node.name)
+
+
+@per_server
+def check_votes(context: Context, node: Server) -> Findings:
+    """Whether a node could grant a lease a second time after a restart."""
+    info, longest = node.info, context.ttls[-1]
+    quarantine = read_nodes(context.settings.url).quarantine
+    needed = longest if quarantine is None else quarantine
+    if info.get("aof_enabled") == "1" and info.get("appendfsync") == "always":
+        yield ok("persistence", "append-only file, synced with every write")
+    elif needed < longest:
+        yield warning(
+            "persistence",
+            f"a node that restarts forgets votes, and quarantine={needed:g} lets it vote while "
+            f"leases of {longest:g} s may stand: {_TWO_BODIES}",
+            "no quarantine in the URL (then it is each lease's ttl), or appendonly yes with "
+            "appendfsync always",
+        )
+    elif "uptime_in_seconds" not in info:
+        text = f"INFO is denied, so a restart isn't noticed, and forgets votes: {_TWO_BODIES}"
+        yield warning("persistence", text, "grant +info, or appendonly yes with appendfsync always")
+    else:
+        text = "a restart forgets votes; so it has none until it is up for as long as a lease lasts"
+        yield ok("persistence", text)
+        if int(info["uptime_in_seconds"]) - _UPTIME_PRECISION < needed:
+            text = f"was started less than {needed:g} s ago: no vote on the longest lease yet"
+            yield note("nodes", text, "wait")
+
+
+# --- clocks ---------------------------------------------------------------------------------------
 
 
 def check_clocks(context: Context) -> Findings:
-    """The clocks of several servers, compared with each other: one may succeed another."""
-    known = [server for server in context.servers if server.clock_ahead is not None]
-    readings = sorted((each.clock_ahead or 0.0, each.reply_time, each.name) for each in known)
-    if len(readings) < 2:
-        return
+    """Compare a single clock with this host's; of several clocks, the slowest with the fastest."""
+    readings = sorted(
+        (server.clock_ahead, server.reply_time, server.name)
+        for server in context.servers
+        if server.clock_ahead is not None
+    )
+    if context.kind == "redis":
+        for ahead, _, _ in readings:
+            yield from _compare_with_host(ahead)
+    elif len(readings) > 1:
+        yield from _compare_clocks(context, readings)
+
+
+def _compare_with_host(ahead: float) -> Findings:
+    if abs(ahead) <= _FROM_THIS_HOST:
+        yield ok("clock", f"{ahead:+.2f} s from this host")
+    else:
+        harm = "if the clock is stepped back, leases end early or late"
+        yield warning("clock", f"{ahead:+.1f} s from this host: {harm}", _NTP)
+
+
+def _compare_clocks(context: Context, readings: list[tuple[float, float, str]]) -> Findings:
+    """One server may succeed another, so their clocks must agree."""
     (slow, slow_reply, slowest), (fast, fast_reply, fastest) = readings[0], readings[-1]
     harm = "after a failover to the slower one, fences may be lower than before"
     allowed, ttl = _BETWEEN_MASTERS, context.ttls[0]
@@ -224,6 +319,6 @@ def check_clocks(context: Context) -> Findings:
     # The error of each clock is up to half the time of a reply.
     if fast - slow - (fast_reply + slow_reply) / 2 <= allowed:
         yield ok("clock", f"{len(readings)} servers within {fast - slow:.3f} s")
-        return
-    text = f"the clock of {fastest} is {fast - slow:.3f} s ahead of that of {slowest}: {harm}"
-    yield warning("clock", text, _NTP)
+    else:
+        text = f"the clock of {fastest} is {fast - slow:.3f} s ahead of that of {slowest}: {harm}"
+        yield warning("clock", text, _NTP)

@@ -16,7 +16,7 @@ from celery import Celery
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.doctor import Severity
-from celery_singleton_lock.doctor.context import is_slow
+from celery_singleton_lock.doctor.servers import is_slow
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from celery_singleton_lock.doctor import Severity
-from celery_singleton_lock.doctor.context import is_slow
+from celery_singleton_lock.doctor.servers import is_slow
 from example_project.private_server import PrivateServer, ServerNotFound, find_binary
 from tests.conftest import missing
 from tests.harness.deliveries import wait_until

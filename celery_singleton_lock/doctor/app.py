@@ -1,26 +1,23 @@
-"""Checks that run the store's operations on the doctor's own keys."""
+"""Checks of an app: the operations of its store, the policies of its tasks, its timeouts."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import statistics
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
+from celery_singleton_lock.beat.election import check_leader_ttl
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT, timeout_for
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.store import RENEWED, Acquire, Granted, Relation, Release
-from celery_singleton_lock.doctor.context import (
-    Context,
-    Findings,
-    error,
-    is_slow,
-    note,
-    ok,
-    warning,
-)
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.runtime import IN_MEMORY
+from celery_singleton_lock.doctor.context import Context, Findings, error, note, ok, warning
+from celery_singleton_lock.doctor.servers import is_slow
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.publish.claim import RPC_CURE
+from celery_singleton_lock.runtime import IN_MEMORY, singleton_tasks
+from celery_singleton_lock.worker.bootstep import check_results, check_tasks
 
 # Measurements for a median that one slow reply doesn't change; 1 s on a link of 25 ms.
 _ROUNDS: Final = 20
@@ -36,6 +33,9 @@ _RIGHTS: Final = {
     "zookeeper": "the login under which the nodes were made; or setAcl, or another path in "
     "singleton_lock_url",
 }
+
+
+# --- operations, on the doctor's own keys ---------------------------------------------------------
 
 
 def check_processes(context: Context) -> Findings:
@@ -57,17 +57,17 @@ def check_leases(context: Context) -> Findings:
     """Acquire, renew and release a lease; compare the time per operation with the tasks' ttl."""
     try:
         median = statistics.median(_operation_time(context) for _ in range(_ROUNDS))
-    except StoreUnavailable as exc:
-        remedy = "start the store, or correct singleton_lock_url; until then tasks are put back"
-        yield error("reachability", str(exc), remedy)
-        return
     except StoreError as exc:
-        remedy = _RIGHTS.get(context.kind, _RIGHTS_IN_REDIS)
-        if "DB index" in str(exc):
+        subject, remedy = "rights", _RIGHTS.get(context.kind, _RIGHTS_IN_REDIS)
+        if isinstance(exc, StoreUnavailable):
+            subject = "reachability"
+            remedy = "start the store, or correct singleton_lock_url; until then tasks are put back"
+        elif "DB index" in str(exc):
             remedy = "correct the database number in singleton_lock_url"
-        yield error("rights", str(exc), remedy)
+        yield error(subject, str(exc), remedy)
         return
     yield ok("reachability", f"acquire, renew and release work; {median * 1000:.1f} ms each")
+    yield from _check_waiting(context)
     ttls = context.ttls_by_task
     shortest = min(ttls, key=ttls.__getitem__, default="")
     if shortest and is_slow(median, ttl := ttls[shortest]):
@@ -83,10 +83,9 @@ def _operation_time(context: Context) -> float:
     token = Token(f"doctor-{nonce}", 0, 0, nonce)
     worker = context.runtime.worker
     holder = Holder(task_id=token.task_id, worker=worker, pid=os.getpid(), since=clock.wall())
+    request = Acquire(slots=(key,), token=token, holder=holder, ttl=_TTL)
     begin = clock.now()
-    granted = store.acquire(
-        Acquire(slots=(key,), token=token, holder=holder, ttl=_TTL), timeout=MAX_TIMEOUT
-    )
+    granted = store.acquire(request, timeout=MAX_TIMEOUT)
     lease = Lease(
         key=key,
         token=token,
@@ -105,21 +104,21 @@ def _operation_time(context: Context) -> float:
     return took
 
 
-def check_waiting(context: Context) -> Findings:
+def _check_waiting(context: Context) -> Findings:
     """Whether the login has the rights to wake waiting calls."""
     if not context.store.capabilities.wakes_waiters:
         return
     key = context.runtime.keyspace.lock("singleton-doctor", secrets.token_hex(8))
     missing = context.store.missing_rights(key)
-    if not missing:
+    if missing:
+        text = (
+            f"the login may not use {', '.join(missing)}: a call that waits for a key isn't woken "
+            "when the key is released, but looks every half second"
+        )
+        rights = " ".join(f"+{name.lower()}" for name in missing)
+        yield note("waiting", text, f"grant {rights}, see docs/options.md")
+    else:
         yield ok("waiting", "a call that waits for a key is woken when the key is released")
-        return
-    yield note(
-        "waiting",
-        f"the login may not use {', '.join(missing)}: a call that waits for a key isn't woken when "
-        "the key is released, but looks every half second",
-        f"grant {' '.join(f'+{name.lower()}' for name in missing)}, see docs/options.md",
-    )
 
 
 def check_keys(context: Context) -> Findings:
@@ -131,3 +130,60 @@ def check_keys(context: Context) -> Findings:
         yield warning("keys", text, remedy)
     if len(foreign) > _SHOWN_KEYS:
         yield warning("keys", f"{len(foreign) - _SHOWN_KEYS} more of this kind")
+
+
+# --- tasks and settings ---------------------------------------------------------------------------
+
+
+def check_policies(context: Context) -> Findings:
+    """Settings and policies with which a beat or a worker would refuse to start."""
+    try:
+        check_leader_ttl(context.runtime)
+    except SettingsError as exc:
+        yield error("beat", str(exc), "no beat that elects a leader starts")
+    tasks = singleton_tasks(context.app)
+    if not tasks:
+        text = "no singleton task is registered in this app"
+        remedy = "name the app of your workers with -A, and have it import its tasks (include=...)"
+        yield warning("tasks", text, remedy)
+        return
+    try:
+        check_tasks(context.app, context.store)
+    except SettingsError as exc:
+        yield error("tasks", str(exc), "no worker starts before this is corrected")
+        return
+    yield ok("tasks", f"{len(tasks)} with a lock")
+    if problem := check_results(context.app):
+        yield warning("tasks", problem, RPC_CURE)
+
+
+def check_timeouts(context: Context) -> Findings:
+    """The ttl and the time limits, compared with the broker's visibility timeout."""
+    timeout, ttls = context.settings.visibility_timeout, context.ttls_by_task
+    if timeout is None:
+        return
+    # check_policies reports the other tasks.
+    tasks = [task for task in singleton_tasks(context.app) if task.name in ttls]
+    if names := _named(task for task in tasks if ttls[task.name] > timeout):
+        yield warning(
+            "timeouts",
+            f"ttl is longer than visibility_timeout ({timeout:g} s) of {names}: a dead worker's "
+            "message comes back while its lease still stands, and waits",
+            "a ttl below visibility_timeout",
+        )
+    if names := _named(t for t in tasks if t.acks_late and _time_limit(t) > timeout):
+        yield note(
+            "timeouts",
+            f"acks_late, with a time limit above visibility_timeout ({timeout:g} s) or none: "
+            f"{names}. The message of a longer body is delivered again; the copies wait, and are "
+            "dropped when it is done",
+            "visibility_timeout above the longest body, in broker_transport_options",
+        )
+
+
+def _time_limit(task: Any) -> float:
+    return float(task.time_limit or task.app.conf.task_time_limit or "inf")
+
+
+def _named(tasks: Iterable[Any]) -> str:
+    return ", ".join(task.name for task in tasks)
