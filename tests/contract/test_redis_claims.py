@@ -27,7 +27,7 @@ from celery_singleton_lock.testing.contract.steps import (
     becomes,
     freed,
     give,
-    is_as_published,
+    is_claimed,
     lease_of,
     mark,
     new_claim,
@@ -117,7 +117,7 @@ def test_a_claim_of_a_phase_that_a_newer_version_knows_is_still_its_tasks(
     assert record_of(redis_store, claim).phase is Phase.RUNNING
     write()
     settle(redis_store, token, claim, Phase.QUEUED, 600)
-    assert is_as_published(redis_store, claim, token)
+    assert is_claimed(redis_store, claim, token)
     write()
     assert redis_store.free(claim, new_token().task) is False
     assert redis_store.free(claim, token.task) is True
@@ -281,7 +281,7 @@ def test_where_the_command_is_refused_the_script_claims_and_the_command_is_not_t
             store._connections.run([("SET", claim, "value", "PX", "1000", "NX", "GET")], 1.0)
         token = new_token()
         assert admit(store, claim, token, tells_ttl=False) is None
-        assert is_as_published(store, claim, token)
+        assert is_claimed(store, claim, token)
         asked(raw)
         found = admit(store, claim, new_token(), tells_ttl=False)
         assert found is not None

@@ -18,17 +18,19 @@ to see the values in a failure.
 
 from __future__ import annotations
 
-from celery_singleton_lock.testing.contract.async_release import AsyncReleaseContract
 from celery_singleton_lock.testing.contract.claimed_leases import (
     ClaimedAcquireContract,
     ClaimedReleaseContract,
 )
 from celery_singleton_lock.testing.contract.claims import ClaimContract
-from celery_singleton_lock.testing.contract.leases import LeaseContract, SlotContract
-from celery_singleton_lock.testing.contract.markers import MarkerContract
-from celery_singleton_lock.testing.contract.operators import OperatorContract
+from celery_singleton_lock.testing.contract.leases import (
+    AsyncReleaseContract,
+    LeaseContract,
+    MarkerContract,
+    SlotContract,
+)
+from celery_singleton_lock.testing.contract.operators import OperatorContract, TickContract
 from celery_singleton_lock.testing.contract.steps import TIMEOUT, ask, lease_of, new_key, new_token
-from celery_singleton_lock.testing.contract.ticks import TickContract
 
 __all__ = ["TIMEOUT", "StoreContract", "ask", "lease_of", "new_key", "new_token"]
 

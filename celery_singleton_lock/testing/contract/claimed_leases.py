@@ -24,15 +24,14 @@ class ClaimedAcquireContract(Part):
         assert store.inspect(claim) is None
         following = do.publish(store, claim)
         do.take(store, key, token, claim=do.freed(claim))  # Sent again.
-        assert do.is_as_published(store, claim, following)
+        assert do.is_claimed(store, claim, following)
 
     def test_a_grant_promotes_the_claim_to_the_ttl_of_its_lease(self, store: Store) -> None:
         for ttl in (LONG, 3 * LONG):
             key, claim, token = do.published(store, ttl=2 * LONG)
             for _ in range(2):  # Sent again.
                 do.take(store, key, token, ttl=ttl, claim=do.running(claim))
-                expected = (Kind.CLAIM, token.task, Phase.RUNNING, PUBLISHER, ttl)
-                assert do.found(store, claim) == expected
+                assert do.is_claimed(store, claim, token, Phase.RUNNING, ttl)
 
     def test_a_grant_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
         key, claim = do.new_claim()
@@ -48,7 +47,7 @@ class ClaimedAcquireContract(Part):
         for change in (do.freed, do.running):
             key, claim, other = do.published(store)
             do.take(store, key, do.new_token(f"{other.task_id}d"), claim=change(claim))
-            assert do.is_as_published(store, claim, other)
+            assert do.is_claimed(store, claim, other)
             key, taken = do.new_key(), do.new_key()
             holder = do.take(store, taken)
             do.take(store, key, do.new_token(holder.task_id), claim=change(taken))
@@ -59,9 +58,8 @@ class ClaimedAcquireContract(Part):
         slots = Keyspace.slots(key, 3)
         do.ask(store, slots, do.new_token())
         token = do.publish(store, claim)
-        assert do.ask(store, slots, token, claim=do.running(claim)) == Granted(
-            key=slots[1], fence=None
-        )
+        reply = do.ask(store, slots, token, claim=do.running(claim))
+        assert reply == Granted(key=slots[1], fence=None)
         assert do.record_of(store, claim).phase is Phase.RUNNING
         assert store.inspect(slots[2]) is None
 
@@ -70,7 +68,7 @@ class ClaimedAcquireContract(Part):
         do.take(store, key)
         for change in (do.freed, do.running):
             assert do.refused(store, key, token, claim=change(claim)) is Relation.OTHER
-            assert do.is_as_published(store, claim, token)
+            assert do.is_claimed(store, claim, token)
 
     def test_a_refusal_that_ends_the_message_frees_its_claim(self, store: Store) -> None:
         for change in (do.freed, do.running):
@@ -83,32 +81,28 @@ class ClaimedAcquireContract(Part):
     def test_a_refusal_by_ones_own_task_frees_no_claim(self, store: Store) -> None:
         held = do.new_token(retries=1)
         for retries, relation in ((0, Relation.LATER), (1, Relation.TWIN), (2, Relation.EARLIER)):
-            key, claim = do.new_claim()
-            do.publish(store, claim, held)
+            key, claim, _ = do.published(store, held)
             do.take(store, key, held)
             arriving = do.new_token(held.task_id, retries=retries)
             reply = do.refused(store, key, arriving, claim=do.running(claim), frees_claim=True)
             assert reply is relation
-            assert do.is_as_published(store, claim, held)
+            assert do.is_claimed(store, claim, held)
 
     def test_a_refusal_by_a_marker_frees_no_claim(self, store: Store) -> None:
-        for state, relation in (
-            (MarkerState.WAITING, Relation.SUPERSEDED),
-            (MarkerState.FINISHING, Relation.TWIN),
-            (MarkerState.DONE, Relation.DONE),
-        ):
+        relations = (Relation.SUPERSEDED, Relation.TWIN, Relation.DONE)
+        for state, relation in zip(MarkerState, relations, strict=True):
             key, claim, token = do.published(store)
             do.mark(store, key, token, state, 5)
             reply = do.refused(store, key, token, claim=do.running(claim), frees_claim=True)
             assert reply is relation
-            assert do.is_as_published(store, claim, token)
+            assert do.is_claimed(store, claim, token)
 
     def test_a_refusal_never_frees_anothers_claim(self, store: Store) -> None:
         key, claim, other = do.published(store)
         do.take(store, key)
         reply = do.refused(store, key, claim=do.running(claim), frees_claim=True)
         assert reply is Relation.OTHER
-        assert do.is_as_published(store, claim, other)
+        assert do.is_claimed(store, claim, other)
 
     def test_a_grant_is_the_same_whatever_a_refusal_would_do(self, store: Store) -> None:
         key, claim, token = do.published(store)
@@ -133,13 +127,12 @@ class ClaimedAcquireContract(Part):
                 assert (record.phase, record.holder) == (phase, PUBLISHER)
                 assert do.ttl_of(record) == LONG
                 assert store.inspect(key) is None
-                assert do.is_as_published(store, claim, other, phase)
+                assert do.is_claimed(store, claim, other, phase)
             assert store.free(claim, other.task) is True
             do.take(store, key, token, claim=do.running(claim), yields=True)
 
     def test_yielding_is_granted_once_the_claim_has_expired(self, store: Store) -> None:
-        key, claim = do.new_claim()
-        do.publish(store, claim, ttl=self.SHORT)
+        key, claim, _ = do.published(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         token = do.take(store, key, claim=do.running(claim), yields=True)
         assert do.record_of(store, claim).token == token.task
@@ -152,8 +145,7 @@ class ClaimedAcquireContract(Part):
         do.take(store, key, claim=do.running(taken), yields=True)
 
     def test_yielding_is_refused_by_the_leases_holder_first(self, store: Store) -> None:
-        key, claim = do.new_claim()
-        do.publish(store, claim)
+        key, claim, _ = do.published(store)
         held = do.take(store, key)
         twin = do.new_token(held.task_id)
         for arriving, relation in ((do.new_token(), Relation.OTHER), (twin, Relation.TWIN)):
@@ -182,37 +174,30 @@ class ClaimedReleaseContract(Part):
 
     def test_a_renewal_prolongs_the_claim_with_its_lease(self, store: Store) -> None:
         key, claim, token = do.started(store)
-        assert do.renew(store, [do.lease_of(key, token, 2 * LONG, claim)]) == [RENEWED]
+        assert do.renew_one(store, key, token, 2 * LONG, claim) is RENEWED
         assert do.ttl_of(do.record_of(store, key)) == 2 * LONG
-        assert do.found(store, claim) == (
-            Kind.CLAIM,
-            token.task,
-            Phase.RUNNING,
-            PUBLISHER,
-            2 * LONG,
-        )
+        assert do.is_claimed(store, claim, token, Phase.RUNNING, 2 * LONG)
 
     def test_a_renewal_prolongs_no_claim_that_its_lease_does_not_name(self, store: Store) -> None:
-        key, claim, token = do.published(store)
-        do.take(store, key, token)
-        assert do.renew(store, [do.lease_of(key, token, 2 * LONG)]) == [RENEWED]
-        assert do.is_as_published(store, claim, token)
+        key, claim, token = do.published_and_held(store)
+        assert do.renew_one(store, key, token, 2 * LONG) is RENEWED
+        assert do.is_claimed(store, claim, token)
 
     def test_a_renewal_never_shortens_a_claim(self, store: Store) -> None:
         # The renewal may arrive after the body's end, while the claim waits for a later retry.
         key, claim, token = do.started(store)
         do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING, LONG))
-        assert do.renew(store, [do.lease_of(key, token, self.SHORT, claim)]) == [LossReason.GONE]
-        assert do.is_as_published(store, claim, token, Phase.RETRYING)
+        assert do.renew_one(store, key, token, self.SHORT, claim) is LossReason.GONE
+        assert do.is_claimed(store, claim, token, Phase.RETRYING)
 
     def test_a_renewal_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
         key, claim, other = do.published(store)
         token = do.take(store, key, do.new_token(f"{other.task_id}d"))
-        assert do.renew(store, [do.lease_of(key, token, 2 * LONG, claim)]) == [RENEWED]
-        assert do.is_as_published(store, claim, other)
+        assert do.renew_one(store, key, token, 2 * LONG, claim) is RENEWED
+        assert do.is_claimed(store, claim, other)
         taken = do.new_key()
         do.take(store, taken, token)
-        assert do.renew(store, [do.lease_of(key, token, 2 * LONG, taken)]) == [RENEWED]
+        assert do.renew_one(store, key, token, 2 * LONG, taken) is RENEWED
         assert do.ttl_of(do.record_of(store, taken)) == LONG
 
     def test_a_renewal_recreates_no_claim(self, store: Store) -> None:
@@ -220,7 +205,7 @@ class ClaimedReleaseContract(Part):
         token = do.take(store, key, claim=do.running(claim))
         do.settle(store, token, claim, Phase.RUNNING, self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
-        assert do.renew(store, [do.lease_of(key, token, LONG, claim)]) == [RENEWED]
+        assert do.renew_one(store, key, token, LONG, claim) is RENEWED
         assert store.inspect(claim) is None
 
     def test_renewals_with_and_without_claims_are_answered_in_order(self, store: Store) -> None:
@@ -255,7 +240,7 @@ class ClaimedReleaseContract(Part):
         assert store.inspect(claim) is None
         following = do.publish(store, claim)
         do.give(store, key, token, claim=do.freed(claim))  # Sent again.
-        assert do.is_as_published(store, claim, following)
+        assert do.is_claimed(store, claim, following)
 
     def test_a_release_requeues_the_claim_or_has_it_wait_for_a_retry(self, store: Store) -> None:
         for kind in (None, Kind.RESERVED, Kind.COOLING):
@@ -270,8 +255,7 @@ class ClaimedReleaseContract(Part):
                 for is_first in (True, False):  # Sent again, with any reply.
                     reply = do.give(store, key, token, claim=do.becomes(claim, phase), **options)
                     assert reply is Relation.OURS or not is_first
-                    expected = (Kind.CLAIM, token.task, phase, PUBLISHER, 2 * LONG)
-                    assert do.found(store, claim) == expected
+                    assert do.is_claimed(store, claim, token, phase, 2 * LONG)
 
     def test_a_release_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
         key, claim = do.new_claim()
@@ -284,7 +268,7 @@ class ClaimedReleaseContract(Part):
             key, claim, other = do.published(store)
             token = do.take(store, key, do.new_token(f"{other.task_id}d"))
             assert do.give(store, key, token, claim=do.becomes(claim, phase)) is Relation.OURS
-            assert do.is_as_published(store, claim, other)
+            assert do.is_claimed(store, claim, other)
 
     def test_a_release_changes_no_claim_where_a_twin_has_the_key(self, store: Store) -> None:
         for phase in (None, *Phase):
@@ -292,7 +276,7 @@ class ClaimedReleaseContract(Part):
             do.take(store, key, winner)
             loser = do.new_token(winner.task_id)
             assert do.give(store, key, loser, claim=do.becomes(claim, phase)) is Relation.TWIN
-            assert do.is_as_published(store, claim, winner, Phase.RUNNING)
+            assert do.is_claimed(store, claim, winner, Phase.RUNNING)
 
     def test_where_the_key_was_lost_a_claim_is_only_freed(self, store: Store) -> None:
         for has_other in (False, True):
@@ -302,7 +286,7 @@ class ClaimedReleaseContract(Part):
             for phase in Phase:
                 reply = do.give(store, key, token, claim=do.becomes(claim, phase))
                 assert reply is Relation.NOT_OURS
-                assert do.is_as_published(store, claim, token, Phase.RUNNING)
+                assert do.is_claimed(store, claim, token, Phase.RUNNING)
             assert do.give(store, key, token, claim=do.freed(claim)) is Relation.NOT_OURS
             assert store.inspect(claim) is None
             do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED))
@@ -312,15 +296,14 @@ class ClaimedReleaseContract(Part):
         key, claim, token = do.published(store)
         do.mark(store, key, do.new_token(token.task_id), MarkerState.DONE)
         assert do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED)) is Relation.DONE
-        assert do.is_as_published(store, claim, token)
+        assert do.is_claimed(store, claim, token)
         assert do.give(store, key, token, claim=do.freed(claim)) is Relation.DONE
         assert store.inspect(claim) is None
 
     def test_a_release_that_names_no_claim_leaves_it_alone(self, store: Store) -> None:
-        key, claim, token = do.published(store)
-        do.take(store, key, token)
+        key, claim, token = do.published_and_held(store)
         do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
-        assert do.is_as_published(store, claim, token)
+        assert do.is_claimed(store, claim, token)
 
     def test_a_release_of_all_slots_changes_the_claim_once(self, store: Store) -> None:
         key, claim = do.new_claim()
@@ -339,20 +322,13 @@ class ClaimedReleaseContract(Part):
             for before in Phase:
                 key, claim, token = do.published(store, phase=before)
                 do.mark(store, key, token, state, 1, claim=do.becomes(claim, Phase.QUEUED))
-                expected = (Kind.CLAIM, token.task, Phase.QUEUED, PUBLISHER, 2 * LONG)
-                assert do.found(store, claim) == expected
+                assert do.is_claimed(store, claim, token, Phase.QUEUED, 2 * LONG)
 
     def test_putting_back_recreates_no_claim_that_has_vanished(self, store: Store) -> None:
         """The copy may have run, and freed the claim, before the mark arrives."""
         key, claim = do.new_claim()
-        do.mark(
-            store,
-            key,
-            do.new_token(),
-            MarkerState.WAITING,
-            1,
-            claim=do.becomes(claim, Phase.QUEUED),
-        )
+        claimed = do.becomes(claim, Phase.QUEUED)
+        do.mark(store, key, do.new_token(), MarkerState.WAITING, 1, claim=claimed)
         assert store.inspect(claim) is None
 
     def test_a_mark_may_free_the_claim(self, store: Store) -> None:
@@ -368,14 +344,14 @@ class ClaimedReleaseContract(Part):
                     do.mark(store, key, token, MarkerState.DONE)
                 state = MarkerState.WAITING if finished_before else MarkerState.DONE
                 do.mark(store, key, token, state, 1, claim=do.becomes(claim, phase))
-                assert do.is_as_published(store, claim, token)
+                assert do.is_claimed(store, claim, token)
 
     def test_a_mark_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
         for phase in (None, *Phase):
             key, claim, other = do.published(store)
             token = do.new_token(f"{other.task_id}d")
             do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(claim, phase))
-            assert do.is_as_published(store, claim, other)
+            assert do.is_claimed(store, claim, other)
             holder = do.take(store, key)
             token = do.new_token(holder.task_id)
             do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(key, phase))

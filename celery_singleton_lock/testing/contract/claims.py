@@ -10,14 +10,7 @@ from math import isnan
 from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import Relation, Store
 from celery_singleton_lock.testing.contract import steps as do
-from celery_singleton_lock.testing.contract.steps import (
-    HOLDER,
-    KEYSPACE,
-    LONG,
-    ODD_TASK_IDS,
-    PUBLISHER,
-    Part,
-)
+from celery_singleton_lock.testing.contract.steps import KEYSPACE, LONG, PUBLISHER, Part
 
 __all__ = ["ClaimContract"]
 
@@ -34,23 +27,21 @@ class ClaimContract(Part):
             _, claim = do.new_claim()
             token = do.new_token(retries=2)
             assert do.admit(store, claim, token, tells_ttl=tells_ttl) is None
-            assert do.is_as_published(store, claim, token)
+            assert do.is_claimed(store, claim, token)
             record = do.record_of(store, claim)
             assert (record.key, record.fence) == (claim, None)
 
     def test_another_message_is_refused_with_the_record_of_the_claim(self, store: Store) -> None:
         for phase, tells_ttl in product(Phase, (True, False)):
             _, claim, token = do.published(store, phase=phase)
-            other, ttl = Holder(task_id="m-2"), 2 * LONG
-            record = do.admit(
-                store, claim, do.new_token(), ttl=ttl, holder=other, tells_ttl=tells_ttl
-            )
+            options = {"ttl": 2 * LONG, "holder": Holder(task_id="m-2"), "tells_ttl": tells_ttl}
+            record = do.admit(store, claim, do.new_token(), **options)
             assert record is not None
             assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.task)
             assert (record.phase, record.holder) == (phase, PUBLISHER)
             if tells_ttl or not isnan(record.ttl):
                 assert do.ttl_of(record) == LONG
-            assert do.is_as_published(store, claim, token, phase)
+            assert do.is_claimed(store, claim, token, phase)
 
     def test_one_of_many_threads_gets_the_claim_and_the_others_its_record(
         self, store: Store
@@ -77,31 +68,26 @@ class ClaimContract(Part):
             others = [do.new_token(task_id, retries=3), do.new_token(task_id, nesting=1)]
             for again, tells_ttl in product((token, do.new_token(task_id), *others), (True, False)):
                 assert do.admit(store, claim, again, holder=later, tells_ttl=tells_ttl) is None
-            assert do.is_as_published(store, claim, token, phase)
+            assert do.is_claimed(store, claim, token, phase)
 
     def test_ones_own_claim_is_prolonged_and_never_shortened(self, store: Store) -> None:
         for tells_ttl in (True, False):
             _, claim, token = do.published(store, ttl=LONG)
             assert do.admit(store, claim, token, ttl=self.SHORT, tells_ttl=tells_ttl) is None
-            assert do.is_as_published(store, claim, token)
+            assert do.is_claimed(store, claim, token)
             assert do.admit(store, claim, token, ttl=2 * LONG, tells_ttl=tells_ttl) is None
             assert do.record_of(store, claim).ttl > 2 * LONG - 60
 
     def test_a_message_whose_task_is_named_alike_is_another(self, store: Store) -> None:
         for held, arriving in (("abc", "abcd"), ("abcd", "abc"), ("a.c", "abc"), ("%", "abc")):
-            _, claim = do.new_claim()
-            do.publish(store, claim, do.new_token(held))
+            _, claim, _ = do.published(store, do.new_token(held))
             for tells_ttl in (True, False):
-                other = do.new_token(arriving)
-                assert do.admit(store, claim, other, tells_ttl=tells_ttl) is not None, (
-                    held,
-                    arriving,
-                )
+                record = do.admit(store, claim, do.new_token(arriving), tells_ttl=tells_ttl)
+                assert record is not None, (held, arriving)
 
     def test_a_second_call_with_the_same_task_id_has_no_such_claim(self, store: Store) -> None:
         first, second, unnamed = (Token("t", 0, 0, "n", call) for call in ("a", "b", ""))
-        _, claim = do.new_claim()
-        do.publish(store, claim, first)
+        _, claim, _ = do.published(store, first)
         for other in (second, unnamed):
             assert do.admit(store, claim, other) is not None
             do.settle(store, other, claim, None)
@@ -109,21 +95,19 @@ class ClaimContract(Part):
 
     def test_claims_do_not_exclude_each_other_nor_the_lease_beside_them(self, store: Store) -> None:
         token = do.new_token()
-        key, claim = do.new_claim()
-        do.publish(store, claim, token)
+        key, _, _ = do.published(store, token)
         do.publish(store, KEYSPACE.claim("app.other", key), do.new_token())
         do.publish(store, do.new_claim()[1], token)
         do.take(store, key)
 
     def test_a_claim_that_is_not_prolonged_ends_in_the_store(self, store: Store) -> None:
-        _, claim = do.new_claim()
-        do.publish(store, claim, ttl=self.SHORT)
+        _, claim, _ = do.published(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         assert store.inspect(claim) is None
         do.publish(store, claim)
 
     def test_task_ids_of_any_characters_have_claims(self, store: Store) -> None:
-        for task_id in ODD_TASK_IDS:
+        for task_id in do.ODD_TASK_IDS:
             for call, tells_ttl in product(("", "a1"), (True, False)):
                 _, claim = do.new_claim()
                 token = Token(task_id, 0, 0, "n", call)
@@ -165,9 +149,8 @@ class ClaimContract(Part):
     def test_a_claim_is_taken_over_from_the_task_that_is_named_alone(self, store: Store) -> None:
         _, claim, token = do.published(store, do.new_token("abc"))
         for instead_of in ("", "ab", "abcd", "a.c", "abc+1", "abc|0.0", str(token), "%S+", "{}"):
-            assert do.admit(store, claim, do.new_token(), instead_of=instead_of) is not None, (
-                instead_of
-            )
+            record = do.admit(store, claim, do.new_token(), instead_of=instead_of)
+            assert record is not None, instead_of
         assert do.record_of(store, claim).token == token.task
 
     def test_ones_own_claim_is_not_replaced_by_a_take_over(self, store: Store) -> None:
@@ -190,20 +173,18 @@ class ClaimContract(Part):
         assert do.admit(store, key, do.new_token(), instead_of=token.task) is not None
         for phase in (None, *Phase):
             do.settle(store, token, key, phase, self.SHORT)
-        assert do.found(store, key) == (Kind.LEASE, str(token), None, HOLDER, LONG)
+        assert do.is_held(store, key, token)
 
     def test_a_claim_in_the_leases_key_is_reported_and_left_alone(self, store: Store) -> None:
         _, claim, token = do.published(store)
         for arriving in (token, do.new_token(), token.next_attempt()):
             record = do.refused_by(store, claim, arriving)
             assert (record.kind, record.token) == (Kind.CLAIM, token.task)
-            assert do.renew(store, [do.lease_of(claim, arriving, self.SHORT)]) == [
-                LossReason.REPLACED
-            ]
+            assert do.renew_one(store, claim, arriving, self.SHORT) is LossReason.REPLACED
             assert do.give(store, claim, arriving) is Relation.NOT_OURS
             kind = Kind.COOLING
             assert do.give(store, claim, arriving, become=kind, become_ttl=1) is Relation.NOT_OURS
-        assert do.is_as_published(store, claim, token)
+        assert do.is_claimed(store, claim, token)
 
     # --- settle_claim ----------------------------------------------------------------------------
 
@@ -213,8 +194,7 @@ class ClaimContract(Part):
                 _, claim, token = do.published(store, phase=before)
                 other_delivery = do.new_token(token.task_id, retries=1)
                 do.settle(store, other_delivery, claim, after, 2 * LONG)
-                expected = (Kind.CLAIM, token.task, after, PUBLISHER, 2 * LONG)
-                assert do.found(store, claim) == expected
+                assert do.is_claimed(store, claim, token, after, 2 * LONG)
             do.settle(store, token, claim, Phase.QUEUED)
 
     def test_a_settled_claim_may_end_sooner_or_at_once(self, store: Store) -> None:
@@ -228,18 +208,12 @@ class ClaimContract(Part):
         _, claim, token = do.published(store, phase=Phase.RUNNING)
         for phase in (None, Phase.QUEUED, Phase.RETRYING):
             do.settle(store, token, claim, phase, self.SHORT)
-            assert do.is_as_published(store, claim, token, Phase.RUNNING)
+            assert do.is_claimed(store, claim, token, Phase.RUNNING)
 
     def test_a_running_tasks_claim_is_changed_by_a_change_to_running(self, store: Store) -> None:
         _, claim, token = do.published(store, phase=Phase.RUNNING)
         do.settle(store, token, claim, Phase.RUNNING, 2 * LONG)
-        assert do.found(store, claim) == (
-            Kind.CLAIM,
-            token.task,
-            Phase.RUNNING,
-            PUBLISHER,
-            2 * LONG,
-        )
+        assert do.is_claimed(store, claim, token, Phase.RUNNING, 2 * LONG)
 
     def test_anothers_claim_is_never_settled(self, store: Store) -> None:
         for held in Phase:
@@ -247,7 +221,7 @@ class ClaimContract(Part):
             for other in ("abcd", "ab", "a.c"):
                 for phase in (None, *Phase):
                     do.settle(store, do.new_token(other), claim, phase, self.SHORT)
-            assert do.is_as_published(store, claim, token, held)
+            assert do.is_claimed(store, claim, token, held)
 
     def test_a_claim_that_is_gone_is_not_settled_into_being(self, store: Store) -> None:
         for phase in (None, *Phase):

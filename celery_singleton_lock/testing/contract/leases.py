@@ -1,29 +1,31 @@
-"""Contract of leases: grants and refusals, slots, renewals, releases."""
+"""Contract of leases: grants and refusals, slots, renewals, releases, and markers of attempts."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import pytest
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Token
 from celery_singleton_lock.core.store import (
     RENEWED,
+    Acquire,
     Granted,
     MarkerState,
     Refused,
     Relation,
+    Release,
     Store,
 )
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.testing.contract import steps as do
-from celery_singleton_lock.testing.contract.steps import (
-    HOLDER,
-    LEASE_KINDS,
-    LONG,
-    ODD_TASK_IDS,
-    Part,
-)
+from celery_singleton_lock.testing.contract.steps import HOLDER, LONG, TIMEOUT, Part
 
-__all__ = ["LeaseContract", "SlotContract"]
+__all__ = ["AsyncReleaseContract", "LeaseContract", "MarkerContract", "SlotContract"]
+
+Replies: TypeAlias = list[Relation | StoreError]
 
 
 class LeaseContract(Part):
@@ -36,7 +38,7 @@ class LeaseContract(Part):
         reply = do.ask(store, key, token)
         assert isinstance(reply, Granted)
         assert reply.key == key
-        assert do.found(store, key) == (Kind.LEASE, str(token), None, HOLDER, LONG)
+        assert do.is_held(store, key, token)
         assert do.record_of(store, key).fence == reply.fence
 
     def test_a_held_key_is_refused_with_the_record_of_its_holder(self, store: Store) -> None:
@@ -48,18 +50,17 @@ class LeaseContract(Part):
     def test_a_refusal_changes_nothing(self, store: Store) -> None:
         key, token = do.held(store)
         do.ask(store, key, do.new_token(), ttl=LONG * 2)
-        assert do.found(store, key) == (Kind.LEASE, str(token), None, HOLDER, LONG)
+        assert do.is_held(store, key, token)
 
     def test_an_acquire_sent_again_is_granted_again(self, store: Store) -> None:
         key, token = do.held(store)
         reply = do.ask(store, key, token, ttl=LONG * 2)
         assert isinstance(reply, Granted)
-        assert do.found(store, key) == (Kind.LEASE, str(token), None, HOLDER, LONG * 2)
+        assert do.is_held(store, key, token, 2 * LONG)
         assert do.record_of(store, key).fence == reply.fence
 
     def test_a_lease_that_is_not_renewed_ends_in_the_store(self, store: Store) -> None:
-        key = do.new_key()
-        do.take(store, key, ttl=self.SHORT)
+        key, _ = do.held(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         assert store.inspect(key) is None
         do.take(store, key)
@@ -87,42 +88,36 @@ class LeaseContract(Part):
             (do.new_token("t", nesting=0, retries=3), do.new_token("t", nesting=1, retries=0)),
             (do.new_token("t", retries=2_000_000), do.new_token("t", nesting=1)),
         ):
-            for held, arriving, relation in (
-                (older, younger, Relation.EARLIER),
-                (younger, older, Relation.LATER),
-            ):
-                key = do.new_key()
-                do.take(store, key, held)
-                assert do.refused(store, key, arriving) is relation, (held, arriving)
+            key, _ = do.held(store, older)
+            assert do.refused(store, key, younger) is Relation.EARLIER, (older, younger)
+            key, _ = do.held(store, younger)
+            assert do.refused(store, key, older) is Relation.LATER, (younger, older)
 
     def test_a_task_whose_id_begins_alike_is_another_task(self, store: Store) -> None:
         for held, arriving in (("abc", "abcd"), ("abcd", "abc"), ("a.c", "abc"), ("%", "abc")):
-            key = do.new_key()
-            do.take(store, key, do.new_token(held))
+            key, _ = do.held(store, do.new_token(held))
             assert do.refused(store, key, do.new_token(arriving)) is Relation.OTHER
 
     def test_a_second_call_with_the_same_task_id_is_another_task(self, store: Store) -> None:
-        key = do.new_key()
         first, second, unnamed = (Token("t", 0, 0, "n", call) for call in ("a", "b", ""))
-        do.take(store, key, first)
+        key, _ = do.held(store, first)
         assert do.refused(store, key, second) is Relation.OTHER
         assert do.refused(store, key, unnamed) is Relation.OTHER
         assert do.refused(store, key, Token("t", 0, 0, "m", "a")) is Relation.TWIN
-        assert do.renew(store, [do.lease_of(key, second)]) == [LossReason.REPLACED]
+        assert do.renew_one(store, key, second) is LossReason.REPLACED
         assert Token.parse(do.record_of(store, key).token) == first
         do.give(store, key, first, marker=MarkerState.DONE, marker_ttl=LONG)
         assert do.refused(store, key, first) is Relation.DONE
         do.take(store, key, second)
 
     def test_task_ids_of_any_characters_are_told_apart_and_come_back(self, store: Store) -> None:
-        for task_id in ODD_TASK_IDS:
-            key, token = do.new_key(), do.new_token(task_id)
-            do.take(store, key, token)
+        for task_id in do.ODD_TASK_IDS:
+            key, token = do.held(store, do.new_token(task_id))
             assert Token.parse(do.record_of(store, key).token) == token
             assert do.refused(store, key, do.new_token(task_id)) is Relation.TWIN
             assert do.refused(store, key, do.new_token(task_id, retries=1)) is Relation.EARLIER
             assert do.refused(store, key, do.new_token(task_id + "x")) is Relation.OTHER
-            assert do.renew(store, [do.lease_of(key, token)]) == [RENEWED]
+            assert do.renew_one(store, key, token) is RENEWED
             assert do.give(store, key, token) is Relation.OURS
             assert store.inspect(key) is None
 
@@ -135,36 +130,31 @@ class LeaseContract(Part):
     # --- reserved, cooling, dying ----------------------------------------------------------------
 
     def test_a_reserved_key_is_taken_by_any_delivery_of_the_attempt(self, store: Store) -> None:
-        key, token = do.held(store)
-        do.become(store, key, token, Kind.RESERVED)
+        key, token = do.held_as(store, Kind.RESERVED)
         assert do.record_of(store, key).kind is Kind.RESERVED
         following = do.take(store, key, do.new_token(token.task_id, retries=1))
         assert do.found(store, key)[:2] == (Kind.LEASE, str(following))
         assert do.refused(store, key, do.new_token(token.task_id, retries=1)) is Relation.TWIN
 
     def test_a_reserved_key_is_refused_to_all_others(self, store: Store) -> None:
-        key, token = do.held(store)
-        do.become(store, key, token, Kind.RESERVED)
+        key, token = do.held_as(store, Kind.RESERVED)
         assert do.refused(store, key) is Relation.OTHER
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.LATER
         assert do.refused(store, key, token) is Relation.LATER
         assert do.refused(store, key, do.new_token(token.task_id, retries=2)) is Relation.EARLIER
 
     def test_a_cooling_key_is_refused_to_all_and_ends_by_itself(self, store: Store) -> None:
-        key, token = do.held(store)
-        do.become(store, key, token, Kind.COOLING)
+        key, token = do.held_as(store, Kind.COOLING)
         assert do.record_of(store, key).kind is Kind.COOLING
         for other in (do.new_token(), token, do.new_token(token.task_id, retries=1)):
             assert do.refused(store, key, other) is Relation.OTHER
         # Another key: a key with a short ttl may expire before all tokens have requested it.
-        key = do.new_key()
-        do.become(store, key, do.take(store, key), Kind.COOLING, self.SHORT)
+        key, _ = do.held_as(store, Kind.COOLING, self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
         do.take(store, key)
 
     def test_a_dying_holder_keeps_the_key_until_its_token_releases_it(self, store: Store) -> None:
-        key, token = do.held(store)
-        do.become(store, key, token, Kind.DYING)
+        key, token = do.held_as(store, Kind.DYING)
         assert do.refused(store, key) is Relation.OTHER
         assert do.refused(store, key, do.new_token(token.task_id)) is Relation.TWIN
         assert do.refused(store, key, token) is Relation.TWIN
@@ -175,29 +165,25 @@ class LeaseContract(Part):
 
     def test_a_renewal_prolongs_to_the_ttl_of_the_lease(self, store: Store) -> None:
         key, token = do.held(store)
-        assert do.renew(store, [do.lease_of(key, token, 2 * LONG)]) == [RENEWED]
+        assert do.renew_one(store, key, token, 2 * LONG) is RENEWED
         assert do.ttl_of(do.record_of(store, key)) == 2 * LONG
 
     def test_a_renewal_never_writes_a_lost_key_back(self, store: Store) -> None:
         key, token = do.held(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
-        assert do.renew(store, [do.lease_of(key, token)]) == [LossReason.GONE]
+        assert do.renew_one(store, key, token) is LossReason.GONE
         assert store.inspect(key) is None
 
     def test_a_renewal_leaves_anothers_lease_alone(self, store: Store) -> None:
         key, holder = do.held(store)
-        for other in (
-            do.new_token(),
-            do.new_token(holder.task_id),
-            do.new_token(holder.task_id, retries=1),
-        ):
-            assert do.renew(store, [do.lease_of(key, other, 2 * LONG)]) == [LossReason.REPLACED]
-        assert do.found(store, key) == (Kind.LEASE, str(holder), None, HOLDER, LONG)
+        following = do.new_token(holder.task_id, retries=1)
+        for other in (do.new_token(), do.new_token(holder.task_id), following):
+            assert do.renew_one(store, key, other, 2 * LONG) is LossReason.REPLACED
+        assert do.is_held(store, key, holder)
 
     def test_a_renewal_changes_no_reserved_cooling_or_dying_key(self, store: Store) -> None:
         for kind in (Kind.RESERVED, Kind.COOLING, Kind.DYING):
-            key, token = do.held(store)
-            do.become(store, key, token, kind, LONG)
+            key, token = do.held_as(store, kind)
             late = do.lease_of(key, token, self.SHORT)
             following = do.lease_of(key, token.next_attempt(), self.SHORT)
             # The worker parent has announced the end of this process.
@@ -232,16 +218,11 @@ class LeaseContract(Part):
         assert do.record_of(store, key).token == str(other)
 
     def test_a_release_never_touches_anothers_key_of_any_kind(self, store: Store) -> None:
-        for kind in LEASE_KINDS:
-            key, holder = do.held(store, do.new_token(retries=1))
-            if kind is not Kind.LEASE:
-                do.become(store, key, holder, kind)
+        for kind in do.LEASE_KINDS:
+            key, holder = do.held_as(store, kind, token=do.new_token(retries=1))
             before = do.record_of(store, key)
-            for other in (
-                do.new_token(),
-                do.new_token(holder.task_id),
-                do.new_token(holder.task_id + "x"),
-            ):
+            for task_id in (None, holder.task_id, holder.task_id + "x"):
+                other = do.new_token(task_id)
                 do.give(store, key, other)
                 do.give(store, key, other, become=Kind.COOLING, become_ttl=self.SHORT)
             after = do.record_of(store, key)
@@ -250,8 +231,7 @@ class LeaseContract(Part):
 
     def test_a_release_sent_again_keeps_the_new_kind(self, store: Store) -> None:
         for kind in (Kind.RESERVED, Kind.COOLING):
-            key, token = do.held(store)
-            do.become(store, key, token, kind)
+            key, token = do.held_as(store, kind)
             do.give(store, key, token)
             assert do.record_of(store, key).kind is kind
 
@@ -296,7 +276,7 @@ class SlotContract(Part):
         do.ask(store, slots, token)
         for retries, relation in ((0, Relation.LATER), (1, Relation.TWIN), (2, Relation.EARLIER)):
             arriving = do.new_token(token.task_id, retries=retries)
-            assert do.relation_of(do.ask(store, slots, arriving)) is relation
+            assert do.refused(store, slots, arriving) is relation
         assert store.inspect(slots[2]) is None
 
     def test_a_slot_reserved_for_ones_attempt_is_taken_first(self, store: Store) -> None:
@@ -319,3 +299,166 @@ class SlotContract(Part):
         assert do.give(store, slots, second) is Relation.OURS
         assert do.record_of(store, slots[0]).token == str(first)
         assert store.inspect(slots[1]) is None
+
+
+class MarkerContract(Part):
+    """See StoreContract."""
+
+    def test_an_attempt_that_is_done_is_refused_whatever_holds_the_key(self, store: Store) -> None:
+        key, token = do.marked(store, MarkerState.DONE)
+        assert do.refused(store, key, token) is Relation.DONE
+        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
+        do.take(store, key, do.new_token(token.task_id, retries=1))
+        assert do.refused(store, key, token) is Relation.DONE
+
+    def test_an_attempt_that_is_finishing_has_a_twin(self, store: Store) -> None:
+        key, token = do.marked(store, MarkerState.FINISHING)
+        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.TWIN
+        do.take(store, key)
+
+    def test_only_the_newest_copy_of_a_message_is_granted(self, store: Store) -> None:
+        key, token = do.marked(store, MarkerState.WAITING, 2)
+        assert do.refused(store, key, token, sequence=1) is Relation.SUPERSEDED
+        do.take(store, key, token, sequence=2)
+        do.take(store, key, token, sequence=3)
+
+    def test_a_marker_never_goes_back(self, store: Store) -> None:
+        key, token = do.marked(store, MarkerState.WAITING, 5)
+        do.mark(store, key, token, MarkerState.WAITING, 3)
+        assert do.refused(store, key, token, sequence=4) is Relation.SUPERSEDED
+        do.mark(store, key, token, MarkerState.FINISHING, 0)
+        do.mark(store, key, token, MarkerState.WAITING, 7)
+        assert do.refused(store, key, token, sequence=9) is Relation.TWIN
+        do.mark(store, key, token, MarkerState.DONE, 0)
+        do.mark(store, key, token, MarkerState.FINISHING, 9)
+        do.mark(store, key, token, MarkerState.WAITING, 9)
+        assert do.refused(store, key, token, sequence=9) is Relation.DONE
+
+    def test_a_marker_is_of_one_attempt_and_ends_in_the_store(self, store: Store) -> None:
+        key, token = do.marked(store, MarkerState.DONE, ttl=self.SHORT)
+        other_attempt = do.new_token(token.task_id, retries=1)
+        do.take(store, key, other_attempt)
+        do.give(store, key, other_attempt)
+        self.elapse(self.LONGER_THAN_SHORT)
+        do.take(store, key, token)
+
+    def test_marking_again_never_shortens_a_done_marker(self, store: Store) -> None:
+        key, token = do.marked(store, MarkerState.DONE, ttl=LONG)
+        do.mark(store, key, token, MarkerState.WAITING, ttl=self.SHORT)
+        do.mark(store, key, token, MarkerState.FINISHING, ttl=self.SHORT)
+        do.mark(store, key, token, MarkerState.DONE, ttl=self.SHORT)
+        self.elapse(self.LONGER_THAN_SHORT)
+        assert do.refused(store, key, token) is Relation.DONE
+
+    def test_putting_back_does_not_prolong_a_finishing_marker(self, store: Store) -> None:
+        # The holder may have died while it sent callbacks. In that case the copy must run soon.
+        key, token = do.marked(store, MarkerState.FINISHING, ttl=self.SHORT)
+        do.mark(store, key, token, MarkerState.WAITING, 1, ttl=LONG)
+        self.elapse(self.LONGER_THAN_SHORT)
+        do.take(store, key, token)
+
+    def test_a_release_writes_the_marker(self, store: Store) -> None:
+        key, token = do.held(store)
+        do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
+
+    def test_a_release_writes_the_marker_where_the_lease_is_gone(self, store: Store) -> None:
+        key, token = do.new_key(), do.new_token()
+        reply = do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert reply is Relation.NOT_OURS
+        assert do.refused(store, key, do.new_token(token.task_id)) is Relation.DONE
+
+    def test_a_release_writes_no_marker_where_a_twin_has_the_key(self, store: Store) -> None:
+        key, winner = do.held(store)
+        loser = do.new_token(winner.task_id)
+        reply = do.give(store, key, loser, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert reply is Relation.TWIN
+        assert do.record_of(store, key).token == str(winner)
+        do.take(store, key, winner)
+
+    def test_a_release_after_ones_twin_has_finished_says_so(self, store: Store) -> None:
+        key, winner = do.held(store)
+        loser = do.new_token(winner.task_id)
+        do.give(store, key, winner, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert do.give(store, key, loser) is Relation.DONE
+        assert do.give(store, key, winner) is Relation.NOT_OURS
+
+    def test_a_release_never_takes_a_done_marker_back(self, store: Store) -> None:
+        key, token = do.marked(store, MarkerState.DONE)
+        do.give(store, key, token, marker=MarkerState.FINISHING, marker_ttl=self.SHORT)
+        self.elapse(self.LONGER_THAN_SHORT)
+        assert do.refused(store, key, token) is Relation.DONE
+
+
+class AsyncReleaseContract(Part):
+    """See StoreContract."""
+
+    @pytest.fixture
+    def releasing(self, store: Store) -> Store:
+        if not store.capabilities.releases_async:
+            pytest.skip("this store has no asynchronous release")
+        for _ in range(16):  # A client may send its first releases synchronously.
+            key = do.new_key()
+            do.give(store, key, do.take(store, key))
+        return store
+
+    def test_the_next_request_finds_the_release_carried_out(self, releasing: Store) -> None:
+        for _ in range(20):
+            key = do.new_key()
+            for _ in range(6):
+                release_async(releasing, key, do.take(releasing, key))
+            # A request with another timeout may use another connection.
+            request = Acquire(slots=(key,), token=do.new_token(), holder=HOLDER, ttl=LONG)
+            reply = releasing.acquire(request, timeout=TIMEOUT / 2)
+            assert isinstance(reply, Granted), reply
+
+    def test_an_asynchronous_release_is_reported_once(self, releasing: Store) -> None:
+        key = do.new_key()
+        replies = release_async(releasing, key, do.take(releasing, key))
+        do.take(releasing, do.new_key())
+        releasing.drain(timeout=TIMEOUT)
+        releasing.drain(timeout=TIMEOUT)
+        assert replies == [Relation.OURS]
+
+    def test_draining_reports_all_pending_releases(self, releasing: Store) -> None:
+        held = [(key, do.take(releasing, key)) for key in (do.new_key() for _ in range(4))]
+        replies = [release_async(releasing, key, token) for key, token in held]
+        releasing.drain(timeout=TIMEOUT)
+        assert replies == [[Relation.OURS]] * 4
+        assert [releasing.inspect(key) for key, _ in held] == [None] * 4
+
+    def test_an_asynchronous_release_never_touches_anothers_key(self, releasing: Store) -> None:
+        key, holder = do.held(releasing)
+        replies = release_async(releasing, key, do.new_token())
+        releasing.drain(timeout=TIMEOUT)
+        assert replies == [Relation.NOT_OURS], "a loss would be taken for a release"
+        assert do.record_of(releasing, key).token == str(holder)
+
+    def test_reservation_and_marker_are_written_with_it(self, releasing: Store) -> None:
+        key, token = do.held(releasing)
+        reserved = {"become": Kind.RESERVED, "become_ttl": LONG, "next_token": token.next_attempt()}
+        done = {"marker": MarkerState.DONE, "marker_ttl": LONG}
+        release_async(releasing, key, token, **reserved, **done)
+        assert do.refused(releasing, key, token) is Relation.DONE
+        assert do.refused(releasing, key) is Relation.OTHER
+        do.take(releasing, key, token.next_attempt())
+
+    def test_its_claim_is_free_for_the_next_publisher(self, releasing: Store) -> None:
+        key, claim, token = do.published(releasing)
+        do.take(releasing, key, token)
+        release_async(releasing, key, token, claim=do.freed(claim))
+        assert do.admit(releasing, claim, do.new_token()) is None
+
+
+def release_async(store: Store, key: str, token: Token, **options: Any) -> Replies:
+    """Release asynchronously, or synchronously if the store requires it; return the replies."""
+    replies: Replies = []
+
+    def on_reply(reply: Relation | StoreError, is_unsure: bool) -> None:
+        assert not is_unsure, "each try had a reply"
+        replies.append(reply)
+
+    request = Release(keys=(key,), token=token, **options)
+    if not store.release_async(request, timeout=TIMEOUT, on_reply=on_reply):
+        replies.append(store.release(request, timeout=TIMEOUT))
+    return replies

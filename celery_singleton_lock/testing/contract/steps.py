@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
@@ -29,6 +29,8 @@ TIMEOUT = 20.0
 #: The ttl of a lease that must not expire during a test, in seconds.
 LONG = 600.0
 
+#: A key, or slots.
+Keys: TypeAlias = str | tuple[str, ...]
 KEYSPACE = Keyspace("contract")
 #: The holder of claims.
 PUBLISHER = Holder(task="app.sync", task_id="m-1", worker="wëb one", pid=8, since=16e8)
@@ -60,19 +62,10 @@ def new_token(
     )
 
 
-def ask(
-    store: Store,
-    key: str | tuple[str, ...],
-    token: Token,
-    *,
-    ttl: float = LONG,
-    sequence: int = 0,
-    holder: Holder = HOLDER,
-    **claim: Any,
-) -> Granted | Refused:
+def ask(store: Store, key: Keys, token: Token, **options: Any) -> Granted | Refused:
     """Acquire once."""
     slots = (key,) if isinstance(key, str) else key
-    request = Acquire(slots=slots, token=token, holder=holder, ttl=ttl, sequence=sequence, **claim)
+    request = Acquire(slots=slots, token=token, **{"holder": HOLDER, "ttl": LONG, **options})
     return store.acquire(request, timeout=TIMEOUT)
 
 
@@ -91,11 +84,9 @@ def lease_of(key: str, token: Token, ttl: float = LONG, claim_key: str = "") -> 
     )
 
 
-def take(
-    store: Store, key: str, token: Token | None = None, *, ttl: float = LONG, **claim: Any
-) -> Token:
+def take(store: Store, key: str, token: Token | None = None, **options: Any) -> Token:
     token = token or new_token()
-    reply = ask(store, key, token, ttl=ttl, **claim)
+    reply = ask(store, key, token, **options)
     assert isinstance(reply, Granted), reply
     return token
 
@@ -106,9 +97,19 @@ def held(store: Store, token: Token | None = None, **options: Any) -> tuple[str,
     return key, take(store, key, token, **options)
 
 
-def give(store: Store, key: str | tuple[str, ...], token: Token, **options: Any) -> Relation:
+def give(store: Store, key: Keys, token: Token, **options: Any) -> Relation:
     keys = (key,) if isinstance(key, str) else key
     return store.release(Release(keys=keys, token=token, **options), timeout=TIMEOUT)
+
+
+def held_as(
+    store: Store, kind: Kind, ttl: float = LONG, token: Token | None = None
+) -> tuple[str, Token]:
+    """A new key of ``kind``, and the token whose lease it was."""
+    key, token = held(store, token)
+    if kind is not Kind.LEASE:
+        become(store, key, token, kind, ttl)
+    return key, token
 
 
 def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) -> None:
@@ -121,17 +122,28 @@ def renew(store: Store, leases: Sequence[Lease]) -> list[Renewal]:
     return store.renew(leases, timeout=TIMEOUT)
 
 
+def renew_one(
+    store: Store, key: str, token: Token, ttl: float = LONG, claim_key: str = ""
+) -> Renewal:
+    [reply] = renew(store, [lease_of(key, token, ttl, claim_key)])
+    return reply
+
+
 def mark(
-    store: Store,
-    key: str,
-    token: Token,
-    state: MarkerState,
-    sequence: int = 0,
-    ttl: float = LONG,
-    **claim: Any,
+    store: Store, key: str, token: Token, state: MarkerState, sequence: int = 0, **options: Any
 ) -> None:
-    request = Mark(key=key, token=token, state=state, sequence=sequence, ttl=ttl, **claim)
+    options = {"ttl": LONG, **options}
+    request = Mark(key=key, token=token, state=state, sequence=sequence, **options)
     store.mark(request, timeout=TIMEOUT)
+
+
+def marked(
+    store: Store, state: MarkerState, sequence: int = 0, **options: Any
+) -> tuple[str, Token]:
+    """A new key, and a token whose attempt has a marker beside it."""
+    key, token = new_key(), new_token()
+    mark(store, key, token, state, sequence, **options)
+    return key, token
 
 
 def new_claim() -> tuple[str, str]:
@@ -160,6 +172,12 @@ def published(store: Store, token: Token | None = None, **options: Any) -> tuple
     """A new key, the key of a claim beside it, and the token that has the claim."""
     key, claim = new_claim()
     return key, claim, publish(store, claim, token, **options)
+
+
+def published_and_held(store: Store, **options: Any) -> tuple[str, str, Token]:
+    """As :func:`published`; the token holds the key too, without its claim."""
+    key, claim, token = published(store, **options)
+    return key, claim, take(store, key, token)
 
 
 def started(store: Store) -> tuple[str, str, Token]:
@@ -199,7 +217,7 @@ def ttl_of(record: Record) -> float:
     return given if given - record.ttl < 60 else record.ttl
 
 
-def refused(store: Store, key: str, token: Token | None = None, **options: Any) -> Relation:
+def refused(store: Store, key: Keys, token: Token | None = None, **options: Any) -> Relation:
     """Request a key that is not granted; return the relation."""
     reply = ask(store, key, token or new_token(), **options)
     assert isinstance(reply, Refused), reply
@@ -242,9 +260,16 @@ def becomes(claim: str, phase: Phase | None, ttl: float = 2 * LONG) -> ClaimChan
     return ClaimChange(key=claim, phase=phase, ttl=ttl)
 
 
-def is_as_published(store: Store, claim: str, token: Token, phase: Phase = Phase.QUEUED) -> bool:
-    """Whether the claim is unchanged since :func:`publish`."""
-    return found(store, claim) == (Kind.CLAIM, token.task, phase, PUBLISHER, LONG)
+def is_claimed(
+    store: Store, claim: str, token: Token, phase: Phase = Phase.QUEUED, ttl: float = LONG
+) -> bool:
+    """Whether the token's task has the claim; by default, as since :func:`publish`."""
+    return found(store, claim) == (Kind.CLAIM, token.task, phase, PUBLISHER, ttl)
+
+
+def is_held(store: Store, key: str, token: Token, ttl: float = LONG) -> bool:
+    """Whether the token holds the key as since :func:`take`."""
+    return found(store, key) == (Kind.LEASE, str(token), None, HOLDER, ttl)
 
 
 class Part:
