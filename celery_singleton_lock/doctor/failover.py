@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
 from celery_singleton_lock.doctor.servers import command, fields_of, visit_redis
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.nodes import Address, Topology
+from celery_singleton_lock.stores.redis.cluster import Address, Topology
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
 from celery_singleton_lock.stores.urls import Hosts
 

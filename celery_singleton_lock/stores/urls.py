@@ -52,12 +52,15 @@ class Hosts:
         """Parse ``url``.
 
         Raises:
-            ValueError: A port is not a number.
+            SettingsError: A port is not a number.
         """
-        splits = [urlsplit(single) for single in single_urls(url)]
-        addresses = [
-            (split.hostname or "localhost", split.port or default_port) for split in splits
-        ]
+        try:
+            splits = [urlsplit(single) for single in single_urls(url)]
+            addresses = [
+                (split.hostname or "localhost", split.port or default_port) for split in splits
+            ]
+        except ValueError as exc:
+            raise SettingsError(f"the store's URL can't be read: {exc}") from exc
         query = {name: value for split in splits for name, value in parse_qsl(split.query)}
         return cls(splits[0].scheme, tuple(dict.fromkeys(addresses)), splits[0], query)
 

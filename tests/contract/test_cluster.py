@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from redis.crc import key_slot
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
@@ -24,8 +23,7 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis import connection
-from celery_singleton_lock.stores.redis.cluster import ClusterStore
-from celery_singleton_lock.stores.redis.nodes import Topology, slot_of
+from celery_singleton_lock.stores.redis.cluster import ClusterStore, Topology, slot_of
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_token
 from example_project.private_server import PrivateServer, free_port
@@ -461,9 +459,8 @@ def test_a_message_gives_way_to_a_claim_in_another_shard(store: ClusterStore) ->
 def test_a_slot_is_that_of_the_hash_tag() -> None:
     # The example of the cluster specification.
     assert slot_of("{123456789}") == slot_of(b"x{123456789}y") == 12739
-    for number in range(256):
-        key = f"csl:{{celery:{number}}}:s:k"
-        assert slot_of(key) == key_slot(key.encode())
+    key = SPACE.lock("s", "k")
+    assert slot_of(key) == slot_of(Keyspace.fence(key)) == slot_of(Keyspace.claim("t", key))
 
 
 def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:
@@ -472,9 +469,7 @@ def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:
         [8192, 16000, [None, 7001, b"id", [b"hostname", b"h"]]],
     ]
     topology = Topology(reply, ("asked", 7000))
-    assert topology.master_of(5) == ("asked", 7000)
-    assert topology.master_of(8192) == ("asked", 7001)
-    assert topology.master_of(16001) is None
+    assert topology.master_of[5] == ("asked", 7000)
+    assert topology.master_of[8192] == ("asked", 7001)
+    assert topology.master_of[16001] is None
     assert topology.nodes == [("asked", 7000), ("asked", 7001), ("other", 7003)]
-    topology.move(5, ("moved", 1))
-    assert topology.master_of(5) == ("moved", 1)

@@ -260,7 +260,7 @@ class Relay:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
         there = Connections(url, options)
-        self.run, self.attempt, self.send_async = there.run, there.attempt, there.send_async
+        self.run, self.send_async = there.run, there.send_async
         self.drain, self.close, self.home_of = there.drain, there.close, there.home_of
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import redis
 
-from celery_singleton_lock.stores.redis.nodes import slot_of
+from celery_singleton_lock.stores.redis.cluster import slot_of
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import client_of, link_of

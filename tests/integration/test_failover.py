@@ -16,7 +16,7 @@ from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.redis.nodes import slot_of
+from celery_singleton_lock.stores.redis.cluster import slot_of
 from example_project.private_server import PrivateServer
 from tests.harness.cluster import Cluster
 from tests.harness.deliveries import wait_until

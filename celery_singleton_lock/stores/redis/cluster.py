@@ -1,28 +1,44 @@
-"""Leases in a Redis Cluster: the keys of a prefix are in 256 shards, each in one hash slot.
+"""Leases in a Redis Cluster: routing to the nodes, and a store whose keys are in 256 shards.
+
+Overview
+    Each shard of a prefix is in one hash slot, so it is on one node. `NodeConnections` sends each
+    command to the node that has the hash slot of its key. `ClusterStore` is a RedisStore on these
+    connections.
 
 Guarantees
     A lease, its fence counter, its marker and its claim are in one shard, so every operation is one
-    script on one node, as on a single server. Renewals are one pipeline per node, all at once: a
-    node that does not answer delays no lease of another node.
+    script on one node, as on a single server. All commands for one node are one pipeline, and the
+    nodes work at the same time: a node that does not answer delays no lease of another node.
+    A node that replies MOVED, ASK or TRYAGAIN has executed nothing, so the command is sent again, a
+    few times and within the timeout. A command without a reply is never sent again.
 
 Non-guarantees
-    Exclusion over a failover: replication is asynchronous. Atomicity for a stray claim, which is in
-    another shard because its publisher computed another key: a separate request changes it, before
-    or after the lease's request. If that request fails, the claim expires.
+    Exclusion over a failover: replication is asynchronous. A current topology: a node that was cut
+    off from the others may report an old one. Redirects and failures correct it. Atomicity for a
+    stray claim, which is in another shard because its publisher computed another key: a separate
+    request changes it, before or after the lease's request. If that request fails, the claim
+    expires.
+
+Failure handling
+    A node that does not answer, MOVED and CLUSTERDOWN make the topology stale. Before the next
+    commands the topology is requested from one node after the other, until one answers. If none
+    answers, the old topology is used.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Final
 
 import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Record, Token
+from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Token
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
@@ -36,20 +52,332 @@ from celery_singleton_lock.core.store import (
     Release,
     Renewal,
 )
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis import scripts
-from celery_singleton_lock.stores.redis.inspect import record_of
-from celery_singleton_lock.stores.redis.nodes import NodeConnections
-from celery_singleton_lock.stores.redis.replies import checked
+from celery_singleton_lock.stores.redis.async_release import PendingRelease
+from celery_singleton_lock.stores.redis.connection import Connection, Connections
 from celery_singleton_lock.stores.redis.scripts import (
+    Command,
     KeysAndArguments,
     Script,
     milliseconds,
     phase_of,
 )
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.urls import Hosts
 
 logger = logging.getLogger("celery_singleton_lock")
+
+#: Host and port.
+Address = tuple[str, int]
+
+_PORT: Final = 6379
+# The number of rounds of redirects. During a migration two redirects are usual, more are not.
+_ROUNDS: Final = 5
+# Seconds. TRYAGAIN lasts until the current MIGRATE of the slot's keys ends.
+_TRY_AGAIN_PAUSE: Final = 0.02
+# Errors of a node that is no longer a master, or of a cluster with slots that are not served.
+_STALE: Final = (redis.exceptions.ClusterDownError, redis.exceptions.ReadOnlyError)
+
+
+def slot_of(key: str | bytes) -> int:
+    """The hash slot of ``key``. If ``key`` has a hash tag in braces, only the tag counts."""
+    return int(key_slot(key.encode() if isinstance(key, str) else key))
+
+
+class Topology:
+    """The node of each hash slot, as reported by one node and updated by redirects.
+
+    Args:
+        reply: The reply to CLUSTER SLOTS.
+        asked: The node that replied, which may leave out its own host.
+    """
+
+    def __init__(self, reply: Sequence[Any], asked: Address) -> None:
+        #: The node that has each slot; None: no node has it.
+        self.master_of: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        masters: list[Address] = []
+        replicas: list[Address] = []
+        for begin, end, *nodes in reply:
+            master, *others = [_address(node, asked) for node in nodes]
+            self.master_of[begin : end + 1] = [master] * (end + 1 - begin)
+            masters.append(master)
+            replicas += others
+        #: The nodes that have slots.
+        self.masters = list(dict.fromkeys(masters))
+        #: All nodes.
+        self.nodes = list(dict.fromkeys([*masters, *replicas]))
+
+
+def _address(node: Sequence[Any], asked: Address) -> Address:
+    host = (node[0] or b"").decode()
+    # An empty host or '?': the node doesn't know its own name (cluster-preferred-endpoint-type).
+    return (host if host not in ("", "?") else asked[0], int(node[1]))
+
+
+@dataclass(slots=True)
+class _Request:
+    """A command and the WAIT that follows it, if any. Both go to one node, on one connection.
+
+    Attributes:
+        commands: The command, and WAIT.
+        slot: The hash slot of the command's key.
+        asking: The node named by an ASK reply; None: the slot's node.
+        replies: The reply or the error of each command; empty: the request must be sent (again).
+    """
+
+    commands: list[Command]
+    slot: int
+    asking: Address | None = None
+    replies: list[Any] = field(default_factory=list)
+
+    def to_send(self) -> list[Command]:
+        return [("ASKING",), *self.commands] if self.asking else self.commands
+
+    def fail(self, error: StoreError) -> None:
+        self.replies = [error] * len(self.commands)
+
+
+def _requests_of(commands: Sequence[Command]) -> list[_Request]:
+    requests: list[_Request] = []
+    for command in commands:
+        if command[0] == "WAIT":
+            requests[-1].commands.append(command)
+        else:
+            key = command[3] if command[0] in ("EVALSHA", "EVAL") else command[1]
+            requests.append(_Request([command], slot_of(key)))
+    return requests
+
+
+class NodeConnections(Connections):
+    """The connections to the nodes of a cluster. ``url`` names some of the nodes.
+
+    Each node has connections of its own. `take` is a method of these.
+
+    Args:
+        url: ``redis+cluster://user:password@host1:7000,host2:7001``; ``rediss+cluster://`` is TLS.
+        options: Options of the connections.
+        clock: The clock of the deadlines.
+
+    Raises:
+        SettingsError: The URL or an option can't be read.
+    """
+
+    def __init__(
+        self, url: str, options: Mapping[str, Any] | None = None, clock: Clock | None = None
+    ) -> None:
+        hosts = Hosts.of(url, default_port=_PORT)
+        if hosts.parts.path.strip("/") not in ("", "0") or hosts.query.get("db", "0") != "0":
+            raise SettingsError("a Redis Cluster has no databases: leave the number out of its URL")
+        tls = hosts.scheme in ("rediss+cluster", "valkeys+cluster")
+        super().__init__(hosts.redis_url(tls=tls, query=hosts.query), options, clock)
+        self._seeds = hosts.addresses
+        self._nodes: dict[Address, Connections] = {}
+        self._topology = Topology([], self._seeds[0])
+        self._stale = True
+        # The nodes whose last request failed. They are asked last.
+        self._suspects: set[Address] = set()
+        self._answered_last: Address | None = None
+
+    def run(self, commands: Sequence[Command], timeout: float, *, check: bool = True) -> list[Any]:
+        """See `Connections.run`.
+
+        Args:
+            commands: Name and arguments. The first argument is a key, except for EVAL and EVALSHA.
+            timeout: Seconds for all commands, and once more if a node must be connected to.
+            check: Whether the first error is raised; else the error of a command is a value, also
+                if its node did not answer, and TRYAGAIN is an error.
+
+        Raises:
+            StoreUnavailable, StoreError: No node reports the topology.
+        """
+        until = self.now() + timeout
+        requests = to_send = _requests_of(commands)
+        self._look(timeout)
+        for _ in range(_ROUNDS):
+            self._round(to_send, timeout, until, waits=check)
+            to_send = [request for request in requests if not request.replies]
+            if not to_send or self.now() >= until:
+                break
+        for request in to_send:
+            request.fail(StoreUnavailable("the store is moving this key: try again"))
+        replies = [reply for request in requests for reply in request.replies]
+        return self.checked(replies) if check else replies
+
+    def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
+        """See `Connections.send_async`. A node that replies MOVED has not executed the release."""
+        if self._stale:
+            return False
+        address = self._topology.master_of[slot_of(command[3])]
+        return address is not None and self._node(address).send_async(command, timeout, pending)
+
+    def drain(self, timeout: float) -> None:
+        """See `Connections.drain`; ``timeout`` is for all nodes."""
+        until = self.now() + timeout
+        for node in list(self._nodes.values()):
+            node.drain(max(0.0, until - self.now()))
+
+    def masters(self, timeout: float) -> list[Connections]:
+        """The connections to each node that has slots.
+
+        Raises:
+            StoreUnavailable, StoreError: No node reports the topology.
+        """
+        self._stale = True
+        return [self._node(address) for address in self._look(timeout).masters]
+
+    def home_of(self, key: str, timeout: float) -> Connections:
+        """The connections to the node that has ``key``.
+
+        Raises:
+            StoreUnavailable, StoreError: No node has the key, or none reports the topology.
+        """
+        address = self._look(timeout).master_of[slot_of(key)]
+        if address is None:
+            raise _unserved(slot_of(key))
+        return self._node(address)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for node in list(self._nodes.values()):
+            node.close()
+
+    # --- one round -------------------------------------------------------------------------------
+
+    def _round(
+        self, requests: list[_Request], timeout: float, until: float, *, waits: bool
+    ) -> None:
+        """Send the requests to their nodes, and read the replies."""
+        taken: list[Connection] = []
+        in_flight: list[tuple[Address, list[_Request], Connection]] = []
+        try:
+            for address, load in self._by_node(requests, timeout):
+                node = self._node(address)
+                try:
+                    if self.now() >= until and not node.has_idle(timeout):
+                        raise StoreUnavailable("no time was left to ask this node")
+                    connection = node.take(timeout)
+                    taken.append(connection)
+                    connection.send([one for request in load for one in request.to_send()])
+                    in_flight.append((address, load, connection))
+                except StoreError as exc:
+                    self._fail(address, load, exc)
+            for address, load, connection in in_flight:
+                try:
+                    # After a node that did not answer, only replies that have arrived are read.
+                    replies = connection.replies(until)
+                except StoreError as exc:
+                    self._fail(address, load, exc)
+                else:
+                    self._suspects.discard(address)
+                    self._distribute(address, load, replies, waits)
+        finally:
+            # Also after an exception from a signal handler: end() closes a connection with unread
+            # replies.
+            for connection in taken:
+                connection.end()
+
+    def _by_node(
+        self, requests: list[_Request], timeout: float
+    ) -> list[tuple[Address, list[_Request]]]:
+        loads: dict[Address, list[_Request]] = {}
+        for request in requests:
+            address = request.asking or self._topology.master_of[request.slot]
+            if address is None:
+                self._stale = True
+                request.fail(_unserved(request.slot))
+            else:
+                loads.setdefault(address, []).append(request)
+        # A dead node must not use up the time of the others: nodes that need no connecting come
+        # first, nodes that failed last come last.
+        return sorted(
+            loads.items(),
+            key=lambda item: (not self._node(item[0]).has_idle(timeout), item[0] in self._suspects),
+        )
+
+    def _fail(self, address: Address, load: list[_Request], error: StoreError) -> None:
+        self._stale = True
+        self._suspects.add(address)
+        for request in load:
+            request.fail(error)
+
+    def _distribute(
+        self, asked: Address, load: list[_Request], replies: list[Any], waits: bool
+    ) -> None:
+        """Assign the replies to the requests, except to those that must be sent again."""
+        rest = iter(replies)
+        pause = False
+        for request in load:
+            if request.asking:
+                next(rest)  # the reply to ASKING
+            found = list(islice(rest, len(request.commands)))
+            error = found[0]
+            if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
+                self._redirect(request, error, asked)
+            elif isinstance(error, redis.exceptions.TryAgainError) and waits:
+                pause = True
+            else:
+                self._stale = self._stale or isinstance(error, _STALE)
+                request.replies = found
+        if pause:
+            self._clock.sleep(_TRY_AGAIN_PAUSE)
+
+    def _redirect(
+        self, request: _Request, error: redis.exceptions.AskError, asked: Address
+    ) -> None:
+        target = (error.host.strip("[]") or asked[0], error.port)
+        if isinstance(error, redis.exceptions.MovedError):
+            # This redirect is followed at once. Other slots may have moved too, so the topology is
+            # read before the next commands.
+            self._stale = True
+            self._topology.master_of[request.slot] = target
+            request.asking = None
+        else:
+            request.asking = target
+
+    # --- the topology ----------------------------------------------------------------------------
+
+    def _look(self, timeout: float) -> Topology:
+        """The topology, read again if it is stale and a node answers.
+
+        Raises:
+            StoreUnavailable, StoreError: The topology was never read, and no node answers.
+        """
+        if not self._stale:
+            return self._topology
+        error: StoreError = StoreUnavailable("the store has no node that could be asked")
+        until = self.now() + timeout
+        for address in self._whom_to_ask():
+            try:
+                (reply,) = self._node(address).run([("CLUSTER", "SLOTS")], timeout)
+            except StoreError as exc:
+                self._suspects.add(address)
+                error = exc
+                if self.now() >= until:
+                    break
+                continue
+            self._topology, self._stale = Topology(reply, address), False
+            self._answered_last = address
+            self._suspects.discard(address)
+            for gone in set(self._nodes) - {*self._topology.nodes, *self._seeds}:
+                self._nodes.pop(gone).close()
+            return self._topology
+        if not self._topology.nodes:
+            raise error
+        return self._topology
+
+    def _whom_to_ask(self) -> list[Address]:
+        addresses = list(dict.fromkeys([*self._topology.nodes, *self._seeds]))
+        if self._answered_last in addresses:
+            after = addresses.index(self._answered_last) + 1
+            addresses = addresses[after:] + addresses[:after]
+        return sorted(addresses, key=lambda address: address in self._suspects)
+
+    def _node(self, address: Address) -> Connections:
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes.setdefault(address, self.at(*address))
+        return node
 
 
 class ClusterStore(RedisStore):
@@ -57,21 +385,8 @@ class ClusterStore(RedisStore):
 
     shards = 256
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        fence_base: int = 0,
-        options: Mapping[str, Any] | None = None,
-        wait_replicas: int = 0,
-    ) -> None:
-        self._nodes = NodeConnections(url, options)
-        super().__init__(
-            url,
-            fence_base=fence_base,
-            wait_replicas=wait_replicas,
-            connect=lambda url, options: self._nodes,
-        )
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, connect=NodeConnections, **options)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -126,62 +441,50 @@ class ClusterStore(RedisStore):
         return self._settle_stray(request.token, claim, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        shards = _by_shard(leases)
-        chunks = [
-            chunk
-            for shard in shards
-            for chunk in scripts.chunks_of([leases[index] for index in shard])
+        shards: dict[str, list[Lease]] = {}
+        for lease in leases:
+            shards.setdefault(Keyspace.shard(lease.key), []).append(lease)
+        chunks = [chunk for shard in shards.values() for chunk in scripts.chunks_of(shard)]
+        replies = self._each(scripts.RENEW, [*map(scripts.renewal_arguments, chunks)], timeout)
+        # While a slot moves, its keys are on two nodes: each lease needs a request of its own.
+        apart: list[Sequence[Lease]] = [
+            [lease]
+            for chunk, reply in zip(chunks, replies, strict=True)
+            if isinstance(reply, redis.exceptions.TryAgainError)
+            for lease in chunk
         ]
-        found = chain.from_iterable(self._renew(chunks, timeout))
-        order = dict(zip(chain.from_iterable(shards), found, strict=True))
-        replies = [order[index] for index in range(len(leases))]
+        runs = [scripts.renewal_arguments(chunk, claims=False) for chunk in apart]
+        replies += self._each(scripts.RENEW, runs, timeout)
+        if all(isinstance(reply, Exception) for reply in replies):
+            self._connections.checked(replies)
+        found: dict[int, Renewal] = {}
+        for chunk, reply in zip([*chunks, *apart], replies, strict=True):
+            if not isinstance(reply, Exception):
+                found.update(
+                    zip(map(id, chunk), scripts.renewals_of(len(chunk), reply), strict=True)
+                )
+        renewals = [found.get(id(lease), LossReason.UNREACHABLE) for lease in leases]
+        self._prolong_strays(leases, renewals, timeout)
+        return renewals
+
+    def _prolong_strays(
+        self, leases: Sequence[Lease], renewals: Sequence[Renewal], timeout: float
+    ) -> None:
+        """Prolong the stray claims of renewed leases. After a failure the claims expire."""
         runs = [
             ((lease.claim_key,), (lease.token.task, milliseconds(lease.ttl)))
-            for lease, reply in zip(leases, replies, strict=True)
+            for lease, reply in zip(leases, renewals, strict=True)
             if reply is RENEWED
             and lease.claim_key
             and not Keyspace.same_shard(lease.key, lease.claim_key)
         ]
-        if runs:
-            self._attempt(scripts.PROLONG, runs, timeout)  # after a failure the claim expires
-        return replies
+        self._each(scripts.PROLONG, runs, timeout)
 
-    def _renew(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
-        runs = [scripts.renewal_arguments(chunk) for chunk in chunks]
-        found: list[list[Renewal] | None] = []
-        for chunk, reply in zip(
-            chunks, replies := self._attempt(scripts.RENEW, runs, timeout), strict=True
-        ):
-            if isinstance(reply, redis.exceptions.TryAgainError):
-                found.append(self._renew_apart(chunk, timeout))
-            else:
-                failed = isinstance(reply, Exception)
-                found.append(None if failed else scripts.renewals_of(chunk, reply))
-        if replies and not any(found):
-            raise _refusal(replies)
-        return [
-            reply or [LossReason.UNREACHABLE] * len(chunk)
-            for chunk, reply in zip(chunks, found, strict=True)
-        ]
-
-    def _renew_apart(self, chunk: Sequence[Lease], timeout: float) -> list[Renewal] | None:
-        """Renew each lease by its own request: while a slot moves, its keys are on two nodes."""
-        runs = [scripts.renewal_arguments([lease], claims=False) for lease in chunk]
-        replies = self._attempt(scripts.RENEW, runs, timeout)
-        if all(isinstance(reply, Exception) for reply in replies):
-            return None
-        return [
-            LossReason.UNREACHABLE
-            if isinstance(reply, Exception)
-            else scripts.renewals_of([lease], reply)[0]
-            for lease, reply in zip(chunk, replies, strict=True)
-        ]
-
-    def _attempt(
-        self, script: Script, runs: Sequence[KeysAndArguments], timeout: float
-    ) -> list[Any]:
-        """The reply or the error of each request."""
-        replies = self._nodes.attempt([*map(script.evalsha, runs)], timeout, waits=False)
+    def _each(self, script: Script, runs: Sequence[KeysAndArguments], timeout: float) -> list[Any]:
+        """The reply or the error of each run of ``script``."""
+        if not runs:
+            return []
+        replies = self._connections.run([*map(script.evalsha, runs)], timeout, check=False)
         forgotten = [
             index
             for index, reply in enumerate(replies)
@@ -189,7 +492,7 @@ class ClusterStore(RedisStore):
         ]
         if forgotten:
             taught = [script.eval(runs[index]) for index in forgotten]
-            again = self._nodes.attempt(taught, timeout, waits=False)
+            again = self._connections.run(taught, timeout, check=False)
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply
         return replies
@@ -198,10 +501,6 @@ class ClusterStore(RedisStore):
         """Whether the token holds the key already, and only the reply to its acquire was lost."""
         records = [self._read(slot, timeout) for slot in request.slots]
         return any(record is not None and record.token == str(request.token) for record in records)
-
-    def _read(self, key: str, timeout: float) -> Record | None:
-        value, ttl_ms = self._nodes.run([("GET", key), ("PTTL", key)], timeout)
-        return None if value is None else record_of(key.encode(), value, ttl_ms)
 
     def _settle_stray(self, token: Token, change: ClaimChange, timeout: float) -> None:
         arguments = [token.task, phase_of(change), milliseconds(change.ttl), "y"]
@@ -212,25 +511,10 @@ class ClusterStore(RedisStore):
             logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
 
 
-def _by_shard(leases: Sequence[Lease]) -> list[list[int]]:
-    """The positions of the leases of each shard."""
-    shards: dict[str, list[int]] = {}
-    for index, lease in enumerate(leases):
-        shards.setdefault(Keyspace.shard(lease.key), []).append(index)
-    return list(shards.values())
-
-
 def _stray(key: str, claim: ClaimChange | None) -> ClaimChange | None:
     """``claim`` if it is in another shard than ``key``."""
     return claim if claim is not None and not Keyspace.same_shard(key, claim.key) else None
 
 
-def _refusal(replies: list[Any]) -> StoreError:
-    """The first error among ``replies``, as an error of this library."""
-    if isinstance(replies[0], StoreError):
-        return replies[0]
-    try:
-        checked(replies)
-    except StoreError as exc:
-        return exc
-    raise AssertionError("unreachable: these were errors")
+def _unserved(slot: int) -> StoreUnavailable:
+    return StoreUnavailable(f"no node of the cluster has slot {slot} now")

@@ -20,10 +20,9 @@ redis-py blocked for 59 s on a dead link, and turned a lost reply into "not acqu
 
 from __future__ import annotations
 
-import copy
 import socket
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import redis
@@ -35,7 +34,6 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.async_release import PendingRelease
-from celery_singleton_lock.stores.redis.replies import checked, classified, read
 from celery_singleton_lock.stores.redis.scripts import Command, pack
 from celery_singleton_lock.stores.redis.url_options import connection_options
 
@@ -54,6 +52,18 @@ _BROKEN: Final = (
     OSError,
     ValueError,
 )
+
+# CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
+_TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
+# redis-py 5 and 6 recognize these errors only on connections of the cluster client.
+_OF_CLUSTERS: Final[dict[str, type[redis.exceptions.ResponseError]]] = {
+    "ASK": redis.exceptions.AskError,
+    "CLUSTERDOWN": redis.exceptions.ClusterDownError,
+    "CROSSSLOT": redis.exceptions.ClusterCrossSlotError,
+    "MASTERDOWN": redis.exceptions.MasterDownError,
+    "MOVED": redis.exceptions.MovedError,
+    "TRYAGAIN": redis.exceptions.TryAgainError,
+}
 
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
 # the server has closed gets no reply, so it is unknown whether a release was executed or the lease
@@ -110,8 +120,9 @@ class Connections:
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
         self._idle: defaultdict[tuple[int, float], deque[Connection]] = defaultdict(deque)
+        self._clock = clock or SystemClock()
         #: The current time in seconds, to compute the age of idle connections.
-        self.now = (clock or SystemClock()).now
+        self.now = self._clock.now
 
     @property
     def address(self) -> str:
@@ -120,9 +131,10 @@ class Connections:
         return str(options.get("path") or f"{options.get('host')}:{options.get('port')}")
 
     def at(self, host: str, port: int) -> Connections:
-        """Connections to another server, with the same login and options."""
-        other = copy.copy(self)
+        """Connections to one server, with the same login and options."""
+        other = object.__new__(Connections)
         other._options = {**self._options, "host": host, "port": port}
+        other._make, other._clock, other.now = self._make, self._clock, self.now
         other._idle = defaultdict(deque)
         return other
 
@@ -134,15 +146,16 @@ class Connections:
         """The connections to each server that has keys. Here there is only one server."""
         return [self]
 
-    def run(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        """Send all commands at once and read all replies. The first error reply is raised.
+    def run(self, commands: Sequence[Command], timeout: float, *, check: bool = True) -> list[Any]:
+        """Send all commands at once and read all replies.
 
         Args:
             commands: The name and the arguments of each command.
             timeout: Seconds to wait for each reply.
+            check: Whether the first error reply is raised; else an error reply is a value.
 
         Raises:
-            ScriptForgotten: The server does not have the script.
+            NoScriptError: The server does not have the script.
             StoreUnavailable: The server doesn't answer.
             StoreError: The server refuses a command.
         """
@@ -152,23 +165,26 @@ class Connections:
             replies = connection.replies()
         finally:
             connection.end()
-        try:
-            return checked(replies)
-        except StoreUnavailable as exc:
-            if isinstance(exc.__cause__, redis.exceptions.ReadOnlyError):
-                # There was a failover behind this address. The idle connections lead to the old
-                # master; a new connection may lead to the new master.
-                self.drop()
-            raise
+        return self.checked(replies) if check else replies
 
-    def attempt(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        """As :meth:`run`, but an error reply is returned as a value."""
-        connection = self.take(timeout)
-        try:
-            connection.send(commands)
-            return connection.replies()
-        finally:
-            connection.end()
+    def checked(self, replies: list[Any]) -> list[Any]:
+        """Raise the first error among ``replies``; return ``replies`` if there is none.
+
+        Raises:
+            NoScriptError: The server was restarted, or its scripts were flushed.
+            StoreUnavailable: The error is temporary, such as during a failover.
+            StoreError: Any other error.
+        """
+        for reply in replies:
+            if isinstance(reply, Exception):
+                if isinstance(reply, (redis.exceptions.NoScriptError, StoreError)):
+                    raise reply
+                if isinstance(reply, redis.exceptions.ReadOnlyError):
+                    # There was a failover behind this address. The idle connections lead to the old
+                    # master; a new connection may lead to the new master.
+                    self.drop()
+                raise _mapped(reply) from reply
+        return replies
 
     def take(self, timeout: float) -> Connection:
         """An idle connection, or a new one. The caller must call ``end()`` on it in any case.
@@ -222,8 +238,9 @@ class Connections:
         A release whose reply does not arrive in time is lost.
 
         Args:
-            timeout: Seconds to wait for each reply.
+            timeout: Seconds to wait for all replies.
         """
+        until = self.now() + timeout
         for idle in self._of_this_thread():
             for connection in list(idle):
                 if connection.pending is None:
@@ -234,7 +251,7 @@ class Connections:
                     continue  # in use by another thread, which reads the pending reply
                 connection.pool = idle
                 try:
-                    connection.replies(within=timeout)
+                    connection.replies(until)
                 except StoreError:
                     pass  # end() closes the connection, so the release is lost
                 finally:
@@ -343,12 +360,12 @@ class Connection:
         except (redis.exceptions.RedisError, OSError) as exc:
             raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
 
-    def replies(self, *, within: float | None = None, until: float | None = None) -> list[Any]:
+    def replies(self, until: float | None = None) -> list[Any]:
         """Read the reply to each command. An error reply is a value.
 
         Args:
-            within: Seconds to wait for each reply, instead of the connection's timeout.
             until: A time on the owner's clock. After it, only replies that have arrived are read.
+                None: the connection's timeout counts for each reply.
 
         Raises:
             StoreUnavailable, StoreError: The replies don't arrive.
@@ -358,16 +375,16 @@ class Connection:
             self._unread += 1
         replies: list[Any] = []
         try:
-            if within is not None:
-                client._sock.settimeout(max(within, _ARRIVED))
-            for _ in range(self._unread) if until is None else self._unread_until(until):
+            for _ in range(self._unread):
+                if until is not None:
+                    client._sock.settimeout(max(until - self._owner.now(), _ARRIVED))
                 try:
                     reply = client.read_response(disable_decoding=True, disconnect_on_error=False)
                 except redis.exceptions.ResponseError as exc:
-                    reply = classified(exc)
+                    reply = _classified(exc)
                 replies.append(reply)
             self._unread = 0
-            if within is not None:
+            if until is not None:
                 client._sock.settimeout(client.socket_timeout)
         except _READ_ERRORS as exc:
             raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
@@ -377,16 +394,6 @@ class Connection:
                 self.pending = None
                 pending.acknowledge(replies.pop(0))
         return replies
-
-    def _unread_until(self, until: float) -> Iterator[None]:
-        late = False
-        for _ in range(self._unread):
-            if not late and self._owner.now() >= until:
-                late = True
-                self._client._sock.settimeout(_ARRIVED)
-            yield
-        if late:
-            self._client._sock.settimeout(self._client.socket_timeout)
 
     def arrived(self) -> list[Any]:
         """The reply to the only command that was sent, if it has arrived completely; else empty.
@@ -464,3 +471,41 @@ def _close_all(idle: deque[Connection]) -> None:
         except IndexError:
             return  # not tested before pop(): another thread may take the last one in between
         connection.close_idle()
+
+
+def read(client: Any) -> Any:
+    """The next reply on a connection of redis-py. An error reply is returned.
+
+    Raises:
+        RedisError, OSError, ValueError: The connection is broken, or the server refused it.
+    """
+    try:
+        # The connection stays open: after a timeout the caller may wait for the rest of the reply.
+        return client.read_response(disable_decoding=True, disconnect_on_error=False)
+    except redis.exceptions.ResponseError as exc:
+        return _classified(exc)
+
+
+def _classified(error: redis.exceptions.ResponseError) -> redis.exceptions.ResponseError:
+    """``error`` as an instance of redis-py's class for the first word of its message."""
+    if type(error) is redis.exceptions.ResponseError:
+        word, _, rest = str(error).partition(" ")
+        if word in _OF_CLUSTERS:
+            return _OF_CLUSTERS[word](rest)
+    return error
+
+
+def _mapped(error: Exception) -> StoreError:
+    """This library's error for an error reply."""
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return StoreUnavailable(f"the store is a replica now: {error}")
+    if isinstance(error, _TEMPORARY) or str(error).startswith("NOREPLICAS"):
+        return StoreUnavailable(f"the store can't answer now: {error}")
+    if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
+        return StoreError(
+            f"the store is one node of a Redis Cluster ({error}): name it redis+cluster://"
+        )
+    if "cluster support disabled" in str(error):
+        return StoreError(f"the store belongs to no Redis Cluster: name it redis:// ({error})")
+    # Permanent, such as a wrong type or a missing right.
+    return StoreError(f"the store refuses: {error}")

@@ -13,8 +13,6 @@ from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.nodes import AnyConnections
-from celery_singleton_lock.stores.redis.replies import checked
 from celery_singleton_lock.stores.redis.scripts import Command
 
 #: Seconds to wait for a reply. It may be long, because operators hold no lease meanwhile.
@@ -29,10 +27,10 @@ _READ_AT_ONCE: Final = 500
 class RedisOperators(Store):
     """The requests of operators to a store."""
 
-    _connections: AnyConnections
+    _connections: Connections
 
-    def inspect(self, key: str) -> Record | None:
-        value, ttl = self._connections.run([("GET", key), ("PTTL", key)], OPERATOR_TIMEOUT)
+    def _read(self, key: str, timeout: float) -> Record | None:
+        value, ttl = self._connections.run([("GET", key), ("PTTL", key)], timeout)
         return None if value is None else record_of(key.encode(), value, ttl)
 
     def scan(self, pattern: str) -> Iterator[Record]:
@@ -68,13 +66,10 @@ class RedisOperators(Store):
         Examples are locks of other recipes under the same name: SETNX without an expiry, a list, a
         set.
         """
-        seen: set[bytes] = set()  # only of foreign keys, which are few
-        for page in self._pages(pattern):
-            for key, kind, ttl_ms in self._read_each("TYPE", page):
-                what = _stray(key.decode(errors="replace"), kind, ttl_ms)
-                if what and key not in seen:
-                    seen.add(key)
-                    yield key.decode(errors="replace"), what
+        found: list[tuple[str, str]] = []
+        for _ in self.survey(pattern, lambda *foreign: found.append(foreign)):
+            pass
+        return iter(found)
 
     def missing_rights(self, key: str) -> list[str]:
         """See `Store.missing_rights`.
@@ -103,10 +98,6 @@ class RedisOperators(Store):
                 return True
             raise
         return False
-
-    def command(self, *words: Any) -> Any:
-        """The reply to one command of an operator."""
-        return self.servers()[0].run([words], OPERATOR_TIMEOUT)[0]
 
     def info(self, section: str) -> dict[str, str]:
         """One section of INFO. If a server may evict leases, it is the section of that server.
@@ -145,18 +136,14 @@ class RedisOperators(Store):
             # Packing text costs half as much as packing bytes.
             name = key.decode() if key.isascii() else key
             reads += ((read, name), ("PTTL", name))
-        replies = self._connections.attempt(reads, OPERATOR_TIMEOUT) if reads else []
-        refusals = [one for one in replies if isinstance(one, Exception) and not _is_of_type(one)]
-        for refusal in refusals:
-            if isinstance(refusal, StoreError):
-                raise refusal  # the node refused the command
-        checked(refusals)
+        replies = self._connections.run(reads, OPERATOR_TIMEOUT, check=False) if reads else []
+        self._connections.checked([reply for reply in replies if not _is_of_type(reply)])
         each = iter(replies)
         return zip(keys, each, each, strict=False)
 
 
-def _is_of_type(error: Exception) -> bool:
-    return str(error).startswith("WRONGTYPE ")
+def _is_of_type(reply: Any) -> bool:
+    return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE ")
 
 
 def _stray(name: str, kind: bytes, ttl_ms: int) -> str:

@@ -138,9 +138,9 @@ def renewal_arguments(chunk: Sequence[Lease], *, claims: bool = True) -> KeysAnd
     return keys, [f"{len(chunk)}", "", *values, *each]
 
 
-def renewals_of(chunk: Sequence[Lease], reply: Sequence[int]) -> list[Renewal]:
-    """The reply of ``renew.lua``, converted to one reply per lease."""
-    found: list[Renewal] = [RENEWED] * len(chunk)
+def renewals_of(count: int, reply: Sequence[int]) -> list[Renewal]:
+    """The reply of ``renew.lua`` for ``count`` leases, converted to one reply per lease."""
+    found: list[Renewal] = [RENEWED] * count
     for number, reason in zip(reply[::2], reply[1::2], strict=True):
         found[number - 1] = _RENEWALS[reason]
     return found

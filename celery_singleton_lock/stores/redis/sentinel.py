@@ -25,8 +25,7 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.replies import read
+from celery_singleton_lock.stores.redis.connection import Connections, read
 from celery_singleton_lock.stores.urls import Hosts
 
 _PORT: Final = 26379
@@ -48,10 +47,7 @@ class SentinelConnections(Connections):
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         options = dict(options or {})
-        try:
-            hosts = Hosts.of(url, default_port=_PORT)
-        except ValueError as exc:
-            raise SettingsError(f"the store's URL can't be read: {exc}") from exc
+        hosts = Hosts.of(url, default_port=_PORT)
         query = hosts.query
         self._name = _named(query.pop("master_name", None), options.pop("master_name", None))
         # Options of the connections to the sentinels. The other options are for the master.
@@ -67,9 +63,7 @@ class SentinelConnections(Connections):
             sentinel = Connections("rediss://localhost", {**tls, **kwargs})
         else:
             sentinel = Connections("redis://localhost", kwargs)
-        servers = hosts.redis_url(tls=all_tls or bool(tls), query=query)
-        super().__init__(servers, options)
-        self._servers = Connections(servers, options)
+        super().__init__(hosts.redis_url(tls=all_tls or bool(tls), query=query), options)
         self._sentinels = deque(sentinel.at(*address) for address in hosts.addresses)
         self._master: tuple[str, int] | None = None
 
@@ -82,10 +76,6 @@ class SentinelConnections(Connections):
     def sentinels(self) -> list[Connections]:
         """The connections to each sentinel that the URL names."""
         return list(self._sentinels)
-
-    def at(self, host: str, port: int) -> Connections:
-        """The connections to one server, whether or not it is the master."""
-        return self._servers.at(host, port)
 
     def new(self, timeout: float, **options: Any) -> Any:
         host, port = self._master = self._master or self._discovered(timeout)

@@ -29,9 +29,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any, Final
+
+import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, Phase, Record, Token
@@ -57,8 +59,6 @@ from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators, record_of
-from celery_singleton_lock.stores.redis.nodes import AnyConnections
-from celery_singleton_lock.stores.redis.replies import ScriptForgotten
 from celery_singleton_lock.stores.redis.scripts import (
     Command,
     KeysAndArguments,
@@ -67,8 +67,6 @@ from celery_singleton_lock.stores.redis.scripts import (
     phase_of,
 )
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
-
-_T = TypeVar("_T")
 
 _CAPABILITIES: Final = Capabilities(
     fence=True,
@@ -108,16 +106,15 @@ class RedisStore(RedisOperators):
         fence_base: int = 0,
         options: Mapping[str, Any] | None = None,
         wait_replicas: int = 0,
-        connect: Callable[[str, Mapping[str, Any] | None], AnyConnections] = Connections,
+        connect: Callable[[str, Mapping[str, Any] | None], Connections] = Connections,
     ) -> None:
         self._connections = connect(url, options)
         self._fence_base = fence_base
         self._wait_replicas = wait_replicas
         self._queues = WaitQueues()
         self._pending = PendingReleases(self._release)
-        # Shards for which the stored number of shards was found equal, and the keys of that number.
+        # Shards for whose prefix the stored number of shards was found equal.
         self._known_shards: set[str] = set()
-        self._read_notes: set[str] = set()
         # Shards whose server has run release.lua, and so has it loaded.
         self._taught: set[str] = set()
         # SET accepts NX together with GET since Redis 7.0. Older servers run the script instead.
@@ -156,7 +153,7 @@ class RedisStore(RedisOperators):
         run = scripts.acquire_arguments(request, self._fence_base)
         reply, *acknowledged = self._pipeline(scripts.ACQUIRE, [run], timeout, then=wait)
         if just_checked:
-            self._note_shards(key)  # again, if the server had lost the script and maybe its data
+            self._known_shards.add(shard)  # again, if the server had lost the script
         if self._pending.lost:
             self._pending.resend_lost()
         if isinstance(reply, bytes):
@@ -168,7 +165,8 @@ class RedisStore(RedisOperators):
             record = record_of(*found) if found else None
             return Refused(relation=Relation(word.decode()), record=record)
         if acknowledged and acknowledged[0] < self._wait_replicas:
-            self._take_back(granted.key, request.token, timeout)
+            with suppress(StoreError):  # the ttl frees the key; no body runs with this lease
+                self.release(Release(keys=(granted.key,), token=request.token), timeout=timeout)
             raise StoreUnavailable(
                 f"{acknowledged[0]} replica(s) had the grant of {granted.key!r} in time, and "
                 f"wait_replicas asks for {self._wait_replicas}: it was given back"
@@ -176,14 +174,14 @@ class RedisStore(RedisOperators):
         return granted
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
-        return [*chain.from_iterable(self._renew(scripts.chunks_of(leases), timeout))]
-
-    def _renew(self, chunks: Sequence[Sequence[Lease]], timeout: float) -> list[list[Renewal]]:
-        """Renew the leases of each chunk and their claims, all in one pipeline."""
         # Pending releases are not resent here, because all other leases would wait for that.
+        chunks = scripts.chunks_of(leases)
         runs = [scripts.renewal_arguments(chunk) for chunk in chunks]
         replies = self._pipeline(scripts.RENEW, runs, timeout) if runs else []
-        return [scripts.renewals_of(*one) for one in zip(chunks, replies, strict=True)]
+        found: list[Renewal] = []
+        for chunk, reply in zip(chunks, replies, strict=True):
+            found += scripts.renewals_of(len(chunk), reply)
+        return found
 
     def release(self, request: Release, *, timeout: float) -> Relation:
         reply = self._release(request, timeout)
@@ -234,7 +232,7 @@ class RedisStore(RedisOperators):
         if claim is not None:
             keys.append(claim.key)
             arguments += [token.task, phase_of(claim), milliseconds(claim.ttl)]
-        _repeatable(lambda: self._run(scripts.MARK, (keys, arguments), timeout))
+        self._run(scripts.MARK, (keys, arguments), timeout, is_repeatable=True)
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
         if Keyspace.shard(request.key) not in self._known_shards:
@@ -257,7 +255,7 @@ class RedisStore(RedisOperators):
         except StoreUnavailable as exc:
             if not exc.was_idle:
                 raise
-            return admit(request, timeout)  # not in _repeatable(): saves a call on a hot path
+            return admit(request, timeout)
 
     def _admit_by_set(self, request: Admit, timeout: float) -> Record | None:
         # A free claim is the common case. SET NX takes it at a quarter of a script's cost to the
@@ -290,15 +288,11 @@ class RedisStore(RedisOperators):
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         run = [change.key], [token.task, phase_of(change), milliseconds(change.ttl)]
-        _repeatable(lambda: self._run(scripts.SETTLE_CLAIM, run, timeout))
+        self._run(scripts.SETTLE_CLAIM, run, timeout, is_repeatable=True)
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
-        arguments = [
-            str(request.token),
-            request.expected or "",
-            request.new,
-            milliseconds(request.ttl),
-        ]
+        ttl_ms = milliseconds(request.ttl)
+        arguments = [str(request.token), request.expected or "", request.new, ttl_ms]
         run = [request.leader, request.entry], arguments
         return Authorization(self._run(scripts.AUTHORIZE_TICK, run, timeout).decode())
 
@@ -316,7 +310,7 @@ class RedisStore(RedisOperators):
 
     def inspect(self, key: str) -> Record | None:
         self._drain_open()
-        return super().inspect(key)
+        return self._read(key, OPERATOR_TIMEOUT)
 
     def problems(self, key: str) -> list[str]:
         try:
@@ -335,9 +329,26 @@ class RedisStore(RedisOperators):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def _run(self, script: Script, run: KeysAndArguments, timeout: float) -> Any:
-        """Run ``script`` once, then resend asynchronous releases whose reply was lost."""
-        (reply,) = self._pipeline(script, [run], timeout)
+    def _run(
+        self,
+        script: Script,
+        run: KeysAndArguments,
+        timeout: float,
+        *,
+        is_repeatable: bool = False,
+    ) -> Any:
+        """Run ``script`` once, then resend asynchronous releases whose reply was lost.
+
+        If ``is_repeatable``, the script is sent a second time if it got no reply on an idle
+        connection: a NAT or load balancer may have dropped that connection while the server is
+        reachable.
+        """
+        try:
+            (reply,) = self._pipeline(script, [run], timeout)
+        except StoreUnavailable as exc:
+            if not (is_repeatable and exc.was_idle):
+                raise
+            (reply,) = self._pipeline(script, [run], timeout)
         if self._pending.lost:
             self._pending.resend_lost()
         return reply
@@ -353,14 +364,13 @@ class RedisStore(RedisOperators):
         """Run ``script`` once per element of ``runs``. Load it into a server that has lost it."""
         try:
             return self._connections.run([*map(script.evalsha, runs), *then], timeout)
-        except ScriptForgotten:
+        except redis.exceptions.NoScriptError:
             # The server was restarted, or SCRIPT FLUSH was called. Only the commands before the
             # first error were executed, and every script may run twice. EVAL loads and runs in one
             # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
             if script is scripts.ACQUIRE:
                 # The server may have lost its data, with the number of shards, too.
                 self._taught.clear()
-                self._read_notes.clear()
                 self._known_shards.clear()
             return self._connections.run([*map(script.eval, runs), *then], timeout)
 
@@ -380,7 +390,7 @@ class RedisStore(RedisOperators):
             StoreUnavailable: The store doesn't answer.
         """
         note = Keyspace.shards_note(key)
-        if note in self._read_notes:
+        if note in map(Keyspace.shards_note, list(self._known_shards)):
             self._known_shards.add(Keyspace.shard(key))
             return False
         noted = int(self._run(scripts.SHARDS, ([note], [self.shards]), timeout))
@@ -391,39 +401,12 @@ class RedisStore(RedisOperators):
                 "store alike everywhere (a cluster is redis+cluster://, in every app); if no "
                 "worker of the other sort is left, delete that key"
             )
-        self._note_shards(key)
-        return True
-
-    def _note_shards(self, key: str) -> None:
-        self._read_notes.add(Keyspace.shards_note(key))
         self._known_shards.add(Keyspace.shard(key))
-
-    def _take_back(self, key: str, token: Token, timeout: float) -> None:
-        try:
-            self.release(Release(keys=(key,), token=token), timeout=timeout)
-        except StoreError:
-            pass  # the ttl frees the key; no body runs with this lease
+        return True
 
 
 class _ShardsDiffer(StoreError):
     """Two apps use different numbers of shards for one prefix."""
-
-
-def _repeatable(operation: Callable[[], _T]) -> _T:
-    """The reply to an idempotent operation.
-
-    The operation is sent a second time if it got no reply on an idle connection: a NAT or load
-    balancer may have dropped that connection while the server is reachable.
-
-    Raises:
-        StoreUnavailable, StoreError: The operation failed.
-    """
-    try:
-        return operation()
-    except StoreUnavailable as exc:
-        if not exc.was_idle:
-            raise
-        return operation()
 
 
 def _claim_record(request: Admit, value: bytes, ttl_ms: float) -> Record:

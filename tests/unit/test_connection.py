@@ -10,8 +10,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.redis.connection import Connection, Connections
-from celery_singleton_lock.stores.redis.replies import read
+from celery_singleton_lock.stores.redis.connection import Connection, Connections, read
 
 TIMEOUT = 20.0
 Connected = tuple[Connection, socket.socket]
