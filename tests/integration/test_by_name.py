@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,19 +11,10 @@ from celery import Celery
 
 from celery_singleton_lock import DuplicateTask, LockKeyError, claim_and_send
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import APP, Stage, open_stage, wait_until
+from tests.integration.stage import APP, Stage, wait_until
 
 WORK = f"{APP}.work"
 UNTIL_DONE: Any = {"unique": "until_done"}
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("by_name")
-    with open_stage(url, Path(directory)) as stage:
-        yield stage
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,17 +12,13 @@ import pytest
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.key import Keyspace
 from tests.harness.journal import most_at_once
-from tests.integration.stage import Stage, open_stage, wait_until
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import Stage, wait_until
 
 
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("keys")
-    with open_stage(url, Path(directory)) as stage:
-        stage.worker(concurrency=4)
-        yield stage
+@pytest.fixture(scope="module", autouse=True)
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=4)
 
 
 @pytest.fixture

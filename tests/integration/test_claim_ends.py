@@ -48,15 +48,6 @@ both = pytest.mark.parametrize("unique", UNIQUE)
 
 
 @pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("claims")
-    with open_stage(url, Path(directory), APP) as stage:
-        yield stage
-
-
-@pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=CHILDREN)
 

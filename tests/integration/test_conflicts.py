@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,16 +13,7 @@ from celery.exceptions import TaskRevokedError, TimeoutError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("conflicts")
-    with open_stage(url, Path(directory)) as stage:
-        yield stage
+from tests.integration.stage import Stage, put_back, wait_until
 
 
 @pytest.fixture(scope="module")

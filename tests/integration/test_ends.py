@@ -16,7 +16,6 @@ from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -35,21 +34,12 @@ from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker, told
 from tests.harness.journal import Record, overlaps
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
+from tests.integration.stage import Stage, put_back, wait_until
 
 APP = "tests.apps.ends"
 
 # Seconds; nothing waits that long when all is well.
 SOON = 20.0
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("ends")
-    with open_stage(url, Path(directory), APP) as stage:
-        yield stage
 
 
 @pytest.fixture(scope="module")

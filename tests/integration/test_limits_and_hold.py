@@ -22,16 +22,7 @@ from tests.harness.app_module import fresh_module
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import VARIABLE, most_at_once
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import APP, Stage, open_stage, put_back, wait_until
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("limits")
-    with open_stage(url, Path(directory)) as stage:
-        yield stage
+from tests.integration.stage import APP, Stage, put_back, wait_until
 
 
 @pytest.fixture(scope="module")

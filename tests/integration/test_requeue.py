@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,20 +10,11 @@ from celery_singleton_lock import hold
 from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import overlaps
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
+from tests.integration.stage import Stage, put_back, wait_until
 
 APP = "tests.apps.headers"
 SLOW = pytest.mark.slow
 WAYS = ["apply_async", "with headers", "signature", "send_task", "send_task with headers", "chain"]
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("requeue")
-    with open_stage(url, Path(directory), APP) as stage:
-        yield stage
 
 
 @pytest.fixture(scope="module")

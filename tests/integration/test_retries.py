@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,16 +11,7 @@ import pytest
 from celery_singleton_lock import hold, is_skipped
 from tests.harness.journal import runs
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("retries")
-    with open_stage(url, Path(directory)) as stage:
-        yield stage
+from tests.integration.stage import Stage, put_back, wait_until
 
 
 @pytest.fixture(scope="module")

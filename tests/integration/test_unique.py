@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from uuid import UUID, uuid4
@@ -33,20 +32,11 @@ from tests.harness.deliveries import RedisBroker
 from tests.harness.journal import most_at_once
 from tests.harness.processes import Process
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, put_back, wait_until
+from tests.integration.stage import Stage, put_back, wait_until
 
 APP = "tests.apps.unique"
 # No worker consumes it.
 IDLE = "idle"
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("unique")
-    with open_stage(url, Path(directory), APP) as stage:
-        yield stage
 
 
 @pytest.fixture(scope="module")

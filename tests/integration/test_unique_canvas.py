@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,18 +14,9 @@ from celery_singleton_lock import is_skipped
 from celery_singleton_lock.publish import claim as publish_module
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, wait_until
+from tests.integration.stage import Stage, wait_until
 
 APP = "tests.apps.unique"
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("unique-canvas")
-    with open_stage(url, Path(directory), APP) as stage:
-        yield stage
 
 
 @pytest.fixture(scope="module", autouse=True)

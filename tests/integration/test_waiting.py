@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,16 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 from celery_singleton_lock import OnConflict
 from celery_singleton_lock.core.key import Keyspace
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, wait_until
-
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_server: Any, _databases: Iterator[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    url, directory = redis_server.url(next(_databases)), tmp_path_factory.mktemp("waiting")
-    with open_stage(url, Path(directory)) as stage:
-        yield stage
+from tests.integration.stage import Stage, wait_until
 
 
 @pytest.fixture(scope="module")

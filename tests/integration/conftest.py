@@ -1,0 +1,25 @@
+"""Fixtures of the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.stage import APP, Stage, open_stage
+
+
+@pytest.fixture(scope="module")
+def stage(
+    request: pytest.FixtureRequest,
+    redis_server: Any,
+    _databases: Iterator[int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stage]:
+    """A stage for the tests of one module, with the app that the module names ``APP``."""
+    url = redis_server.url(next(_databases))
+    name = request.module.__name__.rpartition(".")[2]
+    app = getattr(request.module, "APP", APP)
+    with open_stage(url, tmp_path_factory.mktemp(name), app) as stage:
+        yield stage
