@@ -65,8 +65,7 @@ from celery_singleton_lock.core.heartbeat import interval_of, patience, retry_pa
 from celery_singleton_lock.core.lease import Holder, Lease, LossReason, Token, trust_of
 from celery_singleton_lock.core.store import RENEWED, Renewal, Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.worker.process_identity import lives
-from celery_singleton_lock.worker.shared_memory import LeaseNote, RunningLease, SharedMemory
+from celery_singleton_lock.worker.shared_memory import LeaseNote, RunningLease, SharedMemory, lives
 
 logger = logging.getLogger("celery_singleton_lock")
 

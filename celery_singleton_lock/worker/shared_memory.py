@@ -24,6 +24,8 @@ would never release one. These rules replace locks:
 * Both deadlines carry a stamp, a hash of key and token. A renewal by the parent that is written
   after the note was given to another lease has another stamp, and is ignored.
 * The child erases its deadline when renewal ends, and then ignores the parent's deadline.
+
+PID plus start time identifies a process, because PIDs are reused.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from struct import Struct
 from typing import ClassVar, Final
 from zlib import crc32
 
 from celery_singleton_lock.celery_compat import pool_index
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.worker.process_identity import lives, start_time_of
 
 #: The number of leases of one process that are noted. The parent does not know of further ones.
 NOTES: Final = 16
@@ -60,33 +62,21 @@ _PARENTS_BYTES: Final = _PARENTS.size + _SEAL.size
 _DEADLINE_BYTES: Final = _CHILDS_BYTES + _PARENTS_BYTES
 # The deadlines come first and the texts follow. The parent reads all deadlines ten times a second,
 # and memory that is never read or written takes no page.
-_DEADLINES_BYTES: Final = NOTES * _DEADLINE_BYTES
-_BLOCK_BYTES: Final = _OWNER.size + _DEADLINES_BYTES + NOTES * _MAX_TEXT
+_TEXTS: Final = _OWNER.size + NOTES * _DEADLINE_BYTES
+_BLOCK_BYTES: Final = _TEXTS + NOTES * _MAX_TEXT
 _ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
 
-_NO_OWNER: Final = bytes(_OWNER.size)
 _NO_DEADLINE: Final = bytes(_CHILDS_BYTES)
-_NO_PARENTS: Final = bytes(_PARENTS_BYTES)
 _NO_TEXT: Final = bytes(_LENGTH.size + _SEAL.size)
-_NEVER: Final = float("-inf")
 _STAMPS: Final = 2**64 - 1
 
-
-def sealed(content: bytes) -> bytes:
-    """``content`` followed by its checksum."""
-    return content + _SEAL.pack(crc32(content))
-
-
-def unsealed(data: bytes) -> bytes | None:
-    """The argument of :func:`sealed`; None if ``data`` is torn or was never written."""
-    content, seal = data[: -_SEAL.size], data[-_SEAL.size :]
-    # The checksum of no bytes is 0, which is what unwritten memory contains.
-    return content if content and seal == _SEAL.pack(crc32(content)) else None
-
-
-def _stamp_of(key: str, token: str) -> int:
-    # The parent and its forks have the same hash seed.
-    return hash((key, token)) & _STAMPS
+# Indexes of the fields of /proc/<pid>/stat after the program's name, from their numbers in proc(5).
+# The name is field 2 and may contain blanks and parentheses.
+_STATE: Final = 3 - 3
+_STARTTIME: Final = 22 - 3
+# The states of dead processes. A zombie runs no code any more, although its parent has not yet read
+# its exit status.
+_DEAD: Final = b"ZXx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,59 +137,47 @@ class SharedLease:
     The body's thread and the heartbeat's thread may call its methods at the same time.
     """
 
-    __slots__ = ("_deadline", "_memory", "_owner", "_stamp", "_terms", "_text", "closed", "number")
+    __slots__ = ("_deadline", "_memory", "_owner", "_stamp", "_terms", "closed", "number", "text")
 
-    def __init__(self, memory: mmap.mmap, block: int, number: int) -> None:
+    def __init__(self, memory: mmap.mmap, block: int, number: int, owner: int) -> None:
         self._memory = memory
         self._deadline = _deadline_offset(block, number)
-        self._text = _text_offset(block, number)
-        self._owner = os.getpid()
+        self._owner = owner
         self._stamp = 0
         self._terms: tuple[float, float, float, bool] = (0.0, 0.0, 0.0, False)
         self.number = number
+        #: Offset of the note's text in the memory.
+        self.text = _text_offset(block, number)
         #: Whether the parent must not renew the lease, before the grant and after the end.
         self.closed = True
 
-    def write_text(self, text: bytes) -> None:
-        data = sealed(_LENGTH.pack(len(text)) + text)
-        self._memory[self._text : self._text + len(data)] = data
-
-    def open(self, lease: Lease) -> None:
+    def open(self, lease: Lease, token: str) -> None:
         """Let the parent renew ``lease``."""
         self._terms = (lease.hold_until, lease.ttl, lease.trusted, bool(lease.claim_key))
-        self._stamp = _stamp_of(lease.key, str(lease.token))
+        self._stamp = _stamp_of(lease.key, token)
         self.closed = False
         self.write(lease.valid_until)
 
     def write(self, valid_until: float) -> None:
         """See `SharedDeadline.write`."""
+        start, end = self._deadline, self._deadline + _CHILDS_BYTES
         if not self.closed:
-            self._write_deadline(sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms)))
+            self._memory[start:end] = sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms))
         if self.closed:
             # The body's thread has closed this handle meanwhile. The note is the last in the queue
             # of free notes, so no other lease uses it yet.
-            self._write_deadline(_NO_DEADLINE)
+            self._memory[start:end] = _NO_DEADLINE
 
     def parents(self) -> float:
         """See `SharedDeadline.parents`."""
-        if self.closed:
-            return _NEVER
-        return _parents(self._memory, self._deadline, self._stamp)
+        return -inf if self.closed else _parents(self._memory, self._deadline, self._stamp)
 
     def close(self) -> None:
         """See `SharedDeadline.close`."""
         if self.closed or os.getpid() != self._owner:
             return  # a fork of the holder may read the note, but must not change it
         self.closed = True
-        self._write_deadline(_NO_DEADLINE)
-
-    def erase(self) -> None:
-        """Remove the note of a released lease."""
-        self.close()
-        self._memory[self._text : self._text + len(_NO_TEXT)] = _NO_TEXT
-
-    def _write_deadline(self, deadline: bytes) -> None:
-        self._memory[self._deadline : self._deadline + _CHILDS_BYTES] = deadline
+        self._memory[self._deadline : self._deadline + _CHILDS_BYTES] = _NO_DEADLINE
 
 
 @dataclass(slots=True)
@@ -235,28 +213,27 @@ class SharedMemory:
             number = _free_number(notes, free)
             if number is None:
                 return
-            shared = notes[token] = SharedLease(self._memory, block, number)
-        shared.write_text(text)
+            shared = notes[token] = SharedLease(self._memory, block, number, pid)
+        data = sealed(_LENGTH.pack(len(text)) + text)
+        self._memory[shared.text : shared.text + len(data)] = data
 
     def share(self, lease: Lease) -> SharedLease | None:
         """Let the parent renew a granted lease; None if the lease is not noted."""
+        token = str(lease.token)
         process = self._processes.get(os.getpid())
-        shared = process and process[1].get(str(lease.token))
-        if not shared:
-            return None
-        shared.open(lease)
+        shared = process[1].get(token) if process else None
+        if shared is not None:
+            shared.open(lease, token)
         return shared
 
     def strike(self, token: str) -> None:
         """Erase the note of a lease that is no longer held."""
         process = self._processes.get(os.getpid())
-        if process is None:
-            return
-        _, notes, free = process
-        shared = notes.pop(token, None)
-        if shared is not None:
-            shared.erase()
-            free.append(shared.number)
+        shared = process[1].pop(token, None) if process else None
+        if process and shared is not None:
+            shared.close()
+            self._memory[shared.text : shared.text + len(_NO_TEXT)] = _NO_TEXT
+            process[2].append(shared.number)
 
     # The parent's side.
 
@@ -281,8 +258,8 @@ class SharedMemory:
     def advance(self, lease: RunningLease, valid_until: float) -> None:
         """Write the new deadline of a lease that the parent renewed."""
         start = _deadline_offset(lease.block, lease.number) + _CHILDS_BYTES
-        deadline = sealed(_PARENTS.pack(lease.stamp, valid_until))
-        self._memory[start : start + _PARENTS_BYTES] = deadline
+        deadline = _PARENTS.pack(lease.stamp, valid_until)
+        self._memory[start : start + _PARENTS_BYTES] = sealed(deadline)
 
     # Blocks.
 
@@ -304,13 +281,7 @@ class SharedMemory:
         return block
 
     def _empty(self, block: int) -> None:
-        self._memory[block : block + len(_NO_OWNER)] = _NO_OWNER
-        start = _deadline_offset(block, 0)
-        self._memory[start : start + _DEADLINES_BYTES] = bytes(_DEADLINES_BYTES)
-        for number in range(NOTES):
-            start = _text_offset(block, number)
-            if self._memory[start : start + len(_NO_TEXT)] != _NO_TEXT:
-                self._memory[start : start + len(_NO_TEXT)] = _NO_TEXT
+        self._memory[block : block + _BLOCK_BYTES] = bytes(_BLOCK_BYTES)
 
     def _used_blocks(self) -> Iterator[int]:
         for index, used in enumerate(self._memory[:_ROWS].rstrip(b"\0")):
@@ -344,13 +315,11 @@ class SharedMemory:
             return
         for number in range(NOTES):
             offset = _deadline_offset(block, number)
-            data = self._memory[offset : offset + _CHILDS_BYTES]
-            content = None if data == _NO_DEADLINE else unsealed(data)
-            if content is None:
-                continue
-            fields: _Fields = _CHILDS.unpack(content)
-            parents = _parents(self._memory, offset, stamp=fields[0])
-            yield RunningLease(pid, start_time, block, number, *fields, parents)
+            content = unsealed(self._memory[offset : offset + _CHILDS_BYTES])
+            if content is not None:
+                fields: _Fields = _CHILDS.unpack(content)
+                parents = _parents(self._memory, offset, stamp=fields[0])
+                yield RunningLease(pid, start_time, block, number, *fields, parents)
 
 
 def _free_number(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
@@ -361,10 +330,9 @@ def _free_number(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
     try:
         return free.popleft()
     except IndexError:
-        pass
-    ended = next((token for token, shared in list(notes.items()) if shared.closed), None)
-    replaced = None if ended is None else notes.pop(ended, None)
-    return None if replaced is None else replaced.number
+        ended = next((token for token, shared in list(notes.items()) if shared.closed), None)
+        replaced = None if ended is None else notes.pop(ended, None)
+        return None if replaced is None else replaced.number
 
 
 def _blocks_of_row(index: int) -> range:
@@ -377,18 +345,50 @@ def _deadline_offset(block: int, number: int) -> int:
 
 
 def _text_offset(block: int, number: int) -> int:
-    return block + _OWNER.size + _DEADLINES_BYTES + number * _MAX_TEXT
+    return block + _TEXTS + number * _MAX_TEXT
 
 
 def _parents(memory: mmap.mmap, offset: int, stamp: int) -> float:
     start = offset + _CHILDS_BYTES
-    data = memory[start : start + _PARENTS_BYTES]
-    content = unsealed(data)
-    if content is None and data != _NO_PARENTS:
-        # The parent is writing it, which takes some nanoseconds. Without its renewal the child
-        # would declare a loss, and that is final.
-        content = unsealed(memory[start : start + _PARENTS_BYTES])
-    if content is None:
-        return _NEVER
-    whose, valid_until = _PARENTS.unpack(content)
-    return float(valid_until) if whose == stamp else _NEVER
+    # If the parent is writing it, which takes some nanoseconds, it is read once more. Without the
+    # parent's renewal the child would declare a loss, and that is final.
+    for _ in range(2):
+        data = memory[start : start + _PARENTS_BYTES]
+        if content := unsealed(data):
+            whose, valid_until = _PARENTS.unpack(content)
+            return float(valid_until) if whose == stamp else -inf
+    return -inf
+
+
+def sealed(content: bytes) -> bytes:
+    """``content`` followed by its checksum."""
+    return content + _SEAL.pack(crc32(content))
+
+
+def unsealed(data: bytes) -> bytes | None:
+    """The argument of :func:`sealed`; None if ``data`` is torn or was never written."""
+    content, seal = data[: -_SEAL.size], data[-_SEAL.size :]
+    return content if seal == _SEAL.pack(crc32(content)) else None
+
+
+def _stamp_of(key: str, token: str) -> int:
+    # The parent and its forks have the same hash seed.
+    return hash((key, token)) & _STAMPS
+
+
+def start_time_of(pid: int) -> int:
+    """Clock ticks from the machine's boot to the start of ``pid``; 0 if it is dead or unknown.
+
+    It is unknown on systems without Linux's ``/proc``, such as macOS.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        return 0 if fields[_STATE] in _DEAD else int(fields[_STARTTIME])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def lives(pid: int, start_time: int) -> bool:
+    """Whether the process that started at ``start_time`` is alive, running or stopped."""
+    return start_time != 0 and start_time_of(pid) == start_time

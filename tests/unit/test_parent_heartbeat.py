@@ -28,9 +28,14 @@ from celery_singleton_lock.testing.clock import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from celery_singleton_lock.worker import shared_memory
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
-from celery_singleton_lock.worker.process_identity import lives, start_time_of
 from celery_singleton_lock.worker.request import _ask
-from celery_singleton_lock.worker.shared_memory import NOTES, RunningLease, SharedMemory
+from celery_singleton_lock.worker.shared_memory import (
+    NOTES,
+    RunningLease,
+    SharedMemory,
+    lives,
+    start_time_of,
+)
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.pool_child import Child
@@ -455,7 +460,9 @@ def test_a_successor_that_takes_a_dead_childs_block_inherits_none_of_its_deadlin
     def killed_while_it_gave_back() -> None:
         bench.record.note((lease.key,), str(lease.token), TTL)
         shared = bench.record.share(replace(lease, shared=None))
-        shared.write_text(b"")  # type: ignore[union-attr]
+        assert shared is not None
+        no_text = shared_memory._NO_TEXT
+        bench.record._memory[shared.text : shared.text + len(no_text)] = no_text
 
     dead = Child(1, killed_while_it_gave_back).kill()
     assert [one.pid for one in bench.record.of_living()] == [dead]
