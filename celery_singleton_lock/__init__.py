@@ -67,21 +67,12 @@ __all__ = [
 # every package that adds a command, and a worker without singleton tasks must not pay for this one.
 # No name may equal the name of its own module: importing the module elsewhere would replace it.
 _LATER = {
+    **dict.fromkeys(__all__, "errors"),
     "PER_TASK": "core.key",
     "CallOptions": "policy",
-    "DuplicateTask": "errors",
-    "FenceUnavailable": "errors",
     "Lease": "core.lease",
-    "LeaseLost": "errors",
-    "LockConflict": "errors",
-    "LockKeyError": "errors",
-    "NoLease": "errors",
     "OnConflict": "policy",
-    "SettingsError": "errors",
-    "SingletonLockError": "errors",
     "SingletonTask": "task.base",
-    "StoreError": "errors",
-    "StoreUnavailable": "errors",
     "claim_and_send": "publish.apply_async",
     "current_lease": "task.context",
     "hold": "task.hold",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.store import Store
@@ -17,30 +17,25 @@ from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.policy import suggestion
 from celery_singleton_lock.stores.urls import single_urls, split_url
 
-__all__ = [
-    "is_sentinel_url",
-    "is_store_url",
-    "names_nodes",
-    "open_store",
-    "shards_of",
-    "with_tls",
-]
-
 _SINGLE: Final = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")
 _SENTINEL: Final = ("sentinel", "sentinels")
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster")
 _REDLOCK: Final = ("redlock", "redlocks")
-# The store of each scheme, and the extra that installs its client. A store is imported when it is
-# opened, because its client may not be installed.
+_ON_REDIS: Final = ("fence_base", "options", "wait_replicas")
+_CONSENSUS: Final = ("clock", "fence_base", "options")
+# The store of each scheme, and its keyword arguments. A store is imported when it is opened,
+# because its client may not be installed.
 _STORES: Final = {
-    **dict.fromkeys(_SINGLE, ("redis.store:RedisStore", "")),
-    **dict.fromkeys(_SENTINEL, ("redis.store:RedisStore", "")),
-    **dict.fromkeys(_CLUSTER, ("redis.cluster:ClusterStore", "")),
-    **dict.fromkeys(_REDLOCK, ("redlock.store:RedlockStore", "")),
-    **dict.fromkeys(("etcd", "etcds"), ("etcd.store:EtcdStore", "etcd")),
-    **dict.fromkeys(("zk", "zks"), ("zookeeper.store:ZooKeeperStore", "zookeeper")),
-    "memory": ("memory:MemoryStore", ""),
+    **dict.fromkeys(_SINGLE, ("redis.store:RedisStore", _ON_REDIS)),
+    **dict.fromkeys(_SENTINEL, ("redis.store:RedisStore", (*_ON_REDIS, "connect"))),
+    **dict.fromkeys(_CLUSTER, ("redis.cluster:ClusterStore", _ON_REDIS)),
+    **dict.fromkeys(_REDLOCK, ("redlock.store:RedlockStore", ())),
+    **dict.fromkeys(("etcd", "etcds"), ("etcd.store:EtcdStore", _CONSENSUS)),
+    **dict.fromkeys(("zk", "zks"), ("zookeeper.store:ZooKeeperStore", _CONSENSUS)),
+    "memory": ("memory:MemoryStore", ("fence_base",)),
 }
+# The extra that installs the client of a store, by the store's folder.
+_EXTRAS: Final = ("etcd", "zookeeper")
 _GROUP: Final = "celery_singleton_lock.stores"
 _WITH_TLS: Final = {"redis": "rediss", "valkey": "valkeys"}
 # A shard is in one hash slot, so it is on one node. The number exceeds the masters of a cluster.
@@ -106,45 +101,39 @@ def open_store(
             "fail over to another server as a broker's connection does. Name one; or use "
             "sentinel://, redis+cluster:// or redlock://host1,host2,host3"
         )
-    open_it = _load(scheme)
-    if scheme in _REDLOCK:
-        return open_it(url)
-    if scheme == "memory":
-        return open_it(clock or SystemClock(), fence_base=fence_base)
-    arguments: dict[str, Any] = {"fence_base": fence_base, "options": options}
-    if scheme in (*_SINGLE, *_SENTINEL, *_CLUSTER):
-        if scheme in _SENTINEL:
-            arguments["connect"] = _imported("redis.sentinel:SentinelConnections")
-        return open_it(url, wait_replicas=wait_replicas, **arguments)
-    if scheme in _STORES:
-        return open_it(url, clock=clock, **arguments)
-    return open_it(url, clock=clock, wait_replicas=wait_replicas, **arguments)
+    arguments: dict[str, Any] = {
+        "clock": clock,
+        "fence_base": fence_base,
+        "options": options,
+        "wait_replicas": wait_replicas,
+    }
+    if scheme not in _STORES:
+        return _registered(scheme)(url, **arguments)
+    path, taken = _STORES[scheme]
+    if scheme in _SENTINEL:
+        arguments["connect"] = _imported("redis.sentinel:SentinelConnections", scheme)
+    source = url if scheme != "memory" else clock or SystemClock()
+    store: Store = _imported(path, scheme)(source, **{name: arguments[name] for name in taken})
+    return store
 
 
 def _scheme(url: str) -> str:
     return split_url(url).scheme
 
 
-def _load(scheme: str) -> Callable[..., Store]:
-    """The class, or the function of another package, that opens a store with ``scheme``."""
-    if scheme not in _STORES:
-        return _registered(scheme)
-    path, extra = _STORES[scheme]
+def _imported(path: str, scheme: str) -> Any:
+    """The class at ``path`` in this folder, which is used for stores with ``scheme``."""
+    module, _, name = path.partition(":")
     try:
-        known: Callable[..., Store] = _imported(path)
+        return getattr(import_module(f"{__name__}.{module}"), name)
     except ImportError as exc:
-        if not extra:
+        extra = module.partition(".")[0]
+        if extra not in _EXTRAS:
             raise
         raise SettingsError(
             f"a store with the scheme {scheme!r} needs a client that is not installed ({exc}): "
             f'pip install "celery-singleton-lock[{extra}]"'
         ) from exc
-    return known
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def _registered(scheme: str) -> Callable[..., Store]:
@@ -152,13 +141,11 @@ def _registered(scheme: str) -> Callable[..., Store]:
     found = list(entry_points(group=_GROUP, name=scheme))
     if not found:
         known = {*_STORES, *entry_points(group=_GROUP).names}
-        raise SettingsError(
-            f"singleton_lock_url has the scheme {scheme!r}{suggestion(scheme, known)}"
-        )
+        hint = suggestion(scheme, known)
+        raise SettingsError(f"singleton_lock_url has the scheme {scheme!r}{hint}")
     try:
-        maker: Callable[..., Store] = found[0].load()
+        return cast(Callable[..., Store], found[0].load())
     except Exception as exc:
         raise SettingsError(
             f"the store for {scheme!r}, registered as {found[0].value}, can't be loaded: {exc}"
         ) from exc
-    return maker
