@@ -15,6 +15,8 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 from celery_singleton_lock.core.key import KeySpec
 
 _E = TypeVar("_E", bound=StrEnum)
+#: Returns the checked value of an option; called with the option's name and its given value.
+_Check = Callable[[str, Any], Any]
 
 #: Seconds that ``on_conflict="retry"`` waits by default.
 DEFAULT_MAX_WAIT: Final = 3600.0
@@ -297,18 +299,21 @@ def _check_ttl(name: str, value: Any) -> float:
     return ttl
 
 
-def _check_max_hold(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if not seconds(name, value):
-        raise ValueError(f"{name}={value!r}: more than 0 seconds, or None for no bound")
-    return seconds(name, value)
+def _positive(otherwise: str) -> _Check:
+    def check(name: str, value: Any) -> float:
+        if not seconds(name, value):
+            raise ValueError(f"{name}={value!r}: more than 0 seconds, or {otherwise}")
+        return seconds(name, value)
+
+    return check
 
 
-def _check_unique_for(name: str, value: Any) -> float:
-    if not seconds(name, value):
-        raise ValueError(f"{name}={value!r}: more than 0 seconds, or the claim ends at once")
-    return seconds(name, value)
+def _one_of(kind: type[StrEnum]) -> _Check:
+    return lambda name, value: choice(name, kind, value)
+
+
+def _or_none(check: _Check) -> _Check:
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def _check_limit(name: str, value: Any) -> int:
@@ -319,9 +324,7 @@ def _check_limit(name: str, value: Any) -> int:
     return value
 
 
-def _check_scope(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
+def _check_scope(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name}={value!r}: give a name as str")
     if not value or len(value) > 200:
@@ -346,22 +349,22 @@ def _check_on_conflict(name: str, value: Any) -> OnConflict:
     return OnConflict.of(value)
 
 
-_CHECKS: Final[dict[str, Any]] = {
+_CHECKS: Final[dict[str, _Check]] = {
     # KeyMaker checks the key, because it knows the signature.
     "key": lambda name, value: value,
-    "scope": _check_scope,
+    "scope": _or_none(_check_scope),
     "limit": _check_limit,
     "ttl": _check_ttl,
-    "max_hold": _check_max_hold,
+    "max_hold": _or_none(_positive("None for no bound")),
     "min_hold": seconds,
     "on_conflict": _check_on_conflict,
     "needs_fence": _check_flag,
     "hold_on_retry": _check_flag,
-    "on_lost": lambda name, value: None if value is None else choice(name, OnLost, value),
-    "on_store_error": lambda name, value: choice(name, OnStoreError, value),
-    "unique": lambda name, value: None if value is None else choice(name, Unique, value),
-    "unique_for": _check_unique_for,
-    "on_duplicate": lambda name, value: choice(name, OnDuplicate, value),
+    "on_lost": _or_none(_one_of(OnLost)),
+    "on_store_error": _one_of(OnStoreError),
+    "unique": _or_none(_one_of(Unique)),
+    "unique_for": _positive("the claim ends at once"),
+    "on_duplicate": _one_of(OnDuplicate),
 }
 
 

@@ -116,11 +116,9 @@ def read_settings(app: Celery) -> Settings:
         if (value := conf.get(_PREFIX + name, _MISSING)) is not _MISSING
     }
     try:
-        policy = merge(
-            Policy(),
-            {name: given[name] for name in APP_OPTIONS & set(given)},
-            where="singleton_lock_* settings",
-        )
+        options = {name: given[name] for name in APP_OPTIONS & set(given)}
+        policy = merge(Policy(), options, where="singleton_lock_* settings")
+        own_settings, visibility_timeout = _own_settings(given), _visibility_timeout(conf)
     except (TypeError, ValueError) as exc:
         raise SettingsError(str(exc)) from None
     url, source = _choose_url(conf, given.get("url"))
@@ -137,8 +135,8 @@ def read_settings(app: Celery) -> Settings:
             **_sentinel_options(conf, url, source),
         },
         policy=policy,
-        visibility_timeout=_visibility_timeout(conf),
-        **{"beat_name": app.main or "celery", **_own_settings(given)},
+        visibility_timeout=visibility_timeout,
+        **{"beat_name": app.main or "celery", **own_settings},
     )
 
 
@@ -260,53 +258,48 @@ def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
 
 
 def _own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The validated settings that are not options of a task."""
-    found: dict[str, Any] = {}
-    for name, (is_valid, advice) in _RULES.items():
-        if name in given:
-            found[name] = given[name]
-            if not is_valid(given[name]):
-                raise SettingsError(f"{_PREFIX}{name}={given[name]!r}: {advice}")
+    """The validated settings that are not options of a task.
+
+    Raises:
+        TypeError, ValueError: A value is wrong.
+    """
+    found = {name: given[name] for name in _RULES if name in given}
+    for name, value in found.items():
+        is_valid, advice = _RULES[name]
+        if not is_valid(value):
+            raise ValueError(f"{_PREFIX}{name}={value!r}: {advice}")
     for name, (least, reason) in _DURATIONS.items():
         if name in given:
-            found[name] = _seconds(_PREFIX + name, given[name])
+            found[name] = seconds(_PREFIX + name, given[name])
             if found[name] < least:
-                raise SettingsError(
+                raise ValueError(
                     f"{_PREFIX}{name}={given[name]!r}: at least {least} seconds{reason}"
                 )
     return found
 
 
-def _is_prefix(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\w.@/-]{1,64}", value) is not None
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _MAX_BEAT_NAME_CHARS
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
+def _matches(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and bool(re.fullmatch(pattern, value, re.DOTALL))
 
 
 def _is_below(end: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not _is_flag(value) and 0 <= value < end
+    return lambda value: type(value) is int and 0 <= value < end
 
 
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "prefix": (_is_prefix, "give 1 to 64 letters, digits or _ . @ / -"),
+    "prefix": (_matches(r"[\w.@/-]{1,64}"), "give 1 to 64 letters, digits or _ . @ / -"),
     "fence_base": (
         _is_below(2**52),  # Lua's numbers are exact up to 2**53
         "give a whole number from 0 to 2**52, at least the highest fence of the store you leave",
     ),
-    "allow_eviction": (_is_flag, "give True or False"),
+    "allow_eviction": (lambda value: isinstance(value, bool), "give True or False"),
     "wait_replicas": (
         _is_below(101),
         "give a whole number from 0 (don't wait), and not above the number of replicas that each "
         "master has",
     ),
     "beat_name": (
-        _is_name,
+        _matches(f".{{1,{_MAX_BEAT_NAME_CHARS}}}"),
         f"give a name of 1 to {_MAX_BEAT_NAME_CHARS} characters; beats of one name elect one "
         "leader",
     ),
@@ -319,13 +312,6 @@ _DURATIONS: Final = {
 _NAMES: Final = APP_OPTIONS | _RULES.keys() | _DURATIONS.keys() | {"url"}
 
 
-def _seconds(name: str, value: Any) -> float:
-    try:
-        return seconds(name, value)
-    except (TypeError, ValueError) as exc:
-        raise SettingsError(str(exc)) from None
-
-
 def _visibility_timeout(conf: Any) -> float | None:
     options = conf.get("broker_transport_options") or {}
     broker = conf.broker_url
@@ -333,5 +319,5 @@ def _visibility_timeout(conf: Any) -> float | None:
     transport = re.split(r"[+:]", first, maxsplit=1)[0].lower()
     option = "peek_lock_seconds" if transport == "azureservicebus" else "visibility_timeout"
     if option in options:
-        return _seconds(f"broker_transport_options[{option!r}]", options[option])
+        return seconds(f"broker_transport_options[{option!r}]", options[option])
     return _VISIBILITY_TIMEOUTS.get(transport)
