@@ -56,7 +56,7 @@ class SingletonStep(bootsteps.StartStopStep):
                 task.preload()
                 _warn_of_durations(task.name, task.singleton_policy(), runtime.settings)
             if problem := check_results(app):
-                logger.warning("singleton: %s. %s", problem, RPC_CURE)
+                _warn(f"{problem}. {RPC_CURE}")
             _check_store(runtime)
         except SettingsError as exc:
             if click.get_current_context(silent=True) is None:
@@ -75,14 +75,12 @@ class SingletonStep(bootsteps.StartStopStep):
         )
         self._heartbeat.start()
 
-    def stop(self, worker: Any) -> None:
+    def stop(self, parent: Any) -> None:
         """Called by Celery before the pool stops; in a warm shutdown bodies still run."""
         if self._heartbeat is not None:
-            self._heartbeat.finish(worker.blueprint.shutdown_complete.is_set)
+            self._heartbeat.finish(parent.blueprint.shutdown_complete.is_set)
 
-    def terminate(self, worker: Any) -> None:
-        """Called by Celery in a cold shutdown."""
-        self.stop(worker)
+    terminate = stop  # called by Celery in a cold shutdown
 
 
 def check_tasks(app: Celery, store: Store) -> None:
@@ -131,25 +129,23 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
 
 
 def _warn_of_durations(task: str, policy: Policy, settings: Settings) -> None:
-    timeout = settings.visibility_timeout
-    if timeout is not None and policy.ttl > timeout:
-        logger.warning(
-            "singleton: %s has ttl=%g s, longer than the broker's visibility_timeout of %g s: "
-            "a dead worker's message comes back while its lease still stands, and waits. "
-            "Set ttl below visibility_timeout.",
-            task,
-            policy.ttl,
-            timeout,
+    ttl, timeout, max_hold = policy.ttl, settings.visibility_timeout, policy.max_hold
+    if timeout is not None and ttl > timeout:
+        _warn(
+            f"{task} has ttl={ttl:g} s, longer than the broker's visibility_timeout of "
+            f"{timeout:g} s: a dead worker's message comes back while its lease still stands, and "
+            "waits. Set ttl below visibility_timeout."
         )
-    if policy.max_hold is not None and policy.max_hold < policy.ttl:
-        logger.warning(
-            "singleton: %s has max_hold=%g s, shorter than its ttl of %g s: each body that "
-            "takes longer than max_hold loses its lease. Set max_hold above ttl, or ttl below "
-            "max_hold.",
-            task,
-            policy.max_hold,
-            policy.ttl,
+    if max_hold is not None and max_hold < ttl:
+        _warn(
+            f"{task} has max_hold={max_hold:g} s, shorter than its ttl of {ttl:g} s: each body "
+            "that takes longer than max_hold loses its lease. Set max_hold above ttl, or ttl below "
+            "max_hold."
         )
+
+
+def _warn(text: str) -> None:
+    logger.warning("singleton: %s", text)
 
 
 def check_results(app: Celery) -> str:
@@ -184,11 +180,9 @@ def _check_store(runtime: Runtime) -> None:
         check_eviction(store, settings)
         _try_out(runtime)
     except StoreUnavailable as exc:
-        logger.warning(
-            "singleton: no locks now, because %s can't be used (%s); tasks are put back until it "
-            "can",
-            settings.safe_url,
-            exc,
+        _warn(
+            f"no locks now, because {settings.safe_url} can't be used ({exc}); tasks are put back "
+            "until it can"
         )
     except StoreError as exc:
         logger.error(
@@ -233,6 +227,6 @@ def check_eviction(store: Store, settings: Settings) -> None:
         "it removes leases, and two bodies run at once. Set maxmemory-policy noeviction"
     )
     if memory.get("maxmemory", "0") == "0" or settings.allow_eviction:
-        logger.warning("singleton: %s (no maxmemory is set, or eviction is allowed)", advice)
+        _warn(f"{advice} (no maxmemory is set, or eviction is allowed)")
         return
     raise SettingsError(f"{advice}, or accept it with singleton_lock_allow_eviction = True.")

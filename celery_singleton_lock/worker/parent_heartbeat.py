@@ -136,7 +136,9 @@ class ParentHeartbeat:
         Called by the thread, and by tests with a manual clock.
         """
         now = self._clock.now()
-        leases = [one for one in self._memory.of_living() if now < _end(one)]
+        leases = [
+            one for one in self._memory.of_living() if now < min(one.deadline, one.hold_until)
+        ]
         stamps = {one.stamp for one in leases}
         self._logged &= stamps
         self._again_at = {stamp: at for stamp, at in self._again_at.items() if stamp in stamps}
@@ -144,12 +146,8 @@ class ParentHeartbeat:
         if late:
             # Starving leases that would be due before the next renewal join the same pipeline.
             horizon = now + min(interval_of(one.ttl, one.trusted) for one in late)
-            late += [
-                one
-                for one in leases
-                if one.parents > one.childs and now < self._due(one) <= horizon
-            ]
-            self._renew(late)
+            starving = [one for one in leases if one.parents > one.childs]
+            self._renew(late + [one for one in starving if now < self._due(one) <= horizon])
         now = self._clock.now()
         coming = [at - now for one in leases if (at := self._due(one)) > now]
         return min([_LOOK_EVERY, *coming])
@@ -161,11 +159,8 @@ class ParentHeartbeat:
         return max(childs_turn, self._again_at.get(lease.stamp, 0.0))
 
     def _renew(self, late: list[RunningLease]) -> None:
-        noted = [
-            (one, note)
-            for one in late
-            if lives(one.pid, one.start_time) and (note := self._memory.note_of(one))
-        ]
+        living = [one for one in late if lives(one.pid, one.start_time)]
+        noted = [(one, note) for one in living if (note := self._memory.note_of(one))]
         if not noted:
             return
         leases = [_lease(one, note, self._clock) for one, note in noted]
@@ -306,11 +301,6 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     for heartbeat in list(_running):
         heartbeat.unlock_after_fork()
-
-
-def _end(lease: RunningLease) -> float:
-    """The time at which renewal must stop."""
-    return min(lease.deadline, lease.hold_until)
 
 
 def _lease(running: RunningLease, note: LeaseNote, clock: Clock) -> Lease:

@@ -43,16 +43,8 @@ from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
-from celery_singleton_lock.celery_compat import (
-    CONTEXT_FIELDS,
-    CONTEXT_METHODS,
-    exception_of,
-    is_cancelled,
-    is_revoked,
-    requeues_on_timeout,
-    retries_lost_worker,
-    serializer_of,
-)
+from celery_singleton_lock import celery_compat
+from celery_singleton_lock.celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
 from celery_singleton_lock.core.lease import Kind, Token
 from celery_singleton_lock.core.store import ClaimChange, Release, Store
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -104,7 +96,7 @@ class SingletonRequestMixin:
         message = self.request_dict
         message[NONCE_KEY] = mint_nonce()
         # Celery does not pass the message's content type to the body.
-        message[SERIALIZER_KEY] = serializer_of(self.content_type)
+        message[SERIALIZER_KEY] = celery_compat.serializer_of(self.content_type)
         info = message.get("delivery_info")
         if info and (exchange := info.get("exchange")):
             self._note_origin(exchange, info.get("routing_key") or "")
@@ -182,9 +174,11 @@ class SingletonRequestMixin:
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        exc = exception_of(exc_info)
+        exc = celery_compat.exception_of(exc_info)
         if isinstance(exc, (WorkerLostError, Terminated, SystemExit)):
-            if self._child_is_dead():
+            # billiard 4.3 reports an exit slightly before the process ends. Then the death is not
+            # proven, and the ttl frees the key.
+            if self.worker_pid is not None and not _alive(self.worker_pid):
                 self._settle_leases(None, self._comes_back(exc))
             elif self.task.acks_late:
                 # A body that ended by SystemExit has settled its lease, but did not know whether
@@ -192,23 +186,18 @@ class SingletonRequestMixin:
                 self._settle_claim(self._comes_back(exc))
         super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]
 
-    def _child_is_dead(self) -> bool:
-        # billiard 4.3 reports an exit slightly before the process ends. Then the death is not
-        # proven, and the ttl frees the key.
-        return self.worker_pid is not None and not _alive(self.worker_pid)
-
     def _comes_back(self, exc: BaseException) -> bool:
         """Whether Celery requeues the message of a child that ended by ``exc``."""
         if isinstance(exc, TimeLimitExceeded):
-            return requeues_on_timeout(self.task)
-        if is_revoked(self):
+            return celery_compat.requeues_on_timeout(self.task)
+        if celery_compat.is_revoked(self):
             return False
-        if is_cancelled(self):
+        if celery_compat.is_cancelled(self):
             return bool(self.task.acks_late)
         # SystemExit is reported before the process ends, and Celery treats it as a lost worker too.
         if not isinstance(exc, (WorkerLostError, SystemExit)):
             return False
-        if retries_lost_worker(self.task):
+        if celery_compat.retries_lost_worker(self.task):
             retries, most = self.request_dict.get("retries") or 0, self.task.max_retries
             return most is None or retries < most
         return bool(self.task.acks_late and self.task.reject_on_worker_lost)
@@ -220,20 +209,16 @@ class SingletonRequestMixin:
             return
         store = Runtime.of(self.app).store
         has_claim = False
+        fate = "is being killed" if become else "died"
         for note in memory.of_dead(self.worker_pid):
             token = Token.parse(note.token)
             # The note of an earlier message stays until the store has confirmed its release. Its
             # claim is another message's, and was settled with that message.
-            own_claim = bool(note.claim) and token.task_id == str(self.id)
-            has_claim = has_claim or own_claim
-            call = Release(
-                keys=note.keys,
-                token=token,
-                become=become,
-                become_ttl=_DYING_SECONDS if become else 0.0,
-                claim=self._claim_after(become, comes_back, note.claim) if own_claim else None,
-            )
-            fate = "is being killed" if become else "died"
+            change = None
+            if note.claim and token.task_id == str(self.id):
+                has_claim, change = True, self._claim_after(become, comes_back, note.claim)
+            ttl = _DYING_SECONDS if become else 0.0
+            call = Release(keys=note.keys, token=token, become=become, become_ttl=ttl, claim=change)
             what = f"pid {self.worker_pid} {fate} holding {note.keys[0]}"
             _ask(store, what, note.ttl, partial(_release, call=call, what=what))
         if become is None:
@@ -356,8 +341,6 @@ def mixed_request(base: Any) -> type:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as exc:
+        return not isinstance(exc, ProcessLookupError)
     return True
