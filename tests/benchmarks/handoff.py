@@ -13,7 +13,7 @@ from typing import Final
 import redis
 
 from example_project.private_server import PrivateServer, find_binary
-from tests.benchmarks.machine import machine, packages, servers
+from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.publication import publish
 from tests.benchmarks.queuers import QUEUERS, Turn, crowd
 
@@ -64,17 +64,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the table goes to standard output, and with ``--save`` into the docs."""
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    about = "\n".join(
-        [
-            f"- {machine()}",
-            f"- {servers()}",
-            f"- {packages(_PACKAGES)}",
-            f"- {options.waiters} waiters, {options.work * _MILLI:g} ms of work each; "
-            f"{options.rounds} crowds of {options.seconds:g} s for each lock, seed {seed}",
-        ]
+    seed = seeded(options.seed)
+    how = (
+        f"{options.waiters} waiters, {options.work * _MILLI:g} ms of work each; "
+        f"{options.rounds} crowds of {options.seconds:g} s for each lock, seed {seed}"
     )
-    print(about, flush=True)
+    about = conditions(_PACKAGES, how)
     crowds = [(name, again) for again in (True, False) for name in options.only or QUEUERS]
     found: dict[str, list[Handoff]] = {_title(*one): [] for one in crowds}
     order = random.Random(seed)

@@ -1,9 +1,10 @@
-"""What a benchmark ran on, for whoever reads its figures."""
+"""The conditions of a benchmark: machine, servers, packages and seed."""
 
 from __future__ import annotations
 
 import os
 import platform
+import random
 import re
 import subprocess
 from collections.abc import Sequence
@@ -14,10 +15,29 @@ from example_project.private_server import ServerNotFound, find_binary, find_val
 from tests.harness.etcd import find_etcd
 from tests.harness.zookeeper import JAR
 
-__all__ = ["machine", "packages", "servers"]
+
+def seeded(given: int | None) -> int:
+    """The seed that was given, or a new one."""
+    return given if given is not None else random.SystemRandom().randrange(10**6)
 
 
-def machine() -> str:
+def conditions(installed: Sequence[str], how: str, before: str | None = None) -> str:
+    """The list that stands below a table; printed at once, so that it is there after an abort.
+
+    Args:
+        installed: The packages whose versions matter.
+        how: Numbers of rounds and the like.
+        before: The earlier revision that runs beside the present one.
+    """
+    lines = [_machine(), _servers(), _packages(installed), how]
+    if before:
+        lines.append(f"the earlier revision is {before}")
+    text = "\n".join(f"- {line}" for line in lines)
+    print(text, flush=True)
+    return text
+
+
+def _machine() -> str:
     """Processor, cores, and what they were doing."""
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     return (
@@ -26,12 +46,12 @@ def machine() -> str:
     )
 
 
-def packages(names: Sequence[str]) -> str:
+def _packages(names: Sequence[str]) -> str:
     """Names and versions of what is installed."""
     return ", ".join(f"{name} {version(name)}" for name in names)
 
 
-def servers() -> str:
+def _servers() -> str:
     """Names and versions of the servers that are there."""
     found = []
     for name, find in (("Redis", find_binary), ("Valkey", find_valkey)):

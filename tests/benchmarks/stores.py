@@ -10,7 +10,7 @@ from typing import Final
 from tests.benchmarks.before import exported
 from tests.benchmarks.contest import Result, run
 from tests.benchmarks.lanes import LANES
-from tests.benchmarks.machine import machine, packages, servers
+from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.publication import publish
 from tests.benchmarks.report import as_data, as_table, behind
 
@@ -38,20 +38,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the table goes to standard output, and with ``--save`` into the docs."""
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    about = "\n".join(
-        [
-            f"- {machine()}",
-            f"- {servers()}",
-            f"- {packages(_PACKAGES)}",
-            f"- {options.rounds} rounds of about {options.block:g} s for each, seed {seed}",
-        ]
-    )
-    print(about, flush=True)
+    seed = seeded(options.seed)
+    how = f"{options.rounds} rounds of about {options.block:g} s for each, seed {seed}"
+    about = conditions(_PACKAGES, how, options.before)
     results: dict[str, Result] = {}
     order = random.Random(seed)
-    if options.before:
-        about += f"\n- the earlier revision is {options.before}"
     with exported(options.before) if options.before else nullcontext():
         for store in options.only or LANES:
             with LANES[store]() as lane:

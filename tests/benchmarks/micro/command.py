@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
-from tests.benchmarks.machine import machine, packages, servers
+from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.micro.finding import Finding, as_table
 from tests.benchmarks.micro.growth import growth
 from tests.benchmarks.micro.imports import imports
@@ -42,17 +42,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the tables go to standard output, and with ``--save`` into the docs."""
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    seed = seeded(options.seed)
     order = random.Random(seed)
-    about = "\n".join(
-        [
-            f"- {machine()}",
-            f"- {servers()}",
-            f"- {packages(_PACKAGES)}",
-            f"- {options.rounds} rounds, seed {seed}",
-        ]
-    )
-    print(about, flush=True)
+    how = f"{options.rounds} rounds, seed {seed}"
+    about = conditions(_PACKAGES, how)
     leases = options.leases or [1, 100, 1000, 10_000]
     keys = options.keys or [1, 1000, 1_000_000]
     rounds, block = options.rounds, options.block

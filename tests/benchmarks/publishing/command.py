@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 from contextlib import ExitStack
 from typing import Final
 
 from example_project.private_server import PrivateServer, find_binary
-from tests.benchmarks.machine import machine, packages, servers
+from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.publication import publish
 from tests.benchmarks.publishing import report
 from tests.harness.processes import ROOT
@@ -37,16 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the tables go to standard output, and with ``--save`` into the docs."""
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    about = "\n".join(
-        [
-            f"- {machine()}",
-            f"- {servers()}",
-            f"- {packages(_PACKAGES)}",
-            f"- {options.rounds} rounds of each of {options.starts} processes, seed {seed}",
-        ]
-    )
-    print(about, flush=True)
+    seed = seeded(options.seed)
+    how = f"{options.rounds} rounds of each of {options.starts} processes, seed {seed}"
+    about = conditions(_PACKAGES, how)
     starts = [
         _start(options.rounds, options.profiled, seed + number) for number in range(options.starts)
     ]

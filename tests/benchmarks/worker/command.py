@@ -6,7 +6,7 @@ import argparse
 import random
 from typing import Final
 
-from tests.benchmarks.machine import machine, packages, servers
+from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.publication import publish
 from tests.benchmarks.worker import profile, report
 from tests.benchmarks.worker.contenders import OURS
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the tables go to standard output, and with ``--save`` into the docs."""
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    seed = seeded(options.seed)
     work = options.work if options.work is not None else [0, 10]
     plan = Plan(
         courses=[Course(pool, ms / 1000) for pool in options.pool or _POOLS for ms in work],
@@ -51,17 +51,8 @@ def benchmark(options: argparse.Namespace) -> None:
         blocks=options.blocks,
         order=random.Random(seed),
     )
-    about = "\n".join(
-        [
-            f"- {machine()}",
-            f"- {servers()}",
-            f"- {packages(_PACKAGES)}",
-            f"- {options.starts} starts of each worker, {options.blocks} blocks each, seed {seed}",
-        ]
-    )
-    print(about, flush=True)
-    if options.before:
-        about += f"\n- the earlier revision is {options.before}"
+    how = f"{options.starts} starts of each worker, {options.blocks} blocks each, seed {seed}"
+    about = conditions(_PACKAGES, how, options.before)
     with staged(options.before) as stage:
         counts = count(stage)
         found = race(stage, plan)
