@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Record
-from celery_singleton_lock.core.wait_queue import HANDOFF_TASK
+from celery_singleton_lock.core.store import HANDOFF_TASK
 
 # json.dumps(indent=2) runs in Python. This encoder runs in C, and its separators indent a flat
 # object as a part of an array.

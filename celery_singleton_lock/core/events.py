@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.core.lease import Holder, Lease
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -70,6 +70,14 @@ class Events:
         #: Called before a per-task event is created. Most events have no listener, and creating an
         #: event costs more than this call.
         self.observes = observes
+
+    def emit_for(self, lease: Lease, name: EventName, **data: Any) -> None:
+        """Emit an event of a lease."""
+        holder = lease.holder
+        task, task_id = holder.task, holder.task_id
+        self.emit(
+            Event(name=name, key=lease.key, task=task, task_id=task_id, holder=holder, data=data)
+        )
 
     def emit(self, event: Event) -> None:
         for sink in self.sinks:

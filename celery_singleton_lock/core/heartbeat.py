@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -45,9 +45,9 @@ from typing import Any, Final
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.lease import Lease, Loss, LossReason, reason_of_loss, trust_of
-from celery_singleton_lock.core.store import RENEWED, Renewal, Store
+from celery_singleton_lock.core.store import Renewal, Store
 from celery_singleton_lock.errors import StoreError
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -65,8 +65,6 @@ _TTL, _VALID_UNTIL = attrgetter("ttl"), attrgetter("valid_until")
 # The number of replies that draining may wait for in sequence while the store does not answer: the
 # pending reply, and the replies to two tries to resend the release.
 _WAITS: Final = 3
-# Leases whose renewal is noted after one reading of the clock: some tens of microseconds of work.
-_PER_LOOK: Final = 64
 
 # Three renewals fit in a ttl: two may fail before the lease is at risk.
 _RENEWALS_PER_TTL: Final = 3
@@ -99,7 +97,7 @@ class Heartbeat:
         self._alarm.acquire()
         self._wakes_at = 0.0
         # The shortest interval, in seconds, of the leases that were added since the last sweep.
-        self._shortest = float("inf")
+        self._shortest = _FOREVER
         self._running = False
         self._closed = False
 
@@ -198,7 +196,7 @@ class Heartbeat:
         self._collect()
         now = self._clock.now()
         with self._guard:
-            shortest, self._shortest = self._shortest, float("inf")
+            shortest, self._shortest = self._shortest, _FOREVER
             entries = self._snapshot()
             if min(map(_TURN, entries), default=_FOREVER) <= now:
                 for entry in entries:
@@ -212,7 +210,7 @@ class Heartbeat:
                 # wake this thread, which would cost the body as much as a round trip. After an
                 # interval without a lease, the thread sleeps until it is woken.
                 self._wakes_at = now + shortest * (1 - _JITTER)
-            return None if self._wakes_at == float("inf") else max(0.0, self._wakes_at - now)
+            return None if self._wakes_at == _FOREVER else max(0.0, self._wakes_at - now)
 
     def _collect(self) -> None:
         now = self._clock.now()
@@ -242,48 +240,60 @@ class Heartbeat:
         return [entry for entry in entries if now < entry.ends and entry.due <= horizon]
 
     def _renew(self, batch: list[Schedule]) -> None:
-        leases = [entry.lease for entry in batch]
-        sent = self._clock.now()
+        sent = now = self._clock.now()
+        timeout, considered = self._patience(now), now
+        size = self._store.capabilities.renewal_batch or len(batch)
         others: list[tuple[Schedule, Renewal]] = []
-        known = 0
-        try:
-            for replies in self._ask(leases):
-                others += self._note(batch[known : known + len(replies)], replies, sent)
-                known += len(replies)
-        except Exception as exc:
-            if not isinstance(exc, StoreError):
-                logger.exception("the store raised an unexpected error; the renewal is repeated")
+        for start in range(0, len(batch), size):
+            part = batch[start : start + size]
+            try:
+                leases = [entry.lease for entry in part]
+                replies = self._store.renew(leases, timeout=timeout)
+                others += self._note(zip(part, leases, replies, strict=True), sent)
+            except Exception as exc:
+                if not isinstance(exc, StoreError):
+                    logger.exception("the store raised an unexpected error; it is asked again")
+                now = self._clock.now()
+                for entry in batch[start:]:
+                    entry.postpone(str(exc), now)
+                break
             now = self._clock.now()
-            for entry in batch[known:]:
-                entry.postpone(str(exc), now)
+            if now - considered > _MIN_TIMEOUT:
+                # After a slow batch, the first deadline of all leases has come closer.
+                considered, timeout = now, self._patience(now)
         # Losses come last: on_lost may take time, and no renewal should wait for it.
         for entry, reply in others:
             self._take(entry, reply)
 
-    def _ask(self, leases: list[Lease]) -> Iterator[Sequence[Renewal]]:
-        size = self._store.capabilities.renewal_batch or len(leases)
-        timeout = considered = -_FOREVER
-        for start in range(0, len(leases), size):
-            now = self._clock.now()
-            if now - considered > _MIN_TIMEOUT:
-                # Again behind a slow batch: the first deadline of all leases has come closer.
-                considered, timeout = now, self._patience(now)
-            yield self._store.renew(leases[start : start + size], timeout=timeout)
-
     def _note(
-        self, batch: list[Schedule], replies: Sequence[Renewal], sent: float
+        self, batch: Iterable[tuple[Schedule, Lease, Renewal]], sent: float
     ) -> list[tuple[Schedule, Renewal]]:
-        """Note the renewed leases; return the others with their replies."""
+        """Note the leases that a request sent at ``sent`` renewed; return the others' replies.
+
+        Leases of the same ttl share two number objects: creating thousands of numbers costs time
+        and space in the processor's cache.
+        """
+        clock, entries = self._clock.now, self._entries
         others: list[tuple[Schedule, Renewal]] = []
-        if replies.count(RENEWED) < len(replies):
-            named = [*zip(batch, replies, strict=True)]
-            others = [one for one in named if one[1] is not RENEWED]
-            batch = [entry for entry, reply in named if reply is RENEWED]
-        for start in range(0, len(batch), _PER_LOOK):
-            some = batch[start : start + _PER_LOOK]
-            # Leave out the leases that were released meanwhile.
-            some = [entry for entry in some if id(entry.lease) in self._entries]
-            note_renewed(some, sent, self._clock.now())
+        ttl = trusted = due = until = 0.0
+        for entry, lease, reply in batch:
+            if reply is not None:
+                others.append((entry, reply))
+                continue
+            if id(lease) not in entries:
+                continue  # released meanwhile
+            now = clock()
+            if now >= lease.valid_until and now >= lease.deadline:
+                continue  # a lost lease stays lost, whatever the store replies
+            if lease.ttl != ttl or lease.trusted != trusted:
+                ttl, trusted = lease.ttl, lease.trusted
+                due, until = sent + entry.interval, sent + trust_of(ttl, trusted)
+            lease.renewed(until)
+            entry.failures = 0
+            if now < due < until:
+                entry.due = entry.turn = due  # plan(), inlined
+            else:
+                entry.plan(due, now)
         return others
 
     def _patience(self, now: float, others: list[Lease] | None = None, waits: int = 1) -> float:
@@ -345,16 +355,7 @@ class Heartbeat:
             entry.on_lost(lease)
         except Exception:
             logger.exception("the loss of %r could not be reported to its body", lease.key)
-        self._events.emit(
-            Event(
-                name=EventName.LOST,
-                key=lease.key,
-                task=lease.holder.task,
-                task_id=lease.holder.task_id,
-                holder=lease.holder,
-                data={"reason": str(reason), "detail": detail},
-            )
-        )
+        self._events.emit_for(lease, EventName.LOST, reason=str(reason), detail=detail)
 
     def _ring(self) -> None:
         try:
@@ -422,28 +423,6 @@ class Schedule:
         self.error = error
         lease = self.lease
         self.plan(now + retry_pause(lease.ttl, lease.deadline - now), now)
-
-
-def note_renewed(schedules: Iterable[Schedule], sent: float, now: float) -> None:
-    """Note that a request sent at ``sent`` renewed the leases, except those lost by ``now``.
-
-    Leases of the same ttl share two number objects: creating thousands of numbers costs time and
-    space in the processor's cache.
-    """
-    ttl = trusted = due = until = 0.0
-    for entry in schedules:
-        lease = entry.lease
-        if now >= lease.valid_until and now >= lease.deadline:
-            continue  # a lost lease stays lost, whatever the store replies
-        if lease.ttl != ttl or lease.trusted != trusted:
-            ttl, trusted = lease.ttl, lease.trusted
-            due, until = sent + entry.interval, sent + trust_of(ttl, trusted)
-        lease.renewed(until)
-        entry.failures = 0
-        if now < due < until:
-            entry.due = entry.turn = due  # plan(), inlined
-        else:
-            entry.plan(due, now)
 
 
 @lru_cache(maxsize=64)

@@ -23,21 +23,6 @@ from urllib.parse import quote, unquote
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import FenceUnavailable, LeaseLost
 
-__all__ = [
-    "Holder",
-    "Kind",
-    "Lease",
-    "Loss",
-    "LossReason",
-    "Phase",
-    "Record",
-    "SharedDeadline",
-    "Token",
-    "drift",
-    "reason_of_loss",
-    "trust_of",
-]
-
 # An allowance for clocks that run at different speeds, and for rounding to milliseconds in Redis:
 # 1 % plus 2 ms, as in the Redlock specification (redis.io, "Distributed Locks with Redis").
 _DRIFT_RATIO: Final = 0.01

@@ -38,7 +38,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.events import EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.lease import (
     Lease,
@@ -157,7 +157,7 @@ class Locker:
                 lease.shared = self._lease_notes.share(lease)
             self._heartbeat.add(lease, on_lost)
             if self._events.observes(EventName.ACQUIRED):
-                self._emit(EventName.ACQUIRED, lease, fence=reply.fence, ttl=ttl)
+                self._events.emit_for(lease, EventName.ACQUIRED, fence=reply.fence, ttl=ttl)
         except BaseException:
             # The exception may be a soft time limit or SIGTERM, between sending and reading or
             # while sinks run. The store may have granted the lease, but the caller never got it.
@@ -178,7 +178,14 @@ class Locker:
         if not interrupted:
             lease.released_at = self.clock.now()
         try:
-            reply, resent = self._release(request, timeout_for(lease.ttl))
+            timeout, resent = timeout_for(lease.ttl), False
+            try:
+                reply = self.store.release(request, timeout=timeout)
+            except StoreUnavailable:
+                # The first try may have been carried out and its reply lost. Then "not ours" is
+                # the reply to the second try although the lease was released properly.
+                resent = True
+                reply = self.store.release(request, timeout=timeout)
         except StoreError as exc:
             self._report_failed(lease, str(exc), frees_in=lease.ttl)
             return None
@@ -259,14 +266,6 @@ class Locker:
         if self._lease_notes is not None:
             self._lease_notes.strike(str(token))
 
-    def _release(self, request: Release, timeout: float) -> tuple[Relation, bool]:
-        try:
-            return self.store.release(request, timeout=timeout), False
-        except StoreUnavailable:
-            # The first try may have been carried out and its reply lost. Then "not ours" is the
-            # reply of the second try although the lease was released properly.
-            return self.store.release(request, timeout=timeout), True
-
     def _report_end(self, lease: Lease, request: Release, reply: Relation, resent: bool) -> None:
         """Report ``lease`` as released or lost; once, and not if its loss was reported before.
 
@@ -282,7 +281,7 @@ class Locker:
             lease.reported = True
             if self._events.observes(EventName.RELEASED):
                 held = self.clock.now() - lease.acquired_at
-                self._emit(EventName.RELEASED, lease, held=round(held, 3))
+                self._events.emit_for(lease, EventName.RELEASED, held=round(held, 3))
             return
         trace = self._trace(lease)
         if resent:
@@ -300,12 +299,12 @@ class Locker:
         lease.reported = True
         reason, detail = reason_of_loss(lease, trace.record is not None)
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
-        self._emit(EventName.LOST, lease, reason=str(reason), detail=detail)
+        self._events.emit_for(lease, EventName.LOST, reason=str(reason), detail=detail)
 
     def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
         if not lease.reported:
             lease.reported = True
-            self._emit(EventName.RELEASE_FAILED, lease, error=error, frees_in=frees_in)
+            self._events.emit_for(lease, EventName.RELEASE_FAILED, error=error, frees_in=frees_in)
 
     def _trace(self, lease: Lease) -> Trace:
         try:
@@ -313,18 +312,6 @@ class Locker:
             return self.store.trace(lease.key, timeout=timeout)
         except StoreError:
             return Trace(record=None)
-
-    def _emit(self, name: EventName, lease: Lease, **data: object) -> None:
-        self._events.emit(
-            Event(
-                name=name,
-                key=lease.key,
-                task=lease.holder.task,
-                task_id=lease.holder.task_id,
-                holder=lease.holder,
-                data=data,
-            )
-        )
 
 
 def was_lost(lease: Lease, request: Release, trace: Trace, elapsed: float) -> bool | None:

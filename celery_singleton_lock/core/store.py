@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from celery_singleton_lock.core.lease import (
     Holder,
@@ -26,28 +26,7 @@ from celery_singleton_lock.core.lease import (
     Record,
     Token,
 )
-from celery_singleton_lock.core.wait_queue import Ticket
 from celery_singleton_lock.errors import StoreError
-
-__all__ = [
-    "RENEWED",
-    "Acquire",
-    "Admit",
-    "Authorization",
-    "AuthorizeTick",
-    "Capabilities",
-    "ClaimChange",
-    "Granted",
-    "Mark",
-    "MarkerState",
-    "OnReply",
-    "Refused",
-    "Relation",
-    "Release",
-    "Renewal",
-    "Store",
-    "Trace",
-]
 
 
 class Relation(StrEnum):
@@ -75,6 +54,10 @@ RENEWED: Final = None
 #: Called with the reply to an asynchronous release or the error of the last try, and with whether
 #: an earlier try without a reply may have been carried out.
 OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
+
+#: The task in the token of a key that is reserved for the client that was woken. No task id is
+#: quoted like this, so no delivery, release or renewal matches such a key.
+HANDOFF_TASK: Final = "%waiter"
 
 
 class Authorization(StrEnum):
@@ -316,6 +299,27 @@ class Trace:
     record: Record | None
     fence: int | None = None
     now: float = float("nan")
+
+
+class Ticket(Protocol):
+    """The ticket of one client in the wait queue for a key. Used by one thread until `leave`."""
+
+    def wait(self, seconds: float) -> str | None:
+        """Block until woken, at most ``seconds``.
+
+        Returns:
+            The handoff token for the next acquire; empty: the client was not woken; None: the
+            store does not wake this client any more, and the ticket is of no further use.
+        """
+        ...
+
+    def leave(self, *, counted: bool) -> None:
+        """Leave the wait queue; never raises.
+
+        Args:
+            counted: Whether the store still counts the client as waiting.
+        """
+        ...
 
 
 class Store(ABC):

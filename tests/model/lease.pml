@@ -262,7 +262,7 @@ inline stray_on(kind) {
   stray_of(kind, c[me].token)
 }
 
-/* Read the clock, then send. [core/locker.py Locker._send] */
+/* Read the clock, then send. [core/locker.py Locker.acquire] */
 inline ask() {
   c[me].call = SENT;
   c[me].call_trust = TRUST
@@ -405,12 +405,12 @@ end:
       fi;
       verify() }
 
-  /* No reply in time: a second try with the same token. [core/locker.py Locker._send] [core/heartbeat.py timeout_for] */
+  /* No reply in time: a second try with the same token. [core/locker.py Locker.acquire] [core/heartbeat.py timeout_for] */
   :: d_step { c[me].at == ASKING && !c[me].again ->
       c[me].again = 1;
       ask() }
 
-  /* The same, and the first request may still arrive. [core/locker.py Locker._send] */
+  /* The same, and the first request may still arrive. [core/locker.py Locker.acquire] */
   :: d_step { c[me].call == SENT && !c[me].again ->
       stray_on(ACQUIRE);
       c[me].again = 1;
@@ -474,7 +474,7 @@ end:
         c[me].beat_trust = 0
       fi }
 
-  /* "Renewed" is read; after the deadline it does not count. [core/heartbeat.py Heartbeat._renew] [core/heartbeat.py note_renewed] */
+  /* "Renewed" is read; after the deadline it does not count. [core/heartbeat.py Heartbeat._renew] [core/heartbeat.py Heartbeat._note] */
   :: d_step { c[me].beat == YES ->
       if
       :: BELIEVES(me) -> c[me].trust = (c[me].trust > c[me].beat_trust -> c[me].trust : c[me].beat_trust)
@@ -534,7 +534,7 @@ end:
   :: d_step { c[me].held && c[me].trust == 0 -> stop_trusting() }
 #endif
 
-  /* The body ends, normally or interrupted, and releases; a reply to the heartbeat is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker._release] [core/heartbeat.py Heartbeat.discard] */
+  /* The body ends, normally or interrupted, and releases; a reply to the heartbeat is ignored from now on. [core/locker.py Locker.release] [core/locker.py Locker.release] [core/heartbeat.py Heartbeat.discard] */
   :: d_step { c[me].at == BODY -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
 

@@ -213,7 +213,7 @@ end:
       c[me].turn = NOTHING;
       verify() }
 
-  /* No reply in time: a second try with the same token; a client that was counted meanwhile is not woken. [core/locker.py Locker._send] */
+  /* No reply in time: a second try with the same token; a client that was counted meanwhile is not woken. [core/locker.py Locker.acquire] */
   :: d_step { c[me].at == ASKING && !c[me].again ->
       c[me].again = 1;
       ask() }
@@ -278,7 +278,7 @@ end:
       leave();
       verify() }
 
-  /* The heartbeat renews; never a key that is reserved. [stores/redis/lua/renew.lua] [core/heartbeat.py note_renewed] */
+  /* The heartbeat renews; never a key that is reserved. [stores/redis/lua/renew.lua] [core/heartbeat.py Heartbeat._note] */
   :: d_step { BELIEVES(me) && MINE ->
       left = TTL;
       c[me].trust = TRUST }

@@ -51,9 +51,9 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
     Renewal,
+    Ticket,
     Trace,
 )
-from celery_singleton_lock.core.wait_queue import Ticket
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
