@@ -240,12 +240,16 @@ class Heartbeat:
         return [entry for entry in entries if now < entry.ends and entry.due <= horizon]
 
     def _renew(self, batch: list[Schedule]) -> None:
-        sent = now = self._clock.now()
-        timeout, considered = self._patience(now), now
+        sent = self._clock.now()
+        timeout = considered = -_FOREVER
         size = self._store.capabilities.renewal_batch or len(batch)
         others: list[tuple[Schedule, Renewal]] = []
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
+            now = self._clock.now()
+            if now - considered > _MIN_TIMEOUT:
+                # Again behind a slow batch: the first deadline of all leases has come closer.
+                considered, timeout = now, self._patience(now)
             try:
                 leases = [entry.lease for entry in part]
                 replies = self._store.renew(leases, timeout=timeout)
@@ -257,10 +261,6 @@ class Heartbeat:
                 for entry in batch[start:]:
                     entry.postpone(str(exc), now)
                 break
-            now = self._clock.now()
-            if now - considered > _MIN_TIMEOUT:
-                # After a slow batch, the first deadline of all leases has come closer.
-                considered, timeout = now, self._patience(now)
         # Losses come last: on_lost may take time, and no renewal should wait for it.
         for entry, reply in others:
             self._take(entry, reply)
