@@ -65,7 +65,6 @@ class Runtime:
         #: The number of tasks whose limits were read, and the limits by scope.
         self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store
-        self._heartbeat: Heartbeat | None = None
         self._locker: Locker | None = None
         self._guard = threading.Lock()
 
@@ -83,9 +82,7 @@ class Runtime:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        self._locker or self._connect()
-        assert self._heartbeat is not None
-        return self._heartbeat
+        return self.locker.heartbeat
 
     @property
     def locker(self) -> Locker:
@@ -118,8 +115,8 @@ class Runtime:
     def close(self) -> None:
         """End the heartbeat and close the connections, if there are any."""
         if self._locker is not None:
-            self.heartbeat.close()
-            self.store.close()
+            self._locker.heartbeat.close()
+            self._locker.store.close()
 
     def _connect(self) -> Locker:
         # Only one of two concurrent first callers creates the objects: with two heartbeats, each
@@ -127,7 +124,7 @@ class Runtime:
         with self._guard:
             if self._locker is None:
                 store = self._given_store or self._first_store()
-                self._heartbeat = heartbeat = Heartbeat(store, self.clock, self.events)
+                heartbeat = Heartbeat(store, self.clock, self.events)
                 # The heartbeat's thread ends with the app, but not when the interpreter exits,
                 # because a body may still run.
                 weakref.finalize(self, heartbeat.close).atexit = False

@@ -93,7 +93,7 @@ class Locker:
     ) -> None:
         self.store = store
         self.clock = clock
-        self._heartbeat = heartbeat
+        self.heartbeat = heartbeat
         self._events = events
         self._lease_notes = lease_notes
         self._trusted = store.capabilities.trusted
@@ -155,14 +155,14 @@ class Locker:
                 if len(request.slots) > 1:
                     self._note((reply.key,), request)
                 lease.shared = self._lease_notes.share(lease)
-            self._heartbeat.add(lease, on_lost)
+            self.heartbeat.add(lease, on_lost)
             if self._events.observes(EventName.ACQUIRED):
                 self._events.emit_for(lease, EventName.ACQUIRED, fence=reply.fence, ttl=ttl)
         except BaseException:
             # The exception may be a soft time limit or SIGTERM, between sending and reading or
             # while sinks run. The store may have granted the lease, but the caller never got it.
             if lease is not None:
-                self._heartbeat.discard(lease)
+                self.heartbeat.discard(lease)
             self.forget(request)
             raise
         return lease
@@ -172,7 +172,7 @@ class Locker:
         if lease.process != os.getpid():
             return None  # a forked child leaves the block; its parent holds the lease
         # Renewal ends first: if the release never reaches the store, the ttl must free the key.
-        self._heartbeat.discard(lease)
+        self.heartbeat.discard(lease)
         # A soft time limit, or SIGTERM, may have interrupted an earlier call of this method.
         interrupted = lease.released_at is not None
         if not interrupted:
@@ -209,13 +209,13 @@ class Locker:
         except BaseException:
             # The exception is a soft time limit or SIGTERM. If the release was about to be sent,
             # the heartbeat drains it.
-            self._heartbeat.discard(lease)
+            self.heartbeat.discard(lease)
             raise
         self.release(lease, request)
 
     def _release_async(self, lease: Lease, request: Release) -> bool:
         """Send an asynchronous release; whether it was sent."""
-        now, heartbeat = self.clock.now(), self._heartbeat
+        now, heartbeat = self.clock.now(), self.heartbeat
         is_fresh = now < lease.valid_until and now - lease.acquired_at <= _FRESH
         if not (is_fresh and self._releases_async and lease.process == os.getpid()):
             return False
@@ -233,7 +233,7 @@ class Locker:
     def _on_reply(
         self, lease: Lease, request: Release, outcome: Relation | StoreError, resent: bool
     ) -> None:
-        self._heartbeat.confirmed(lease)
+        self.heartbeat.confirmed(lease)
         if isinstance(outcome, StoreError):
             self._report_failed(lease, str(outcome), frees_in=lease.ttl)
             return

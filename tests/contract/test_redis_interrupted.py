@@ -163,7 +163,7 @@ def test_an_interrupted_acquire_of_the_locker_leaves_no_lease_and_no_renewal(
             except fault:
                 if lease is None:
                     assert raw.get(key) is None, "the grant of an acquire that raised stands"
-                    assert len(locker._heartbeat) == 0
+                    assert len(locker.heartbeat) == 0
                 raise
             finally:
                 if lease is not None:
