@@ -39,7 +39,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis import connection as connections
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import HOLDER, admit, publish
 from example_project.private_server import PrivateServer, free_port

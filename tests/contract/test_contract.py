@@ -13,7 +13,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.store import Granted, Store
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import StoreContract, ask, new_key, new_token
 from example_project.private_server import PrivateServer
 from tests.harness.cluster import Cluster

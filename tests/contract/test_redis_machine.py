@@ -25,7 +25,7 @@ from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 from example_project.private_server import PrivateServer
 from tests.contract.test_transitions import TOKENS, operations, outcome, state
 

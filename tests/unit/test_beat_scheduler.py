@@ -19,7 +19,7 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 
 # 2023-11-14 22:13:20 UTC, a Tuesday.
 WALL = 1_700_000_000.0

@@ -40,7 +40,7 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.policy import Unique
 from celery_singleton_lock.publish.claim import Claim
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 
 KEYSPACE = Keyspace("unit")
 LOCK = KEYSPACE.lock("app.sync", "42")

@@ -18,7 +18,7 @@ from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTi
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.transitions.entries import Entry, LastRun
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 
 KEY = Keyspace("unit").leader("beats")
 TTL, POLL = 15.0, 1.0

@@ -17,7 +17,7 @@ from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, dr
 from celery_singleton_lock.core.store import Acquire, Granted, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import BatchingFlakyStore, FlakyStore

@@ -21,7 +21,7 @@ from celery_singleton_lock.core.lease import (
     Token,
     drift,
 )
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 
 
 def lease(clock: ManualClock, ttl: float = 60.0, **fields: Any) -> Lease:

@@ -24,7 +24,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 
 KEY = Keyspace("unit").lock("s", "k")

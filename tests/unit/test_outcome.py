@@ -20,7 +20,7 @@ from celery_singleton_lock.task.outcome import (
     release_of,
     reserve,
 )
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

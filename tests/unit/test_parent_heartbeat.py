@@ -24,7 +24,7 @@ from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Ph
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Release
 from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from celery_singleton_lock.worker import shared_memory
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat

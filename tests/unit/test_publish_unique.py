@@ -40,7 +40,7 @@ from celery_singleton_lock.core.store import Admit, ClaimChange
 from celery_singleton_lock.publish.header import HEADER
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.testing.clock import ManualClock
+from celery_singleton_lock.testing import ManualClock
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -18,11 +18,11 @@ to see the values in a failure.
 
 from __future__ import annotations
 
-from celery_singleton_lock.testing.contract.claimed_leases import (
+from celery_singleton_lock.testing.contract.claims import (
+    ClaimContract,
     ClaimedAcquireContract,
     ClaimedReleaseContract,
 )
-from celery_singleton_lock.testing.contract.claims import ClaimContract
 from celery_singleton_lock.testing.contract.leases import (
     AsyncReleaseContract,
     LeaseContract,

@@ -1,4 +1,4 @@
-"""Contract of claims without a lease: admission, take-over and settlement."""
+"""Contract of claims: admission, take-over and settlement, and changes by requests of a lease."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from math import isnan
+from typing import Any
 
+from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase, Record, Token
-from celery_singleton_lock.core.store import Relation, Store
+from celery_singleton_lock.core.store import RENEWED, Granted, MarkerState, Relation, Store
 from celery_singleton_lock.testing.contract import steps as do
-from celery_singleton_lock.testing.contract.steps import KEYSPACE, LONG, PUBLISHER, Part
-
-__all__ = ["ClaimContract"]
+from celery_singleton_lock.testing.contract.steps import HOLDER, KEYSPACE, LONG, PUBLISHER, Part
 
 _THREADS = 16
 
@@ -34,9 +34,8 @@ class ClaimContract(Part):
     def test_another_message_is_refused_with_the_record_of_the_claim(self, store: Store) -> None:
         for phase, tells_ttl in product(Phase, (True, False)):
             _, claim, token = do.published(store, phase=phase)
-            options = {"ttl": 2 * LONG, "holder": Holder(task_id="m-2"), "tells_ttl": tells_ttl}
-            record = do.admit(store, claim, do.new_token(), **options)
-            assert record is not None
+            other, ttl = Holder(task_id="m-2"), 2 * LONG
+            record = do.not_admitted(store, claim, ttl=ttl, holder=other, tells_ttl=tells_ttl)
             assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.task)
             assert (record.phase, record.holder) == (phase, PUBLISHER)
             if tells_ttl or not isnan(record.ttl):
@@ -115,8 +114,7 @@ class ClaimContract(Part):
                 assert do.record_of(store, claim).token == token.task
                 assert do.admit(store, claim, token, tells_ttl=tells_ttl) is None
                 other = Token(task_id + "x", 0, 0, "n", call)
-                refused = do.admit(store, claim, other, tells_ttl=tells_ttl)
-                assert refused is not None
+                refused = do.not_admitted(store, claim, other, tells_ttl=tells_ttl)
                 assert refused.token == token.task
                 do.settle(store, token, claim, Phase.RETRYING)
                 assert do.record_of(store, claim).phase is Phase.RETRYING
@@ -132,8 +130,7 @@ class ClaimContract(Part):
             do.admit(store, claim, token, holder=holder, tells_ttl=tells_ttl)
             do.settle(store, token, claim, Phase.RETRYING)
             assert do.record_of(store, claim).holder == holder
-            record = do.admit(store, claim, do.new_token(), tells_ttl=tells_ttl)
-            assert record is not None
+            record = do.not_admitted(store, claim, tells_ttl=tells_ttl)
             assert record.holder == holder
 
     # --- taking over -----------------------------------------------------------------------------
@@ -167,8 +164,7 @@ class ClaimContract(Part):
     def test_a_lease_in_the_claims_key_is_reported_and_left_alone(self, store: Store) -> None:
         key, _ = do.new_claim()
         token = do.take(store, key)
-        record = do.admit(store, key, token)
-        assert record is not None
+        record = do.not_admitted(store, key, token)
         assert (record.kind, record.token) == (Kind.LEASE, str(token))
         assert do.admit(store, key, do.new_token(), instead_of=token.task) is not None
         for phase in (None, *Phase):
@@ -228,3 +224,340 @@ class ClaimContract(Part):
             _, claim = do.new_claim()
             do.settle(store, do.new_token(), claim, phase)
             assert store.inspect(claim) is None
+
+
+class ClaimedAcquireContract(Part):
+    """See StoreContract."""
+
+    # --- acquire ---------------------------------------------------------------------------------
+
+    def test_a_grant_frees_the_claim_that_was_until_the_start(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.freed(claim))
+        assert store.inspect(claim) is None
+        following = do.publish(store, claim)
+        do.take(store, key, token, claim=do.freed(claim))  # Sent again.
+        assert do.is_claimed(store, claim, following)
+
+    def test_a_grant_promotes_the_claim_to_the_ttl_of_its_lease(self, store: Store) -> None:
+        for ttl in (LONG, 3 * LONG):
+            key, claim, token = do.published(store, ttl=2 * LONG)
+            for _ in range(2):  # Sent again.
+                do.take(store, key, token, ttl=ttl, claim=do.running(claim))
+                assert do.is_claimed(store, claim, token, Phase.RUNNING, ttl)
+
+    def test_a_grant_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        token = do.take(store, key, claim=do.running(claim))
+        assert do.found(store, claim) == (Kind.CLAIM, token.task, Phase.RUNNING, HOLDER, LONG)
+
+    def test_a_grant_makes_no_claim_that_it_would_free(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        do.take(store, key, claim=do.freed(claim))
+        assert store.inspect(claim) is None
+
+    def test_a_grant_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
+        for change in (do.freed, do.running):
+            key, claim, other = do.published(store)
+            do.take(store, key, do.new_token(f"{other.task_id}d"), claim=change(claim))
+            assert do.is_claimed(store, claim, other)
+            key, taken = do.new_key(), do.new_key()
+            holder = do.take(store, taken)
+            do.take(store, key, do.new_token(holder.task_id), claim=change(taken))
+            assert do.record_of(store, taken).token == str(holder)
+
+    def test_a_grant_of_a_slot_changes_the_claim_too(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        slots = Keyspace.slots(key, 3)
+        do.ask(store, slots, do.new_token())
+        token = do.publish(store, claim)
+        reply = do.ask(store, slots, token, claim=do.running(claim))
+        assert reply == Granted(key=slots[1], fence=None)
+        assert do.record_of(store, claim).phase is Phase.RUNNING
+        assert store.inspect(slots[2]) is None
+
+    def test_a_refusal_leaves_the_claim_alone(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key)
+        for change in (do.freed, do.running):
+            assert do.refused(store, key, token, claim=change(claim)) is Relation.OTHER
+            assert do.is_claimed(store, claim, token)
+
+    def test_a_refusal_that_ends_the_message_frees_its_claim(self, store: Store) -> None:
+        for change in (do.freed, do.running):
+            key, claim, token = do.published(store)
+            holder = do.take(store, key)
+            record = do.refused_by(store, key, token, claim=change(claim), frees_claim=True)
+            assert (record.key, record.token) == (key, str(holder))
+            assert store.inspect(claim) is None
+
+    def test_a_refusal_by_ones_own_task_frees_no_claim(self, store: Store) -> None:
+        held = do.new_token(retries=1)
+        for retries, relation in ((0, Relation.LATER), (1, Relation.TWIN), (2, Relation.EARLIER)):
+            key, claim, _ = do.published(store, held)
+            do.take(store, key, held)
+            arriving = do.new_token(held.task_id, retries=retries)
+            assert do.refused(store, key, arriving, **do.ending(claim)) is relation
+            assert do.is_claimed(store, claim, held)
+
+    def test_a_refusal_by_a_marker_frees_no_claim(self, store: Store) -> None:
+        relations = (Relation.SUPERSEDED, Relation.TWIN, Relation.DONE)
+        for state, relation in zip(MarkerState, relations, strict=True):
+            key, claim, token = do.published(store)
+            do.mark(store, key, token, state, 5)
+            assert do.refused(store, key, token, **do.ending(claim)) is relation
+            assert do.is_claimed(store, claim, token)
+
+    def test_a_refusal_never_frees_anothers_claim(self, store: Store) -> None:
+        key, claim, other = do.published(store)
+        do.take(store, key)
+        assert do.refused(store, key, **do.ending(claim)) is Relation.OTHER
+        assert do.is_claimed(store, claim, other)
+
+    def test_a_grant_is_the_same_whatever_a_refusal_would_do(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.running(claim), frees_claim=True, yields=True)
+        assert do.record_of(store, claim).phase is Phase.RUNNING
+
+    def test_without_a_claim_there_is_none_to_free_or_to_yield_to(self, store: Store) -> None:
+        key = do.new_key()
+        do.take(store, key, frees_claim=True, yields=True)
+        assert do.refused(store, key, frees_claim=True, yields=True) is Relation.OTHER
+
+    # --- yielding to another's claim -------------------------------------------------------------
+
+    def test_yielding_is_refused_while_anothers_claim_stands(self, store: Store) -> None:
+        for phase in Phase:
+            key, claim, other = do.published(store, phase=phase)
+            token = do.new_token(f"{other.task_id}d")
+            for ends in (False, True):
+                options: dict[str, Any] = {"claim": do.running(claim), "frees_claim": ends}
+                record = do.refused_by(store, key, token, yields=True, **options)
+                assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, other.task)
+                assert (record.phase, record.holder) == (phase, PUBLISHER)
+                assert do.ttl_of(record) == LONG
+                assert store.inspect(key) is None
+                assert do.is_claimed(store, claim, other, phase)
+            assert store.free(claim, other.task) is True
+            do.take(store, key, token, claim=do.running(claim), yields=True)
+
+    def test_yielding_is_granted_once_the_claim_has_expired(self, store: Store) -> None:
+        key, claim, _ = do.published(store, ttl=self.SHORT)
+        self.elapse(self.LONGER_THAN_SHORT)
+        token = do.take(store, key, claim=do.running(claim), yields=True)
+        assert do.record_of(store, claim).token == token.task
+
+    def test_a_message_yields_neither_to_its_own_claim_nor_to_a_lease(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.take(store, key, token, claim=do.running(claim), yields=True)
+        key, taken = do.new_key(), do.new_key()
+        do.take(store, taken)
+        do.take(store, key, claim=do.running(taken), yields=True)
+
+    def test_yielding_is_refused_by_the_leases_holder_first(self, store: Store) -> None:
+        key, claim, _ = do.published(store)
+        held = do.take(store, key)
+        twin = do.new_token(held.task_id)
+        for arriving, relation in ((do.new_token(), Relation.OTHER), (twin, Relation.TWIN)):
+            options: dict[str, Any] = {"claim": do.running(claim), "yields": True}
+            record = do.refused_by(store, key, arriving, relation=relation, **options)
+            assert (record.key, record.token) == (key, str(held))
+
+    def test_what_is_ones_own_already_is_granted_beside_anothers_claim(self, store: Store) -> None:
+        # The reply to the first acquire was lost, and another message has the claim meanwhile. A
+        # refusal would leave a lease that no process knows.
+        key, claim = do.new_claim()
+        token = do.take(store, key, claim=do.freed(claim), yields=True)
+        do.publish(store, claim)
+        do.take(store, key, token, claim=do.freed(claim), yields=True)
+        # A retry has reserved the key. If the retry yielded, both messages would wait for each
+        # other.
+        do.become(store, key, token, Kind.RESERVED)
+        following = do.new_token(token.task_id, retries=1)
+        do.take(store, key, following, claim=do.freed(claim), yields=True)
+
+
+class ClaimedReleaseContract(Part):
+    """See StoreContract."""
+
+    # --- renew -----------------------------------------------------------------------------------
+
+    def test_a_renewal_prolongs_the_claim_with_its_lease(self, store: Store) -> None:
+        key, claim, token = do.started(store)
+        assert do.renew_one(store, key, token, 2 * LONG, claim) is RENEWED
+        assert do.ttl_of(do.record_of(store, key)) == 2 * LONG
+        assert do.is_claimed(store, claim, token, Phase.RUNNING, 2 * LONG)
+
+    def test_a_renewal_prolongs_no_claim_that_its_lease_does_not_name(self, store: Store) -> None:
+        key, claim, token = do.published_and_held(store)
+        assert do.renew_one(store, key, token, 2 * LONG) is RENEWED
+        assert do.is_claimed(store, claim, token)
+
+    def test_a_renewal_never_shortens_a_claim(self, store: Store) -> None:
+        # The renewal may arrive after the body's end, while the claim waits for a later retry.
+        key, claim, token = do.started(store)
+        do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING, LONG))
+        assert do.renew_one(store, key, token, self.SHORT, claim) is LossReason.GONE
+        assert do.is_claimed(store, claim, token, Phase.RETRYING)
+
+    def test_a_renewal_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
+        key, claim, other = do.published(store)
+        token = do.take(store, key, do.new_token(f"{other.task_id}d"))
+        assert do.renew_one(store, key, token, 2 * LONG, claim) is RENEWED
+        assert do.is_claimed(store, claim, other)
+        taken = do.new_key()
+        do.take(store, taken, token)
+        assert do.renew_one(store, key, token, 2 * LONG, taken) is RENEWED
+        assert do.ttl_of(do.record_of(store, taken)) == LONG
+
+    def test_a_renewal_recreates_no_claim(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        token = do.take(store, key, claim=do.running(claim))
+        do.settle(store, token, claim, Phase.RUNNING, self.SHORT)
+        self.elapse(self.LONGER_THAN_SHORT)
+        assert do.renew_one(store, key, token, LONG, claim) is RENEWED
+        assert store.inspect(claim) is None
+
+    def test_renewals_with_and_without_claims_are_answered_in_order(self, store: Store) -> None:
+        replies = [RENEWED, RENEWED, LossReason.REPLACED, LossReason.GONE]
+        claimants = [None, "itself", "another", "none"]
+        leases, published = [], {}
+        for number in range(600):
+            key, claim = do.new_claim()
+            token = do.new_token()
+            if replies[number % 4] is not LossReason.GONE:
+                do.take(store, key, token if replies[number % 4] is RENEWED else None)
+            claimant = claimants[number // 4 % 4]
+            if claimant in ("itself", "another"):
+                published[claim] = do.publish(store, claim, token if claimant == "itself" else None)
+            leases.append(do.lease_of(key, token, 2 * LONG, claim if claimant else ""))
+        assert do.renew(store, leases) == replies * 150
+        for number, lease in enumerate(leases):
+            if lease.claim_key in published:
+                record = do.record_of(store, lease.claim_key)
+                assert record.token == published[lease.claim_key].task
+                if replies[number % 4] is RENEWED:
+                    is_its_own = record.token == lease.token.task
+                    assert (record.ttl > 2 * LONG - 60) == is_its_own, number
+            elif lease.claim_key:
+                assert store.inspect(lease.claim_key) is None
+
+    # --- release ---------------------------------------------------------------------------------
+
+    def test_a_release_frees_the_claim_of_its_task(self, store: Store) -> None:
+        key, claim, token = do.started(store)
+        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.OURS
+        assert store.inspect(claim) is None
+        following = do.publish(store, claim)
+        do.give(store, key, token, claim=do.freed(claim))  # Sent again.
+        assert do.is_claimed(store, claim, following)
+
+    def test_a_release_requeues_the_claim_or_has_it_wait_for_a_retry(self, store: Store) -> None:
+        for kind in (None, Kind.RESERVED, Kind.COOLING):
+            for phase in Phase:
+                key, claim, token = do.started(store)
+                options = do.becoming(kind, token)
+                for is_first in (True, False):  # Sent again, with any reply.
+                    reply = do.give(store, key, token, claim=do.becomes(claim, phase), **options)
+                    assert reply is Relation.OURS or not is_first
+                    assert do.is_claimed(store, claim, token, phase, 2 * LONG)
+
+    def test_a_release_recreates_a_claim_that_has_vanished(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        token = do.take(store, key)
+        do.give(store, key, token, claim=do.becomes(claim, Phase.RETRYING))
+        assert do.found(store, claim) == (Kind.CLAIM, token.task, Phase.RETRYING, HOLDER, 2 * LONG)
+
+    def test_a_release_leaves_anothers_claim_alone(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            key, claim, other = do.published(store)
+            token = do.take(store, key, do.new_token(f"{other.task_id}d"))
+            assert do.give(store, key, token, claim=do.becomes(claim, phase)) is Relation.OURS
+            assert do.is_claimed(store, claim, other)
+
+    def test_a_release_changes_no_claim_where_a_twin_has_the_key(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            key, claim, winner = do.published(store, phase=Phase.RUNNING)
+            do.take(store, key, winner)
+            loser = do.new_token(winner.task_id)
+            assert do.give(store, key, loser, claim=do.becomes(claim, phase)) is Relation.TWIN
+            assert do.is_claimed(store, claim, winner, Phase.RUNNING)
+
+    def test_where_the_key_was_lost_a_claim_is_only_freed(self, store: Store) -> None:
+        for has_other in (False, True):
+            key, claim, token = do.published(store, phase=Phase.RUNNING)
+            if has_other:
+                do.take(store, key)
+            for phase in Phase:
+                reply = do.give(store, key, token, claim=do.becomes(claim, phase))
+                assert reply is Relation.NOT_OURS
+                assert do.is_claimed(store, claim, token, Phase.RUNNING)
+            assert do.give(store, key, token, claim=do.freed(claim)) is Relation.NOT_OURS
+            assert store.inspect(claim) is None
+            do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED))
+            assert store.inspect(claim) is None
+
+    def test_a_claim_is_freed_where_ones_twin_has_finished(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.mark(store, key, do.new_token(token.task_id), MarkerState.DONE)
+        assert do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED)) is Relation.DONE
+        assert do.is_claimed(store, claim, token)
+        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.DONE
+        assert store.inspect(claim) is None
+
+    def test_a_release_that_names_no_claim_leaves_it_alone(self, store: Store) -> None:
+        key, claim, token = do.published_and_held(store)
+        do.give(store, key, token, marker=MarkerState.DONE, marker_ttl=LONG)
+        assert do.is_claimed(store, claim, token)
+
+    def test_a_release_of_all_slots_changes_the_claim_once(self, store: Store) -> None:
+        key, claim = do.new_claim()
+        slots = Keyspace.slots(key, 3)
+        token = do.publish(store, claim)
+        do.ask(store, slots, do.new_token())
+        do.ask(store, slots, token, claim=do.running(claim))
+        assert do.give(store, slots, token, claim=do.freed(claim)) is Relation.OURS
+        assert store.inspect(claim) is None
+        assert store.inspect(slots[0]) is not None
+
+    # --- mark ------------------------------------------------------------------------------------
+
+    def test_a_put_back_message_has_its_claim_requeued(self, store: Store) -> None:
+        for state in (MarkerState.WAITING, MarkerState.FINISHING):
+            for before in Phase:
+                key, claim, token = do.published(store, phase=before)
+                do.mark(store, key, token, state, 1, claim=do.becomes(claim, Phase.QUEUED))
+                assert do.is_claimed(store, claim, token, Phase.QUEUED, 2 * LONG)
+
+    def test_putting_back_recreates_no_claim_that_has_vanished(self, store: Store) -> None:
+        """The copy may have run, and freed the claim, before the mark arrives."""
+        key, claim = do.new_claim()
+        claimed = do.becomes(claim, Phase.QUEUED)
+        do.mark(store, key, do.new_token(), MarkerState.WAITING, 1, claim=claimed)
+        assert store.inspect(claim) is None
+
+    def test_a_mark_may_free_the_claim(self, store: Store) -> None:
+        key, claim, token = do.published(store)
+        do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.freed(claim))
+        assert store.inspect(claim) is None
+
+    def test_an_attempt_that_is_done_has_no_claim_changed(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            for finished_before in (False, True):
+                key, claim, token = do.published(store)
+                if finished_before:
+                    do.mark(store, key, token, MarkerState.DONE)
+                state = MarkerState.WAITING if finished_before else MarkerState.DONE
+                do.mark(store, key, token, state, 1, claim=do.becomes(claim, phase))
+                assert do.is_claimed(store, claim, token)
+
+    def test_a_mark_leaves_anothers_claim_or_lease_alone(self, store: Store) -> None:
+        for phase in (None, *Phase):
+            key, claim, other = do.published(store)
+            token = do.new_token(f"{other.task_id}d")
+            do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(claim, phase))
+            assert do.is_claimed(store, claim, other)
+            holder = do.take(store, key)
+            token = do.new_token(holder.task_id)
+            do.mark(store, key, token, MarkerState.WAITING, 1, claim=do.becomes(key, phase))
+            assert do.record_of(store, key).token == str(holder)

@@ -23,8 +23,6 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.testing.contract import steps as do
 from celery_singleton_lock.testing.contract.steps import HOLDER, LONG, TIMEOUT, Part
 
-__all__ = ["AsyncReleaseContract", "LeaseContract", "MarkerContract", "SlotContract"]
-
 Replies: TypeAlias = list[Relation | StoreError]
 
 
@@ -35,8 +33,7 @@ class LeaseContract(Part):
 
     def test_a_free_key_is_granted_and_its_record_names_the_holder(self, store: Store) -> None:
         key, token = do.new_key(), do.new_token()
-        reply = do.ask(store, key, token)
-        assert isinstance(reply, Granted)
+        reply = do.granted(store, key, token)
         assert reply.key == key
         assert do.is_held(store, key, token)
         assert do.record_of(store, key).fence == reply.fence
@@ -54,8 +51,7 @@ class LeaseContract(Part):
 
     def test_an_acquire_sent_again_is_granted_again(self, store: Store) -> None:
         key, token = do.held(store)
-        reply = do.ask(store, key, token, ttl=LONG * 2)
-        assert isinstance(reply, Granted)
+        reply = do.granted(store, key, token, ttl=LONG * 2)
         assert do.is_held(store, key, token, 2 * LONG)
         assert do.record_of(store, key).fence == reply.fence
 
@@ -436,7 +432,7 @@ class AsyncReleaseContract(Part):
 
     def test_reservation_and_marker_are_written_with_it(self, releasing: Store) -> None:
         key, token = do.held(releasing)
-        reserved = {"become": Kind.RESERVED, "become_ttl": LONG, "next_token": token.next_attempt()}
+        reserved = do.becoming(Kind.RESERVED, token)
         done = {"marker": MarkerState.DONE, "marker_ttl": LONG}
         release_async(releasing, key, token, **reserved, **done)
         assert do.refused(releasing, key, token) is Relation.DONE

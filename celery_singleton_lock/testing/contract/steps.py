@@ -84,10 +84,15 @@ def lease_of(key: str, token: Token, ttl: float = LONG, claim_key: str = "") -> 
     )
 
 
-def take(store: Store, key: str, token: Token | None = None, **options: Any) -> Token:
-    token = token or new_token()
+def granted(store: Store, key: Keys, token: Token, **options: Any) -> Granted:
     reply = ask(store, key, token, **options)
     assert isinstance(reply, Granted), reply
+    return reply
+
+
+def take(store: Store, key: str, token: Token | None = None, **options: Any) -> Token:
+    token = token or new_token()
+    granted(store, key, token, **options)
     return token
 
 
@@ -112,10 +117,14 @@ def held_as(
     return key, token
 
 
-def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) -> None:
+def becoming(kind: Kind | None, token: Token, ttl: float = LONG) -> dict[str, Any]:
+    """The options of a release that turns the key into ``kind``."""
     next_token = token.next_attempt() if kind is Kind.RESERVED else None
-    reply = give(store, key, token, become=kind, become_ttl=ttl, next_token=next_token)
-    assert reply is Relation.OURS
+    return {"become": kind, "become_ttl": ttl, "next_token": next_token}
+
+
+def become(store: Store, key: str, token: Token, kind: Kind, ttl: float = LONG) -> None:
+    assert give(store, key, token, **becoming(kind, token, ttl)) is Relation.OURS
 
 
 def renew(store: Store, leases: Sequence[Lease]) -> list[Renewal]:
@@ -191,6 +200,13 @@ def admit(store: Store, claim: str, token: Token, **options: Any) -> Record | No
     return store.admit(Admit(key=claim, token=token, **options), timeout=TIMEOUT)
 
 
+def not_admitted(store: Store, claim: str, token: Token | None = None, **options: Any) -> Record:
+    """The record in the refusal of a claim, by default to a new message."""
+    record = admit(store, claim, token or new_token(), **options)
+    assert record is not None
+    return record
+
+
 def settle(store: Store, token: Token, claim: str, phase: Phase | None, ttl: float = LONG) -> None:
     store.settle_claim(token, ClaimChange(key=claim, phase=phase, ttl=ttl), timeout=TIMEOUT)
 
@@ -241,15 +257,19 @@ def refused_by(
 
 
 def fence_of(store: Store, key: str, token: Token) -> int:
-    reply = ask(store, key, token)
-    assert isinstance(reply, Granted), reply
-    assert reply.fence is not None
-    return reply.fence
+    fence = granted(store, key, token).fence
+    assert fence is not None
+    return fence
 
 
 def running(claim: str) -> ClaimChange:
     """The change of a claim by a grant if the claim lasts until the task is done."""
     return ClaimChange(key=claim, phase=Phase.RUNNING)
+
+
+def ending(claim: str) -> dict[str, Any]:
+    """The options of an acquire whose refusal by another task frees the claim."""
+    return {"claim": running(claim), "frees_claim": True}
 
 
 def freed(claim: str) -> ClaimChange:
