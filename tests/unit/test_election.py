@@ -17,7 +17,7 @@ from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Granted, Refused
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.transitions.entries import Entry, LastRun
+from celery_singleton_lock.stores.transitions.entries import Entry
 from celery_singleton_lock.testing import ManualClock
 
 KEY = Keyspace("unit").leader("beats")
@@ -309,7 +309,7 @@ def test_what_cannot_be_read_is_no_last_run_and_is_overwritten(bench: Bench) -> 
     a.campaign()
     for number, text in enumerate(["garbage", "nan x", "-1 x", "1e300 x", "inf"]):
         name = f"e{number}"
-        entry = Entry(LastRun(text), TTL)
+        entry = Entry(text, TTL)
         bench.store._entries[Keyspace.last_run(KEY, name)] = (entry, float("inf"))
         a.recall([name])
         assert a.last_run(name) is None

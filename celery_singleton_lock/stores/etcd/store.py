@@ -47,6 +47,7 @@ from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway, LeaseGon
 from celery_singleton_lock.stores.etcd.leases import TRUSTED, EtcdLeases
 from celery_singleton_lock.stores.transitions.consensus import ConsensusStore, Name, OwnKeys
 from celery_singleton_lock.stores.transitions.entries import (
+    Changes,
     Draft,
     Entry,
     format_value,
@@ -200,7 +201,7 @@ class EtcdStore(ConsensusStore):
         )
 
     def _write(
-        self, view: Mapping[str, Seen], changes: Mapping[str, Entry | None], deadline: float
+        self, view: Mapping[str, Seen], changes: Changes, deadline: float
     ) -> tuple[int, dict[str, Seen]]:
         """Write ``changes`` if all keys are as in ``view``.
 
@@ -237,7 +238,7 @@ class EtcdStore(ConsensusStore):
         return number, {}
 
     def _bind(
-        self, changes: Mapping[str, Entry | None], deadline: float
+        self, changes: Changes, deadline: float
     ) -> tuple[dict[Name, _Own], list[dict[str, Any]]]:
         """Bind each new entry to an etcd lease; return the notes and the writes.
 
@@ -322,9 +323,7 @@ class EtcdStore(ConsensusStore):
             return replies
         return [self.transact(renewal([one]), self._left(deadline))[0][0] for one in leases]
 
-    def _move(
-        self, view: Mapping[str, Seen], moves: Mapping[str, Entry | None], deadline: float
-    ) -> bool:
+    def _move(self, view: Mapping[str, Seen], moves: Changes, deadline: float) -> bool:
         """Bind keys to other etcd leases; False if another client has changed a key meanwhile."""
         try:
             return not moves or bool(

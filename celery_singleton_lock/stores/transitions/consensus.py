@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.stores.transitions.entries import Draft, Entry
+from celery_singleton_lock.stores.transitions.entries import Changes, Draft
 from celery_singleton_lock.stores.transitions.store import Transition, TransitionStore
 from celery_singleton_lock.stores.urls import ClusterUrl
 
@@ -41,15 +41,14 @@ class OwnKeys(Generic[Own]):
     def restore(self, notes: Mapping[Name, Own], before: Mapping[Name, Own | None]) -> None:
         """Undo :meth:`add` after the store has refused the write."""
         for name, note in notes.items():
-            old = before[name]
-            if self.all.get(name) is not note:
-                continue  # Another thread has written the key meanwhile.
-            if old is None:
-                self.all.pop(name, None)
-            else:
-                self.all[name] = old
+            # Otherwise another thread has written the key meanwhile.
+            if self.all.get(name) is note:
+                if (old := before[name]) is None:
+                    self.all.pop(name, None)
+                else:
+                    self.all[name] = old
 
-    def acknowledge(self, notes: Mapping[Name, Own], replaced: Mapping[str, Entry | None]) -> None:
+    def acknowledge(self, notes: Mapping[Name, Own], replaced: Changes) -> None:
         """Note that the store has acknowledged the write of ``notes`` in place of ``replaced``."""
         for key, old in replaced.items():
             if old is not None and old.renewed and (key, old.owner) not in notes:

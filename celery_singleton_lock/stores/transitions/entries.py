@@ -66,20 +66,10 @@ class Marker:
     nonce: str
 
 
-@dataclass(frozen=True, slots=True)
-class LastRun:
-    """The text of the last run of one schedule entry, written by the elected beat."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A value that this version can't read. It is never changed."""
-
-
-Value = Held | Claim | Marker | LastRun | Foreign
-SomeValue = TypeVar("SomeValue", Held, Claim, Marker, LastRun)
+#: A text is the last run of a schedule entry, written by the elected beat. None is a value that
+#: this version can't read. It is never changed.
+Value = Held | Claim | Marker | str | None
+SomeValue = TypeVar("SomeValue", Held, Claim, Marker, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +175,15 @@ class Draft:
         self.changes[change.key] = Entry(value, ttl, renewed=lease_ttl is not None)
 
 
+#: The entry to write for each changed key; None: delete the key.
+Changes = Mapping[str, Entry | None]
+
+
 def format_value(value: Value) -> str:
     """The text of ``value``, as the Lua scripts write it, except for `=` and the last run's prefix.
 
     Raises:
-        TypeError: ``value`` is foreign.
+        TypeError: ``value`` is None.
     """
     match value:
         case Held(kind, token, fence, holder):
@@ -199,15 +193,15 @@ def format_value(value: Value) -> str:
             return f"{Kind.CLAIM} {owner} {phase} {holder.to_json(Token.task_id_of(owner))}"
         case Marker(state, sequence, nonce):
             return f"{state} {sequence} {nonce}"
-        case LastRun(text):
-            return f"{_LAST_RUN}{text}"
-    raise TypeError("a foreign value can't be written")
+        case str():
+            return f"{_LAST_RUN}{value}"
+    raise TypeError("a value that could not be read can't be written")
 
 
 def parse_value(text: str, number: int) -> Value:
     """The value of ``text``, which the store wrote under ``number``."""
     if text.startswith(_LAST_RUN):
-        return LastRun(text.removeprefix(_LAST_RUN))
+        return text.removeprefix(_LAST_RUN)
     if match := _MARKER.fullmatch(text):
         return Marker(MarkerState(match[1]), int(match[2]), match[3])
     try:
@@ -218,7 +212,7 @@ def parse_value(text: str, number: int) -> Value:
         fence = number if third == _OWN_NUMBER else int(third)
         return Held(Kind(kind), token, fence, Holder.from_json(holder, token.task_id))
     except ValueError:
-        return Foreign()
+        return None
 
 
 def parse_entry(text: str, number: int) -> Entry:
@@ -228,6 +222,6 @@ def parse_entry(text: str, number: int) -> Entry:
     """
     match = _WORD.match(text)
     if match is None:
-        return Entry(Foreign(), math.inf)
+        return Entry(None, math.inf)
     value = parse_value(text[match.end() :], number)
     return Entry(value, float(match[2]), renewed=match[1] == "k")

@@ -31,14 +31,7 @@ from celery_singleton_lock.core.store import (
     Trace,
 )
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.transitions.entries import (
-    Claim,
-    Draft,
-    Entry,
-    Held,
-    LastRun,
-    Marker,
-)
+from celery_singleton_lock.stores.transitions.entries import Claim, Draft, Entry, Held, Marker
 
 Reply = TypeVar("Reply")
 
@@ -156,23 +149,21 @@ class TransitionStore(Store):
 
     def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float = 0) -> Authorization:
         def decide(draft: Draft) -> Authorization:
-            leader, last = draft.value(request.leader, Held), draft.value(request.entry, LastRun)
+            leader, found = draft.value(request.leader, Held), draft.value(request.entry, str)
             if not leader or leader.kind is not Kind.LEASE or leader.token != request.token:
                 return Authorization.DEPOSED
-            found = last.text if last else None
             if found == request.new:
                 return Authorization.AUTHORIZED  # A repeated request, whose first reply was lost.
             if found != request.expected:
                 return Authorization.CHANGED
-            draft.changes[request.entry] = Entry(LastRun(request.new), request.ttl)
+            draft.changes[request.entry] = Entry(request.new, request.ttl)
             return Authorization.AUTHORIZED
 
         return self.transact(Transition((request.leader, request.entry), decide), timeout)[0]
 
     def last_runs(self, keys: Sequence[str], /, *, timeout: float = 0) -> list[str | None]:
         def decide(draft: Draft) -> list[str | None]:
-            found = [draft.value(key, LastRun) for key in keys]
-            return [last.text if last else None for last in found]
+            return [draft.value(key, str) for key in keys]
 
         transition = Transition(tuple(dict.fromkeys(keys)), decide)
         return self.transact(transition, timeout)[0] if keys else []

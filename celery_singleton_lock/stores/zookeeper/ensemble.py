@@ -15,10 +15,10 @@ later by the difference.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from kazoo.exceptions import (
     BadVersionError,
@@ -31,7 +31,12 @@ from kazoo.exceptions import (
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.transitions.entries import Entry, format_value, parse_entry
+from celery_singleton_lock.stores.transitions.entries import (
+    Changes,
+    Entry,
+    format_value,
+    parse_entry,
+)
 from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
 
 #: The number of buckets. With this many, the list of a bucket's names stays far below the limit of
@@ -94,7 +99,7 @@ class Layout:
         return sorted({self.bucket(key) for key in keys})
 
     def path(self, key: str) -> str:
-        """The node of ``key``, without slashes and characters that ZooKeeper refuses."""
+        """The node of ``key``, quoted: without slashes and characters that ZooKeeper refuses."""
         return f"{self.bucket(key)}/{quote(key, safe=':{}|,+*=~@')}"
 
 
@@ -136,12 +141,7 @@ class Ensemble:
                 raise StoreUnavailable(f"other clients kept changing keys beside {keys[0]!r}")
 
     def commit(
-        self,
-        session: Session,
-        view: View,
-        versions: Versions,
-        changes: Mapping[str, Entry | None],
-        deadline: float,
+        self, session: Session, view: View, versions: Versions, changes: Changes, deadline: float
     ) -> list[Any] | None:
         """Write ``changes`` if ``view`` still holds; None if it doesn't.
 
@@ -229,8 +229,3 @@ def _stats(results: Sequence[Any]) -> list[Any] | None:
         if not isinstance(error, _INTERFERENCE):
             raise StoreError(f"the store refuses: {error!r}") from error
     return None if errors else [r for r in results if hasattr(r, "mzxid")]
-
-
-def key_of(name: str) -> str:
-    """The key that a node's name encodes."""
-    return unquote(name)

@@ -40,9 +40,10 @@ Failure handling
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
+from urllib.parse import unquote
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.lease import Lease, Record
@@ -56,7 +57,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import SettingsError, StoreUnavailable
 from celery_singleton_lock.stores.transitions.consensus import ConsensusStore, Name, OwnKeys
-from celery_singleton_lock.stores.transitions.entries import Draft, Entry
+from celery_singleton_lock.stores.transitions.entries import Changes, Draft, Entry
 from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, Transition, renewal
 from celery_singleton_lock.stores.zookeeper.ensemble import (
     BUCKETS,
@@ -65,7 +66,6 @@ from celery_singleton_lock.stores.zookeeper.ensemble import (
     Seen,
     Versions,
     View,
-    key_of,
 )
 from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Sessions
@@ -115,7 +115,7 @@ class ZooKeeperStore(ConsensusStore):
         )
         layout = Layout(f"/{self._url.path or _DEFAULT_ROOT}")
         self._ensemble = Ensemble(sessions, layout, self._clock, self._fence_base)
-        self._taken: dict[str, None] = {}
+        self._taken: set[str] = set()
         #: The paths of all buckets, for operators.
         self.buckets = [layout.bucket_path(number) for number in range(BUCKETS)]
 
@@ -154,14 +154,13 @@ class ZooKeeperStore(ConsensusStore):
         session = self._ensemble.sessions.common(deadline)
         # A write instead of a sync, because the server's time is needed too.
         self._ensemble.prove_alive({session}, deadline)
-        records = []
+        records: list[Record] = []
         lists = [session.client.get_children_async(path) for path in self.buckets]
         for names in session.collect(lists, deadline):
-            keys = [key_of(name) for name in names or ()]
-            keys = [key for key in keys if fnmatch.fnmatchcase(key, pattern)]
+            keys = [key for key in map(unquote, names or ()) if fnmatch.fnmatchcase(key, pattern)]
             view, _ = self._ensemble.read(keys, self._deadline(OPERATOR_TIMEOUT))
-            found = [seen.entry.record(key) for key, seen in view.items() if seen.entry]
-            records += [record for record in found if record is not None]
+            found = (seen.entry.record(key) for key, seen in view.items() if seen.entry)
+            records += filter(None, found)
         return iter(sorted(records, key=lambda record: record.key))
 
     def close(self) -> None:
@@ -218,28 +217,22 @@ class ZooKeeperStore(ConsensusStore):
 
     def _read(self, transition: Transition[Reply], deadline: float) -> tuple[View, Versions]:
         view, versions = self._ensemble.read(transition.keys, deadline)
-        if key := transition.likely_free:
-            if view[key].entry is None:
-                self._taken.pop(key, None)
-            else:
-                if len(self._taken) >= _MAX_TAKEN:
-                    self._taken.clear()
-                self._taken[key] = None
+        key = transition.likely_free
+        if key and view[key].entry is None:
+            self._taken.discard(key)
+        elif key:
+            if len(self._taken) >= _MAX_TAKEN:
+                self._taken.clear()
+            self._taken.add(key)
         return view, versions
 
-    def _commit(
-        self,
-        view: View,
-        versions: Versions,
-        changes: Mapping[str, Entry | None],
-        deadline: float,
-    ) -> int:
+    def _commit(self, view: View, versions: Versions, changes: Changes, deadline: float) -> int:
         """Write ``changes`` if no bucket has changed; the number of the write, or 0."""
         sessions = self._ensemble.sessions
         ttls = [entry.ttl for entry in changes.values() if entry is not None and entry.renewed]
         session = sessions.of_ttl(max(ttls), deadline) if ttls else sessions.common(deadline)
         buckets = self._ensemble.layout.buckets(view)
-        versions = {bucket: versions[bucket] for bucket in buckets if bucket in versions}
+        versions = {bucket: number for bucket, number in versions.items() if bucket in buckets}
         notes: dict[Name, Own] = {}
         for key, entry in changes.items():
             if entry is not None and entry.renewed:
@@ -290,7 +283,7 @@ class ZooKeeperStore(ConsensusStore):
         path = self._ensemble.layout.bucket_path(number)
         names = session.collect([session.client.get_children_async(path)], deadline)[0] or []
         for start in range(0, len(names), _CHUNK):
-            keys = [key_of(name) for name in names[start : start + _CHUNK]]
+            keys = [unquote(name) for name in names[start : start + _CHUNK]]
             view, versions = self._ensemble.read(keys, deadline)
             expired = {key: None for key in keys if view[key].exists and view[key].entry is None}
             if expired:
@@ -303,7 +296,7 @@ def _is_lasting(seen: Seen) -> bool:
     return seen.entry is None or seen.entry.renewed
 
 
-def _replaces_all(view: View, changes: Mapping[str, Entry | None]) -> bool:
+def _replaces_all(view: View, changes: Changes) -> bool:
     """Whether the write fails if one of the nodes has ended with its session."""
     renewed = [key for key, seen in view.items() if seen.entry and seen.entry.renewed]
     return bool(changes) and all(key in changes for key in renewed)
@@ -311,6 +304,6 @@ def _replaces_all(view: View, changes: Mapping[str, Entry | None]) -> bool:
 
 def _lives_on(found: Entry | None, new: Entry | None) -> bool:
     """Whether a renewal needs no write: the node lives with its session and has the same ttl."""
-    if found is None or new is None:
-        return False
-    return found.renewed and found.value == new.value and found.has_ttl(new.ttl)
+    return bool(
+        found and new and found.renewed and found.value == new.value and found.has_ttl(new.ttl)
+    )
