@@ -16,33 +16,24 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from celery_singleton_lock.errors import LockKeyError
-
-if TYPE_CHECKING:
-    import hashlib
 
 # json.dumps(sort_keys=True) makes a new encoder for each call.
 _sorted_json: Final = json.JSONEncoder(sort_keys=True).encode
 
 
-def _float_text(value: float) -> str:
-    text = float.__repr__(value)
-    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
-
-
-# The encoder's output for a single value, at a fifth of the cost.
+# The encoder's output for a single value of the most frequent types, at a fifth of the cost.
 _TEXT_OF: Final[Mapping[type, Callable[[Any], str]]] = {
     str: json.encoder.encode_basestring_ascii,
     int: int.__repr__,
-    float: _float_text,
     bool: {True: "true", False: "false"}.__getitem__,
     type(None): {None: "null"}.__getitem__,
 }
 #: The types that JSON transports unchanged.
-SCALARS: Final = frozenset(_TEXT_OF)
+SCALARS: Final = frozenset({*_TEXT_OF, float})
 
 
 class PerTask:
@@ -235,20 +226,13 @@ def stored_names(text: str) -> set[str]:
 
 def digest(text: str) -> str:
     """A short name for ``text`` that no other text has (BLAKE2b, 128 bits)."""
-    return _blake2b()(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-
-# Each process that declares tasks imports this module, but most of these processes compute no key.
-# Therefore the patterns are compiled and the hash is imported at the first use.
-
-
-@cache
-def _blake2b() -> type[hashlib.blake2b]:
+    # Each process that declares tasks imports this module, but most of them compute no key.
     from hashlib import blake2b
 
-    return blake2b
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
+# Therefore the patterns are compiled at the first use, too.
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
@@ -335,7 +319,7 @@ class KeyMaker:
         if spec is None:
             if self._collector is not None:
                 return self._digest_of_all
-            return lambda args, kwargs: self._digest_of(self.bind(args, kwargs))
+            return lambda args, kwargs: digest(self._text_of(self.bind(args, kwargs)))
         if isinstance(spec, PerTask):
             return lambda args, kwargs: "*"
         if isinstance(spec, str):
@@ -346,7 +330,7 @@ class KeyMaker:
                 raise ValueError("key=() names no argument; for one key per task: key=PER_TASK")
             for name in spec:
                 _check_name(name, self._signature, f"key={spec!r}")
-            return lambda args, kwargs: self._digest_of_some(spec, self.bind(args, kwargs))
+            return lambda args, kwargs: self._digest_of_some(spec, args, kwargs)
         if callable(spec):
             return lambda args, kwargs: _call(spec, args, kwargs)
         raise TypeError(
@@ -387,18 +371,18 @@ class KeyMaker:
     def _digest_of_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         declared, collected = self._bind(args, kwargs)
         if declared.keys().isdisjoint(collected) and not any("\n" in name for name in collected):
-            return self._digest_of(declared | collected)
+            return digest(self._text_of(declared | collected))
         # Quote names that could be taken for a parameter's name or for several lines. The first
         # line contains no "=", so no other call's text can begin with it.
         quoted = {_sorted_json(name): value for name, value in collected.items()}
         return digest(f"**\n{self._text_of(declared | quoted)}")
 
-    def _digest_of_some(self, names: tuple[str, ...], arguments: dict[str, Any]) -> str:
+    def _digest_of_some(
+        self, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> str:
+        arguments = self.bind(args, kwargs)
         # An item of ``**`` that a call omits counts as None.
-        return self._digest_of({name: arguments.get(name) for name in names})
-
-    def _digest_of(self, arguments: dict[str, Any]) -> str:
-        return digest(self._text_of(arguments))
+        return digest(self._text_of({name: arguments.get(name) for name in names}))
 
     def _text_of(self, arguments: dict[str, Any]) -> str:
         """One line for each argument."""

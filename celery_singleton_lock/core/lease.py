@@ -125,20 +125,16 @@ class Token:
         task, ordinal, nonce = text.split("|")
         task_id, _, call = task.partition("+")
         nesting, retries = ordinal.split(".")
-        return cls(_unquoted(task_id), int(nesting), int(retries), nonce, call)
+        return cls(cls.task_id_of(task_id), int(nesting), int(retries), nonce, call)
 
     @staticmethod
     def task_id_of(name: str) -> str:
         """The task id in a value of :attr:`task`, which is all that a claim's token contains."""
-        return _unquoted(name.partition("+")[0])
+        return unquote(name.partition("+")[0], errors="surrogatepass")
 
     def next_attempt(self) -> Token:
         """The token for which a retry reserves the key: any delivery of the next attempt."""
         return replace(self, retries=self.retries + 1, nonce="-")
-
-
-def _unquoted(name: str) -> str:
-    return unquote(name, errors="surrogatepass")
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
@@ -290,6 +286,7 @@ class Lease:
     released_at: float | None = None  # time at which the release was first sent, on ``clock``
     reported: bool = False  # whether an event has reported the end of the lease
     shared: SharedDeadline | None = field(default=None, repr=False)
+    outer: Lease | None = field(default=None, repr=False)  # held around it on the same thread
     process: int = field(default_factory=os.getpid, repr=False)  # the holder; not a fork of it
 
     @property
@@ -317,11 +314,6 @@ class Lease:
         if self.shared is None:
             return self.valid_until
         return max(self.valid_until, self.shared.parents())
-
-    @property
-    def released(self) -> bool:
-        """Whether the holder has released the lease."""
-        return self.released_at is not None
 
     def renewed(self, until: float) -> None:
         """Note that the store renewed the lease; ``until`` is the new deadline, on ``clock``."""
@@ -374,7 +366,7 @@ class Lease:
     def lost_error(self) -> LeaseLost:
         """The exception for the loss of this lease."""
         now = self.clock.now()
-        if self.released and self.loss is None:
+        if self.released_at is not None and self.loss is None:
             return LeaseLost(
                 f"the lease on {self.key!r} was released when its body ended; this code outlived "
                 "it. Wait inside the body for what needs the lease.",

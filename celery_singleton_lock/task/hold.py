@@ -18,7 +18,7 @@ from celery_singleton_lock.errors import LockConflict, LockKeyError, StoreError
 from celery_singleton_lock.policy import Policy, merge, seconds
 from celery_singleton_lock.publish.header import mint_nonce
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task.context import HeldLeases, held_leases
+from celery_singleton_lock.task.context import held_lease, held_leases
 from celery_singleton_lock.task.outcome import release_of
 from celery_singleton_lock.task.wait import Waiter
 
@@ -59,7 +59,7 @@ def hold(
     chosen = real_app(app)
     runtime = Runtime.of(chosen, eager=bool(chosen.conf.task_always_eager))
     full_key = runtime.keyspace.lock(scope, key)
-    for held in held_leases.get():
+    for held in held_leases():
         if runtime.keyspace.is_slot_of(full_key, held.key) and held.held_here:
             yield held
             return
@@ -88,7 +88,8 @@ def hold(
     del policy, full_key, nonce, request
     reset = None
     try:
-        reset = held_leases.set(HeldLeases(lease, held_leases.get()))
+        lease.outer = held_lease.get()
+        reset = held_lease.set(lease)
         yield lease
     finally:
         # The release comes first, so that no failure below leaves the lease with the heartbeat.
@@ -117,9 +118,9 @@ def _refuse_event_loop(key: str) -> None:
     )
 
 
-def _leave(reset: ContextToken[HeldLeases | tuple[()]]) -> None:
+def _leave(reset: ContextToken[Lease | None]) -> None:
     try:
-        held_leases.reset(reset)
+        held_lease.reset(reset)
     except ValueError:
         pass  # left in another context than entered (an async fixture), which has ended
 

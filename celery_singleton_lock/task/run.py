@@ -85,7 +85,7 @@ from celery_singleton_lock.publish.header import (
 from celery_singleton_lock.publish.skipped import skipped_value
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, Pace, decide
-from celery_singleton_lock.task.context import HeldLeases, held_leases
+from celery_singleton_lock.task.context import held_lease, held_leases
 from celery_singleton_lock.task.interrupt import (
     Body,
     LeaseInterrupt,
@@ -205,7 +205,7 @@ class TaskRun:
             return (task.base_call or task.run)(*args, **kwargs)
 
         self._make_key(args, kwargs)
-        if self._rest is None or (held_leases.get() and self._is_reentered()):
+        if self._rest is None or (held_lease.get() and self._is_reentered()):
             return body()
         try:
             if self.policy.on_conflict.action is ConflictAction.WAIT:
@@ -287,7 +287,7 @@ class TaskRun:
     def _is_reentered(self) -> bool:
         """Whether a calling task on this thread holds the key, as for an eager call in a body."""
         is_slot_of = self.runtime.keyspace.is_slot_of
-        return any(is_slot_of(self.key, held.key) and held.held_here for held in held_leases.get())
+        return any(is_slot_of(self.key, held.key) and held.held_here for held in held_leases())
 
     def _operation(self) -> Acquire:
         runtime, request, delivery = self.runtime, self.request, self.delivery
@@ -536,7 +536,8 @@ class TaskRun:
 
     def _run_under(self, lease: Lease, body: Callable[[], Any]) -> Any:
         """Run ``body`` under ``lease``; raises the exceptions of :meth:`run`."""
-        reset = held_leases.set(HeldLeases(lease, held_leases.get()))
+        lease.outer = held_lease.get()
+        reset = held_lease.set(lease)
         try:
             result = self._body.run(body)
         except LeaseInterrupt:
@@ -566,7 +567,7 @@ class TaskRun:
             self._ended(lease, failed=True)
             raise
         finally:
-            held_leases.reset(reset)
+            held_lease.reset(reset)
         self._ended(lease, failed=False)
         return result
 

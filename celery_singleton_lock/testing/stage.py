@@ -12,7 +12,7 @@ from celery_singleton_lock.celery_compat import real_app
 from celery_singleton_lock.core.lease import Kind, Lease, Record
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.context import current_lease, held_leases
+from celery_singleton_lock.task.context import current_lease, held_lease
 from celery_singleton_lock.task.hold import hold
 
 __all__ = ["ManualClock", "SingletonStore", "hold_lock", "lose_lease"]
@@ -102,14 +102,14 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     scope = task.singleton_policy().scope or task.name
     # The caller's thread must not count as the holder. Otherwise its eager calls would re-enter the
     # lock, and so would this hold() if the caller holds the key.
-    callers = held_leases.get()
-    reset = held_leases.set(())
+    callers = held_lease.get()
+    reset = held_lease.set(None)
     try:
         with hold(rest, scope=scope, app=task.app) as lease:
-            held_leases.set(callers)
+            held_lease.set(callers)
             yield lease
     finally:
-        held_leases.reset(reset)
+        held_lease.reset(reset)
 
 
 def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:

@@ -49,7 +49,7 @@ def _without_renewal() -> None:
 def _without_local_deadline() -> None:
     """What was granted is trusted until the store says otherwise: silence changes nothing."""
     lease: Any = Lease
-    lease.lost = property(lambda self: self.released or self.loss is not None)
+    lease.lost = property(lambda self: self.released_at is not None or self.loss is not None)
     lease.remaining = lambda self: 0.0 if self.lost else float("inf")
     Heartbeat._declare_overdue = lambda self: None  # type: ignore[method-assign]
 

@@ -757,7 +757,9 @@ def test_an_interrupted_release_gives_its_reply_to_nobody_else(
             with struck_at_random(0.0004):
                 bench.end(lease)
         finally:
-            assert len(bench.heartbeat) == 0 or not lease.released, "it would be renewed for ever"
+            assert len(bench.heartbeat) == 0 or lease.released_at is None, (
+                "it would be renewed for ever"
+            )
             bench.heartbeat.discard(lease)
             # Each of these has an answer that none of the others has.
             refused = ask(bench.store, held, new_token())

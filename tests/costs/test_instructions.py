@@ -81,11 +81,11 @@ def renewals(site: Site) -> Instructions:
 
 WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "acquire and release, memory": (cycle, 2501),
-    "acquire and release, redis": (cycle, 1923),
-    "refused acquire, redis": (refusal, 1378),
+    "acquire and release, redis": (cycle, 1907),
+    "refused acquire, redis": (refusal, 1356),
     "key of a template, redis": (key, 157),
-    "task, redis": (task, 2959),
-    "skipped task, redis": (skip, 6966),
+    "task, redis": (task, 2932),
+    "skipped task, redis": (skip, 6948),
     "publish without a claim, redis": (publishing, 220),
     "publish with a claim, redis": (claim, 1680),
     "renewal of 200 leases, redis": (renewals, 31138),

@@ -225,7 +225,8 @@ class Connections:
         connection.pool = idle
         try:
             connection.send((command,))
-            connection.leave_pending(pending)
+            # Its reply is left to the connection's next use.
+            connection.pending, connection._unread = pending, 0
         except StoreError:
             return False
         finally:
@@ -414,10 +415,6 @@ class Connection:
         client._sock.settimeout(client.socket_timeout)
         self._unread = 0
         return [reply]
-
-    def leave_pending(self, pending: PendingRelease) -> None:
-        """Leave the reply to the only command that was sent, a release, to the next use."""
-        self.pending, self._unread = pending, 0
 
     def end(self) -> None:
         """Return to the pool if every reply was read, else close the connection. Idempotent."""

@@ -113,7 +113,8 @@ class RedisStore(RedisOperators):
         self._wait_replicas = wait_replicas
         self._queues = WaitQueues()
         self._pending = PendingReleases(self._release)
-        # Shards for whose prefix the stored number of shards was found equal.
+        # Shards, named by their fence counters, for whose prefix the stored number of shards was
+        # found equal.
         self._known_shards: set[str] = set()
         # Shards whose server has run release.lua, and so has it loaded.
         self._taught: set[str] = set()
@@ -144,16 +145,16 @@ class RedisStore(RedisOperators):
         return self._acquire(request, timeout)
 
     def _acquire(self, request: Acquire, timeout: float) -> Granted | Refused:
-        key, shard = request.slots[0], Keyspace.shard(request.slots[0])
-        just_checked = shard not in self._known_shards and self._check_shards(key, timeout)
+        key, run = request.slots[0], scripts.acquire_arguments(request, self._fence_base)
+        fence = run[0][0]  # names the shard
+        just_checked = fence not in self._known_shards and self._check_shards(key, timeout)
         wait: tuple[Command, ...] = ()
         if self._wait_replicas:
             # WAIT follows the script in the pipeline, because a script can't wait for replicas.
             wait = (("WAIT", self._wait_replicas, milliseconds(timeout * _WAIT_RATIO)),)
-        run = scripts.acquire_arguments(request, self._fence_base)
         reply, *acknowledged = self._pipeline(scripts.ACQUIRE, [run], timeout, then=wait)
         if just_checked:
-            self._known_shards.add(shard)  # again, if the server had lost the script
+            self._known_shards.add(fence)  # again, if the server had lost the script
         if self._pending.lost:
             self._pending.resend_lost()
         if isinstance(reply, bytes):
@@ -235,7 +236,7 @@ class RedisStore(RedisOperators):
         self._run(scripts.MARK, (keys, arguments), timeout, is_repeatable=True)
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
-        if Keyspace.shard(request.key) not in self._known_shards:
+        if Keyspace.fence(request.key) not in self._known_shards:
             self._check_shards(request.key, timeout)
         record = self._admit(request, timeout)
         if self._pending.lost:
@@ -391,7 +392,7 @@ class RedisStore(RedisOperators):
         """
         note = Keyspace.shards_note(key)
         if note in map(Keyspace.shards_note, list(self._known_shards)):
-            self._known_shards.add(Keyspace.shard(key))
+            self._known_shards.add(Keyspace.fence(key))
             return False
         noted = int(self._run(scripts.SHARDS, ([note], [self.shards]), timeout))
         if noted != self.shards:
@@ -401,7 +402,7 @@ class RedisStore(RedisOperators):
                 "store alike everywhere (a cluster is redis+cluster://, in every app); if no "
                 "worker of the other sort is left, delete that key"
             )
-        self._known_shards.add(Keyspace.shard(key))
+        self._known_shards.add(Keyspace.fence(key))
         return True
 
 
