@@ -52,19 +52,16 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
-from celery_singleton_lock.core.events import Event, EventName, Events
+from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker.bootstep import check_eviction
 
 # Seconds. A yearly entry must find its last run. The last run of a deleted entry must expire.
 _LAST_RUN_TTL: Final = 400 * 86400.0
@@ -77,63 +74,40 @@ Reply = TypeVar("Reply")
 
 
 class Election:
-    """One candidate.
+    """One candidate, with the settings of an app.
 
-    Args:
-        locker: The locker of this process.
-        events: Receives every change, once.
+    Attributes:
         key: The key of the leader's lease.
         ttl: Seconds for which a dead leader blocks the other candidates.
         poll: Seconds between two tries of a candidate that does not lead.
-        holder: Describes this process to operators.
     """
 
-    def __init__(
-        self, locker: Locker, events: Events, *, key: str, ttl: float, poll: float, holder: Holder
-    ) -> None:
-        self.key = key
-        self.ttl = ttl
-        self.poll = poll
+    def __init__(self, runtime: Runtime) -> None:
+        settings, name = runtime.settings, runtime.settings.beat_name
+        self.key = runtime.keyspace.leader(name)
+        self.ttl = settings.beat_ttl
+        self.poll = settings.beat_poll
         #: The number of elections that this process has won. A leader's caches are valid for one.
         self.term = 0
-        self._locker = locker
-        self._clock = locker.clock
-        self._events = events
-        self._holder = holder
+        self._locker = runtime.locker
+        self._clock = runtime.clock
+        self._events = runtime.events
+        # `celery singleton ls` shows the holder.
+        pid, worker = os.getpid(), runtime.worker
+        self._holder = Holder(task="celery.beat", task_id=name, worker=worker, pid=pid)
         self._lease: Lease | None = None
         self._token: Token | None = None
         self._next_try = self._clock.now()
-        # For each entry, the stored text of the last run, and the time that is used for it.
+        #: For each entry that has a stored last run and was recalled: the last run, seconds since
+        #: the epoch. A value that the scheduler corrects is used until the next tick replaces it.
+        self.last_runs: dict[str, float] = {}
+        # For each entry that was recalled, the text of its last run; None: the store has none.
         self._stored: dict[str, str | None] = {}
-        self._last_runs: dict[str, float] = {}
         # For each entry, texts that requests with a lost reply may have stored. No message was sent
         # for them.
         self._unsure: dict[str, set[str | None]] = {}
         # The last event that was logged, and for STANDING_BY the leader that it named.
         self._logged = ("", "")
-
-    @classmethod
-    def of(cls, runtime: Runtime) -> Self:
-        """The candidate with the app's settings.
-
-        Raises:
-            SettingsError: A setting is wrong, or the store can't keep it.
-        """
-        settings = runtime.settings
-        with suppress(StoreError):  # the first campaign reports it
-            check_eviction(runtime.store, settings)
-        check_leader_ttl(runtime)
-        name = settings.beat_name
-        # `celery singleton ls` shows the holder.
-        holder = Holder(task="celery.beat", task_id=name, worker=runtime.worker, pid=os.getpid())
-        return cls(
-            runtime.locker,
-            runtime.events,
-            key=runtime.keyspace.leader(name),
-            ttl=settings.beat_ttl,
-            poll=settings.beat_poll,
-            holder=holder,
-        )
 
     @property
     def leading(self) -> bool:
@@ -170,7 +144,7 @@ class Election:
         self.term += 1
         # Another process may have led since the last term, so the cached last runs may be old.
         self._stored.clear()
-        self._last_runs.clear()
+        self.last_runs.clear()
         self._unsure.clear()
         # A new term is always logged. The heartbeat has logged the loss that preceded it, so this
         # object has not.
@@ -200,16 +174,8 @@ class Election:
             for entry, text in zip(unknown, self._read(unknown), strict=True):
                 self._stored[entry] = text
                 if (at := _moment_of(text)) is not None:
-                    self._last_runs[entry] = at
+                    self.last_runs[entry] = at
         return unknown
-
-    def last_run(self, entry: str) -> float | None:
-        """Seconds since the epoch, if the entry has a last run that was recalled."""
-        return self._last_runs.get(entry)
-
-    def correct(self, entry: str, at: float) -> None:
-        """Use ``at`` instead of the stored last run, until the next tick replaces it."""
-        self._last_runs[entry] = at
 
     def authorize_tick(self, entry: str, at: float) -> bool:
         """Whether this process may send the tick of ``entry`` that was due ``at``; at most once.
@@ -237,7 +203,7 @@ class Election:
             if stored in unsure:
                 reply = self._swap(lease, entry, stored, new)
         if reply is Authorization.AUTHORIZED:
-            self._stored[entry], self._last_runs[entry] = new, at
+            self._stored[entry], self.last_runs[entry] = new, at
             del self._unsure[entry]
             return True
         why = f"another client changed the last run of {entry!r}"

@@ -16,6 +16,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Final
@@ -25,12 +26,13 @@ from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate
 
 from celery_singleton_lock.beat import schedule_grid as grid
-from celery_singleton_lock.beat.election import Election
+from celery_singleton_lock.beat.election import Election, check_leader_ttl
 from celery_singleton_lock.celery_compat import rebuild_heap
 from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.publish.apply_async import claim_and_send
 from celery_singleton_lock.publish.header import TICK_HEADER
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.worker.bootstep import check_eviction
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -173,7 +175,7 @@ class LeaderMixin(Scheduler):
         new = set(self._election.recall(map(_name, entries)))
         for entry in entries:
             is_new = _name(entry) in new
-            at = self._election.last_run(_name(entry))
+            at = self._election.last_runs.get(_name(entry))
             if at is not None:
                 stored = datetime.fromtimestamp(at, UTC)
                 if is_new:
@@ -223,7 +225,7 @@ class LeaderMixin(Scheduler):
                 f"{(stored - now).total_seconds():.0f} s ahead of this host's clock; a clock was "
                 f"wrong. Continuing from {believed}."
             )
-            self._election.correct(_name(entry), believed.timestamp())
+            self._election.last_runs[_name(entry)] = believed.timestamp()
         return believed
 
 
@@ -280,7 +282,10 @@ def _name(entry: ScheduleEntry) -> str:
 def _candidate(runtime: Runtime) -> Election:
     """The election of this process. A wrong setting ends ``celery beat`` with one log line."""
     try:
-        return Election.of(runtime)
+        with suppress(StoreError):  # the first campaign reports it
+            check_eviction(runtime.store, runtime.settings)
+        check_leader_ttl(runtime)
+        return Election(runtime)
     except SettingsError as exc:
         if click.get_current_context(silent=True) is None:
             raise  # beat is embedded in another program, which may catch the error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain
@@ -182,14 +183,13 @@ def _find(runtime: Runtime, key: str) -> Record | None:
     """
     if key.startswith("csl:{") and (record := runtime.store.inspect(key)) is not None:
         return record
-    names, found = stored_names(key), list[tuple[int, Record]]()
+    names, found = stored_names(key), defaultdict[int, list[Record]](list)
     for record in runtime.store.scan(runtime.keyspace.match_all()):
-        matching = (n for n, spelling in enumerate(_spellings(record)) if spelling in names)
-        if (number := next(matching, None)) is not None:
-            found.append((number, record))
+        matching = [n for n, spelling in enumerate(_spellings(record)) if spelling in names]
+        if matching:
+            found[matching[0]].append(record)
     # A complete name of one record takes precedence over a shortened name of another.
-    best = min((number for number, _ in found), default=0)
-    records = [record for number, record in found if number == best]
+    records = found[min(found)] if found else []
     if len(records) > 1:
         lines = "\n".join(f"  {record.key}" for record in records)
         raise click.UsageError(f"{key!r} names several keys; give one of them:\n{lines}")

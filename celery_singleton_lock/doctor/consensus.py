@@ -41,7 +41,6 @@ _LOGIN_REMEDIES: Final = {
 _SERVING: Final = frozenset({"leader", "follower", "observer", "standalone"})
 # Seconds; ZooKeeper rounds to milliseconds.
 _ROUNDING: Final = 0.01
-_ANYONE: Final = ("world", "anyone")
 _START: Final = "start members until a majority is there"
 _HARM: Final = "a dead holder blocks others so much longer"
 _THREE: Final = "three, on hosts that fail independently"
@@ -281,5 +280,5 @@ def _foreign(context: Context, session: Session) -> tuple[int, int]:
             closed += 1
             continue
         if reply is not None:
-            unguarded += any((acl.id.scheme, acl.id.id) == _ANYONE for acl in reply[0])
+            unguarded += any((acl.id.scheme, acl.id.id) == ("world", "anyone") for acl in reply[0])
     return closed, unguarded

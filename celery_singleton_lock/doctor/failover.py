@@ -13,7 +13,6 @@ from celery_singleton_lock.stores.redis.cluster import Address, Topology
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
 from celery_singleton_lock.stores.urls import Hosts
 
-_CLUSTER_PORT: Final = 6379
 _SLOTS: Final = 16384
 # The minimum number of voters: of sentinels, and of a cluster's masters. A failover needs the votes
 # of a majority, and with two voters no majority is left after the loss of one.
@@ -217,7 +216,7 @@ def _view(context: Context) -> _View | None:
 
 
 def _seeds(context: Context) -> tuple[Address, ...]:
-    return Hosts.of(context.settings.url, default_port=_CLUSTER_PORT).addresses
+    return Hosts.of(context.settings.url, default_port=6379).addresses
 
 
 def visit_cluster(context: Context) -> list[Server]:

@@ -141,9 +141,9 @@ def check_version(context: Context, server: Server) -> Findings:
         oldest, name = _OLDEST[server.product], f"{server.product} {server.version}"
         if numbers >= oldest:
             yield ok("server", name)
-            return
-        newer = f"{server.product} {oldest[0]}.{oldest[1]} or newer"
-        yield warning("server", f"{name} is older than what this library is tested with", newer)
+        else:
+            newer = f"{server.product} {oldest[0]}.{oldest[1]} or newer"
+            yield warning("server", f"{name} is older than what this library is tested with", newer)
 
 
 @per_server

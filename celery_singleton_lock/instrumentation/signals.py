@@ -15,16 +15,6 @@ from celery.utils.dispatch import Signal
 
 from celery_singleton_lock.core.events import Event, EventName
 
-__all__ = [
-    "SIGNALS",
-    "Monitor",
-    "lease_acquired",
-    "lease_conflict",
-    "lease_lost",
-    "lease_released",
-    "send_signal",
-]
-
 lease_acquired = Signal(name="lease_acquired", providing_args=["event"])
 lease_conflict = Signal(name="lease_conflict", providing_args=["event"])
 lease_lost = Signal(name="lease_lost", providing_args=["event"])
