@@ -36,6 +36,7 @@ class _Command(CeleryCommand):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            ctx.obj.app.finalize()
             return super().invoke(ctx)
         except SingletonLockError as exc:
             raise click.ClickException(str(exc)) from exc
@@ -50,7 +51,7 @@ def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
 
     For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
-    runtime, matches = Runtime.of(_app(ctx)), _matcher(pattern)
+    runtime, matches = Runtime.of(ctx.obj.app), _matcher(pattern)
     records = runtime.store.survey(runtime.keyspace.match_all(), _report_foreign)
     matching = (record for record in records if matches(record.key))
     if as_json:
@@ -74,7 +75,7 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
-    runtime = Runtime.of(_app(ctx))
+    runtime = Runtime.of(ctx.obj.app)
     record = _find(runtime, key)
     if as_json:
         click.echo(json.dumps(row_of(record) if record else None, indent=2))
@@ -100,7 +101,7 @@ def release(
     Without --force the token is compared: if another one has the key meanwhile, nothing is freed.
     The message of a claim stays where it is, and runs.
     """
-    runtime = Runtime.of(_app(ctx))
+    runtime = Runtime.of(ctx.obj.app)
     record = _find(runtime, key)
     name, freed = record.key if record else key, False
     if record:
@@ -123,7 +124,7 @@ def release(
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Look for what keeps locks from working, or will. Exit status 1 if something does."""
-    app = _app(ctx)
+    app: Any = ctx.obj.app
     app.loader.import_default_modules()
     findings = list(diagnose(app))
     if as_json:
@@ -152,12 +153,6 @@ def _confirm(record: Record, as_json: bool) -> None:
 
 def _report_foreign(key: str, reason: str) -> None:
     click.echo(f"not ours: {key!r} {reason}; see `doctor`", err=True)
-
-
-def _app(ctx: click.Context) -> Any:
-    app = ctx.obj.app
-    app.finalize()
-    return app
 
 
 def _row(finding: Finding) -> dict[str, str]:

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 from celery import Celery
 
-from celery_singleton_lock.doctor import app as apps
-from celery_singleton_lock.doctor import consensus, failover, servers
+from celery_singleton_lock.doctor import consensus, failover, locks, servers
 from celery_singleton_lock.doctor.context import (
     Context,
     Finding,
@@ -70,10 +69,10 @@ _NO_ALARMS: Final = note("alarms", "they are unknown: the login may not list the
 #: The checks, in the order of their execution. The checks of servers run even if the store doesn't
 #: work, because they may show the reason.
 CHECKS: Final = (
-    Check(apps.check_processes, {"memory"}),
-    Check(apps.check_shards, None),
-    Check(apps.check_leases, None, needs_locks=True),
-    Check(apps.check_keys, None, needs_locks=True, denied=_NO_SCAN),
+    Check(locks.check_processes, {"memory"}),
+    Check(locks.check_shards, None),
+    Check(locks.check_leases, None, needs_locks=True),
+    Check(locks.check_keys, None, needs_locks=True, denied=_NO_SCAN),
     Check(failover.check_sentinels, {"sentinel"}),
     Check(failover.check_quorum, {"sentinel"}, denied=_NO_QUORUM),
     Check(failover.check_master, {"sentinel"}),
@@ -100,8 +99,8 @@ CHECKS: Final = (
     Check(consensus.check_sessions, {"zookeeper"}),
     Check(consensus.check_login, {"etcd", "zookeeper"}),
     Check(consensus.check_rights, {"zookeeper"}),
-    Check(apps.check_policies, None),
-    Check(apps.check_timeouts, None),
+    Check(locks.check_policies, None),
+    Check(locks.check_timeouts, None),
 )
 
 _VISITS: Final = {

@@ -1,4 +1,4 @@
-"""Checks of a store's servers, one by one and against each other: Redis, Redlock and in general."""
+"""Checks of a store's servers, one by one and against each other; visits to Redis servers."""
 
 from __future__ import annotations
 

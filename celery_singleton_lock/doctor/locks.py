@@ -1,4 +1,4 @@
-"""Checks of an app: the operations of its store, the policies of its tasks, its timeouts."""
+"""Checks of an app's locks: its store's operations, its tasks' policies and their timeouts."""
 
 from __future__ import annotations
 
