@@ -139,12 +139,14 @@ class SharedLease:
 
     __slots__ = ("_deadline", "_memory", "_owner", "_stamp", "_terms", "closed", "number", "text")
 
+    # Set by open(), and not read before.
+    _stamp: int
+    _terms: tuple[float, float, float, bool]
+
     def __init__(self, memory: mmap.mmap, block: int, number: int, owner: int) -> None:
         self._memory = memory
         self._deadline = _deadline_offset(block, number)
         self._owner = owner
-        self._stamp = 0
-        self._terms: tuple[float, float, float, bool] = (0.0, 0.0, 0.0, False)
         self.number = number
         #: Offset of the note's text in the memory.
         self.text = _text_offset(block, number)
@@ -229,11 +231,13 @@ class SharedMemory:
     def strike(self, token: str) -> None:
         """Erase the note of a lease that is no longer held."""
         process = self._processes.get(os.getpid())
-        shared = process[1].pop(token, None) if process else None
-        if process and shared is not None:
+        if process is None:
+            return
+        _, notes, free = process
+        if shared := notes.pop(token, None):
             shared.close()
             self._memory[shared.text : shared.text + len(_NO_TEXT)] = _NO_TEXT
-            process[2].append(shared.number)
+            free.append(shared.number)
 
     # The parent's side.
 
