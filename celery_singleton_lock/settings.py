@@ -223,9 +223,7 @@ def _tls_options(conf: Any, source: str) -> dict[str, Any]:
     options = conf.get(name) if name else None
     if not isinstance(options, Mapping):
         return {}
-    return {
-        key if key.startswith("ssl_") else f"ssl_{key}": value for key, value in options.items()
-    }
+    return {f"ssl_{key.removeprefix('ssl_')}": value for key, value in options.items()}
 
 
 def _login_options(conf: Any, url: str, source: str) -> dict[str, Any]:
@@ -244,13 +242,10 @@ def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
     """The master's name and the sentinels' login, from the transport options beside the URL."""
     if not is_sentinel_url(url):
         return {}
-    of_source = {
-        "result_backend": "result_backend_transport_options",
-        "broker_url": "broker_transport_options",
-    }
+    both = {"result_backend": "result_backend", "broker_url": "broker"}
     # singleton_lock_url may name the same sentinels without these options.
-    for name in [of_source[source]] if source in of_source else of_source.values():
-        options = conf.get(name) or {}
+    for name in [both[source]] if source in both else both.values():
+        options = conf.get(f"{name}_transport_options") or {}
         found = {key: options[key] for key in ("master_name", "sentinel_kwargs") if key in options}
         if found:
             return found

@@ -186,11 +186,9 @@ def _check_store(runtime: Runtime) -> None:
         )
     except StoreError as exc:
         logger.error(
-            "singleton: no locks, because %s refuses them (%s); tasks are put back until this is "
-            "corrected. Check its login, rights, database number and memory, for example with "
-            "`celery -A app singleton doctor`",
-            settings.safe_url,
-            exc,
+            f"singleton: no locks, because {settings.safe_url} refuses them ({exc}); tasks are put "
+            "back until this is corrected. Check its login, rights, database number and memory, "
+            "for example with `celery -A app singleton doctor`"
         )
 
 

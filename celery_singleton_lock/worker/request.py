@@ -256,11 +256,11 @@ class SingletonRequestMixin:
             claim = Claim(key=key, unique=policy.unique, unique_for=policy.unique_for)
         if claim is None:
             return None
-        if become is not None and not comes_back:
-            # The claim stays while the body may run, because a call published now would conflict
-            # with its lease.
-            return claim.granted(_DYING_SECONDS)
-        return claim.queued() if comes_back else claim.freed()
+        if comes_back:
+            return claim.queued()
+        # The claim stays while the body may run, because a call published now would conflict with
+        # its lease.
+        return claim.granted(_DYING_SECONDS) if become else claim.freed()
 
     def _header(self) -> Mapping[str, Any]:
         return header_of(self.request_dict, str(self.id))
