@@ -146,12 +146,7 @@ class Draft:
         return entry.record(key) if entry else None
 
     def change_claim(
-        self,
-        change: ClaimChange,
-        task: str,
-        *,
-        holder: Holder | None = None,
-        lease_ttl: float | None = None,
+        self, change: ClaimChange, task: str, *, holder: Holder | None = None, renewed: bool = False
     ) -> None:
         """Change the claim of ``task``, or write it if the key is free. Keep any other entry.
 
@@ -159,7 +154,7 @@ class Draft:
             change: The change.
             task: The owner of the claim.
             holder: The holder in a claim that is written to a free key.
-            lease_ttl: The ttl of the lease with which the claim is renewed; None: there is none.
+            renewed: Whether the claim is renewed with a lease.
         """
         claim = self.value(change.key, Claim)
         is_own = claim is not None and claim.owner == task
@@ -170,9 +165,7 @@ class Draft:
                 self.changes[change.key] = None
             return
         publisher = claim.holder if claim else holder or Holder()
-        ttl = change.ttl if lease_ttl is None else lease_ttl
-        value = Claim(task, change.phase, publisher)
-        self.changes[change.key] = Entry(value, ttl, renewed=lease_ttl is not None)
+        self.changes[change.key] = Entry(Claim(task, change.phase, publisher), change.ttl, renewed)
 
 
 #: The entry to write for each changed key; None: delete the key.

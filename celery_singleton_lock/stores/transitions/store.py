@@ -249,8 +249,8 @@ def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
     lease = Held(Kind.LEASE, request.token, fence, request.holder)
     draft.changes[slot] = Entry(lease, request.ttl, renewed=True)
     if request.claim is not None and not request.keeps_claim:
-        task, holder = request.token.task, request.holder
-        draft.change_claim(request.claim, task, holder=holder, lease_ttl=request.ttl)
+        claim, task = replace(request.claim, ttl=request.ttl), request.token.task
+        draft.change_claim(claim, task, holder=request.holder, renewed=True)
     return Granted(key=slot, fence=None)
 
 

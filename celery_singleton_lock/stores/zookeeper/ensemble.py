@@ -20,14 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
-from kazoo.exceptions import (
-    BadVersionError,
-    KazooException,
-    NodeExistsError,
-    NoNodeError,
-    RolledBackError,
-    RuntimeInconsistency,
-)
+from kazoo import exceptions as kazoo_errors
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -47,11 +40,11 @@ _ANY_VERSION: Final = -1
 # Seconds after which a timestamp of the server is too old: the two clocks run at different speeds.
 _MAX_AGE: Final = 60.0
 _INTERFERENCE: Final = (
-    BadVersionError,
-    NodeExistsError,
-    NoNodeError,
-    RolledBackError,
-    RuntimeInconsistency,
+    kazoo_errors.BadVersionError,
+    kazoo_errors.NodeExistsError,
+    kazoo_errors.NoNodeError,
+    kazoo_errors.RolledBackError,
+    kazoo_errors.RuntimeInconsistency,
 )
 
 
@@ -224,7 +217,7 @@ class Ensemble:
 
 def _stats(results: Sequence[Any]) -> list[Any] | None:
     """The stats of the buckets; None if another client has interfered."""
-    errors = [result for result in results if isinstance(result, KazooException)]
+    errors = [result for result in results if isinstance(result, kazoo_errors.KazooException)]
     for error in errors:
         if not isinstance(error, _INTERFERENCE):
             raise StoreError(f"the store refuses: {error!r}") from error

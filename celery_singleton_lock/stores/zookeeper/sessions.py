@@ -33,16 +33,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    ConnectionClosedError,
-    ConnectionLoss,
-    KazooException,
-    NoNodeError,
-    OperationTimeoutError,
-    SessionExpiredError,
-    SessionMovedError,
-)
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KeeperState
@@ -76,11 +68,11 @@ _REMIND_RATIO, _MAX_REMIND = 0.5, 0.5
 # kazoo's default waits up to a minute between two attempts.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.5}
 _UNKNOWN_OUTCOME: Final = (
-    ConnectionClosedError,
-    ConnectionLoss,
-    OperationTimeoutError,
-    SessionExpiredError,
-    SessionMovedError,
+    kazoo_errors.ConnectionClosedError,
+    kazoo_errors.ConnectionLoss,
+    kazoo_errors.OperationTimeoutError,
+    kazoo_errors.SessionExpiredError,
+    kazoo_errors.SessionMovedError,
 )
 
 
@@ -170,14 +162,14 @@ class Session:
             if not request.wait(min(left * _REMIND_RATIO, _MAX_REMIND)):
                 self.client.sync_async("/")
             return request.get(timeout=max(0.0, deadline - self._clock.now()))
-        except NoNodeError:
+        except kazoo_errors.NoNodeError:
             return None
         except KazooTimeoutError as exc:
             self._hang_up()
             raise StoreUnavailable("the store doesn't answer within the time") from exc
         except _UNKNOWN_OUTCOME as exc:
             raise StoreUnavailable(f"the store doesn't answer: {exc!r}") from exc
-        except KazooException as exc:
+        except kazoo_errors.KazooException as exc:
             raise StoreError(f"the store refuses: {exc!r}") from exc
 
     def close(self) -> None:
