@@ -496,8 +496,7 @@ def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> N
         session = store._ensemble.sessions.common(deadline)
 
         def nodes() -> int:
-            paths = [store._ensemble.layout.bucket_path(number) for number in range(256)]
-            lists = [session.client.get_children_async(path) for path in paths]
+            lists = [session.client.get_children_async(path) for path in store.buckets]
             return sum(len(names or ()) for names in session.collect(lists, deadline))
 
         assert nodes() == 50

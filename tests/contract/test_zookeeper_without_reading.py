@@ -37,8 +37,8 @@ def path(zookeeper: ZooKeeperEnsemble) -> str:
     """Below it all buckets are there: they are made once in the life of an ensemble."""
     with closing(ZooKeeperStore(zookeeper.url("guesses"))) as store:
         session = store._ensemble.sessions.common(store._clock.now() + 60)
-        for number in range(256):
-            session.client.ensure_path(store._ensemble.layout.bucket_path(number))
+        for bucket in store.buckets:
+            session.client.ensure_path(bucket)
     return "guesses"
 
 

@@ -74,6 +74,7 @@ class Layout:
         self.root = root
         #: A node that is written for the timestamp, and to prove that a session is alive.
         self.clock = f"{root}/clock"
+        self.all_buckets = [f"{root}/{number:03d}" for number in range(BUCKETS)]
 
     def bucket(self, key: str) -> str:
         """The bucket of ``key``. The slots and claims of a lock, and last runs, share a bucket."""
@@ -83,10 +84,7 @@ class Layout:
         elif rest.startswith("last|"):
             rest = rest.split("|", 2)[1]  # The leader's key.
         home = f"{shard}{brace}{rest.partition('#')[0]}"
-        return self.bucket_path(zlib.crc32(home.encode()) % BUCKETS)
-
-    def bucket_path(self, number: int) -> str:
-        return f"{self.root}/{number:03d}"
+        return self.all_buckets[zlib.crc32(home.encode()) % BUCKETS]
 
     def buckets(self, keys: Iterable[str]) -> list[str]:
         return sorted({self.bucket(key) for key in keys})

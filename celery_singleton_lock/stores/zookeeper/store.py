@@ -59,14 +59,7 @@ from celery_singleton_lock.errors import SettingsError, StoreUnavailable
 from celery_singleton_lock.stores.transitions.consensus import ConsensusStore, Name, OwnKeys
 from celery_singleton_lock.stores.transitions.entries import Changes, Draft, Entry
 from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, Transition, renewal
-from celery_singleton_lock.stores.zookeeper.ensemble import (
-    BUCKETS,
-    Ensemble,
-    Layout,
-    Seen,
-    Versions,
-    View,
-)
+from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble, Layout, Seen, Versions, View
 from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Sessions
 
@@ -117,7 +110,7 @@ class ZooKeeperStore(ConsensusStore):
         self._ensemble = Ensemble(sessions, layout, self._clock, self._fence_base)
         self._taken: set[str] = set()
         #: The paths of all buckets, for operators.
-        self.buckets = [layout.bucket_path(number) for number in range(BUCKETS)]
+        self.buckets = layout.all_buckets
 
     @property
     def capabilities(self) -> Capabilities:
@@ -280,8 +273,8 @@ class ZooKeeperStore(ConsensusStore):
         """Delete the expired nodes of a bucket; return the number of nodes that it had."""
         deadline = self._clock.now() + 5 * OPERATOR_TIMEOUT
         session = self._ensemble.sessions.common(deadline)
-        path = self._ensemble.layout.bucket_path(number)
-        names = session.collect([session.client.get_children_async(path)], deadline)[0] or []
+        request = session.client.get_children_async(self.buckets[number])
+        names = session.collect([request], deadline)[0] or []
         for start in range(0, len(names), _CHUNK):
             keys = [unquote(name) for name in names[start : start + _CHUNK]]
             view, versions = self._ensemble.read(keys, deadline)
