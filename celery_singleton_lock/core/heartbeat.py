@@ -87,6 +87,7 @@ class Heartbeat:
 
     def __init__(self, store: Store, clock: Clock, events: Events) -> None:
         self._store = store
+        self._trusted = store.capabilities.trusted
         self._clock = clock
         self._events = events
         self._entries: dict[int, Schedule] = {}
@@ -107,11 +108,12 @@ class Heartbeat:
     def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the heartbeat's
         thread."""
-        entry = Schedule(lease, on_lost, _JITTER * random.random())
+        interval = interval_of(lease.ttl, self._trusted)
+        entry = Schedule(lease, on_lost, interval, _JITTER * random.random())
         with self._guard:
             self._entries[id(lease)] = entry
-            if entry.interval < self._shortest:
-                self._shortest = entry.interval
+            if interval < self._shortest:
+                self._shortest = interval
             start = not self._running
             ring = entry.turn < self._wakes_at
         if start:
@@ -273,9 +275,9 @@ class Heartbeat:
         Leases of the same ttl share two number objects: creating thousands of numbers costs time
         and space in the processor's cache.
         """
-        clock, entries = self._clock.now, self._entries
+        clock, entries, trusted = self._clock.now, self._entries, self._trusted
         others: list[tuple[Schedule, Renewal]] = []
-        ttl = trusted = due = until = 0.0
+        ttl = due = until = 0.0
         for entry, lease, reply in batch:
             if reply is not None:
                 others.append((entry, reply))
@@ -285,8 +287,8 @@ class Heartbeat:
             now = clock()
             if now >= lease.valid_until and now >= lease.deadline:
                 continue  # a lost lease stays lost, whatever the store replies
-            if lease.ttl != ttl or lease.trusted != trusted:
-                ttl, trusted = lease.ttl, lease.trusted
+            if lease.ttl != ttl:
+                ttl = lease.ttl
                 due, until = sent + entry.interval, sent + trust_of(ttl, trusted)
             lease.renewed(until)
             entry.failures = 0
@@ -387,10 +389,11 @@ class Schedule:
     Args:
         lease: The lease.
         on_lost: Called with the lease if it is lost.
+        interval: Seconds from one renewal to the next.
         early: The share of an interval by which the first renewal comes early.
 
     Attributes:
-        interval: Seconds from one renewal to the next.
+        interval: As above.
         ends: When renewal stops.
         due: When the lease is to be renewed.
         turn: When a sweep has to examine the lease: at ``due``, or at the deadline if that is
@@ -401,14 +404,16 @@ class Schedule:
 
     __slots__ = ("due", "ends", "error", "failures", "interval", "lease", "on_lost", "turn")
 
-    def __init__(self, lease: Lease, on_lost: Callable[[Lease], None], early: float) -> None:
+    def __init__(
+        self, lease: Lease, on_lost: Callable[[Lease], None], interval: float, early: float
+    ) -> None:
         self.lease = lease
         self.on_lost = on_lost
-        self.interval = interval_of(lease.ttl, lease.trusted)
+        self.interval = interval
         self.ends = lease.hold_until
         self.failures = 0
         self.error = ""
-        self.due = lease.acquired_at + self.interval * (1 - early)
+        self.due = lease.acquired_at + interval * (1 - early)
         self.turn = min(self.due, lease.valid_until)
 
     def plan(self, due: float, now: float) -> None:

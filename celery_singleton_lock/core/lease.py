@@ -281,7 +281,6 @@ class Lease:
     fence_number: int | None = None
     max_hold: float | None = None
     claim_key: str = ""  # the key of the claim that is renewed with the lease; empty: none
-    trusted: float = 1.0  # see `Capabilities.trusted`
     loss: Loss | None = None
     released_at: float | None = None  # time at which the release was first sent, on ``clock``
     reported: bool = False  # whether an event has reported the end of the lease

@@ -133,19 +133,17 @@ class Locker:
                 self._strike(request.token)
                 return reply
             ttl = request.ttl if reply.ttl is None else min(request.ttl, reply.ttl)
-            trusted = self._trusted
             lease = Lease(
                 key=reply.key,
                 token=request.token,
                 ttl=ttl,
                 holder=request.holder,
-                valid_until=sent + trust_of(ttl, trusted),
+                valid_until=sent + trust_of(ttl, self._trusted),
                 acquired_at=sent,
                 clock=self.clock,
                 fence_number=reply.fence,
                 max_hold=max_hold,
                 claim_key=request.claim.key if request.claim and request.claim.phase else "",
-                trusted=trusted,
             )
             if self.clock.now() >= lease.valid_until:
                 raise StoreUnavailable(

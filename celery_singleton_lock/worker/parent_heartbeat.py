@@ -103,6 +103,7 @@ class ParentHeartbeat:
     def __init__(self, memory: SharedMemory, store: Store, clock: Clock) -> None:
         self._memory = memory
         self._store = store
+        self._trusted = store.capabilities.trusted
         self._clock = clock
         #: By stamp, the time at which a lease may be renewed again after the last request.
         self._again_at: dict[int, float] = {}
@@ -145,7 +146,7 @@ class ParentHeartbeat:
         late = [one for one in leases if self._due(one) <= now]
         if late:
             # Starving leases that would be due before the next renewal join the same pipeline.
-            horizon = now + min(interval_of(one.ttl, one.trusted) for one in late)
+            horizon = now + min(interval_of(one.ttl, self._trusted) for one in late)
             starving = [one for one in leases if one.parents > one.childs]
             self._renew(late + [one for one in starving if now < self._due(one) <= horizon])
         now = self._clock.now()
@@ -154,8 +155,8 @@ class ParentHeartbeat:
 
     def _due(self, lease: RunningLease) -> float:
         # A deadline is trust_of() seconds after the time at which its renewal was sent.
-        sent = lease.childs - trust_of(lease.ttl, lease.trusted)
-        childs_turn = sent + interval_of(lease.ttl, lease.trusted) * (1 + _GRACE)
+        sent = lease.childs - trust_of(lease.ttl, self._trusted)
+        childs_turn = sent + interval_of(lease.ttl, self._trusted) * (1 + _GRACE)
         return max(childs_turn, self._again_at.get(lease.stamp, 0.0))
 
     def _renew(self, late: list[RunningLease]) -> None:
@@ -180,13 +181,13 @@ class ParentHeartbeat:
     def _record(self, lease: RunningLease, note: LeaseNote, reply: Renewal, sent: float) -> None:
         """Process the reply to a renewal that was sent at ``sent``."""
         now = self._clock.now()
-        next_turn = sent + interval_of(lease.ttl, lease.trusted)
+        next_turn = sent + interval_of(lease.ttl, self._trusted)
         if reply is LossReason.UNREACHABLE:
             self._again_at[lease.stamp] = now + retry_pause(lease.ttl, lease.deadline - now)
         elif reply is not RENEWED:
             self._again_at[lease.stamp] = next_turn
         elif now < lease.deadline:
-            self._memory.advance(lease, sent + trust_of(lease.ttl, lease.trusted))
+            self._memory.advance(lease, sent + trust_of(lease.ttl, self._trusted))
             self._again_at[lease.stamp] = next_turn
             if lease.stamp not in self._logged:
                 self._logged.add(lease.stamp)
@@ -314,6 +315,5 @@ def _lease(running: RunningLease, note: LeaseNote, clock: Clock) -> Lease:
         acquired_at=0.0,
         clock=clock,
         claim_key=note.claim if running.with_claim else "",
-        trusted=running.trusted,
         process=running.pid,
     )

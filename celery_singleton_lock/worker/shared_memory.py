@@ -53,8 +53,8 @@ _MAX_TEXT: Final = 1024
 
 _SEAL: Final = Struct("=I")
 _OWNER: Final = Struct("=IQ")  # pid, start time
-_CHILDS: Final = Struct("=Qdddd?")  # stamp, valid until, hold until, ttl, trusted, with claim
-_Fields = tuple[int, float, float, float, float, bool]
+_CHILDS: Final = Struct("=Qddd?")  # stamp, valid until, hold until, ttl, with claim
+_Fields = tuple[int, float, float, float, bool]
 _PARENTS: Final = Struct("=Qd")  # stamp, valid until
 _LENGTH: Final = Struct("=H")
 _CHILDS_BYTES: Final = _CHILDS.size + _SEAL.size
@@ -109,7 +109,6 @@ class RunningLease:
         childs: The deadline of the child's own renewals.
         hold_until: The time at which renewal must stop; inf: there is no limit.
         ttl: Seconds.
-        trusted: See `Capabilities.trusted`.
         with_claim: Whether the message's claim is renewed too.
         parents: The deadline of the parent's renewals; -inf if there are none.
     """
@@ -122,7 +121,6 @@ class RunningLease:
     childs: float
     hold_until: float
     ttl: float
-    trusted: float
     with_claim: bool
     parents: float
 
@@ -141,7 +139,7 @@ class SharedLease:
 
     # Set by open(), and not read before.
     _stamp: int
-    _terms: tuple[float, float, float, bool]
+    _terms: tuple[float, float, bool]
 
     def __init__(self, memory: mmap.mmap, block: int, number: int, owner: int) -> None:
         self._memory = memory
@@ -155,7 +153,7 @@ class SharedLease:
 
     def open(self, lease: Lease, token: str) -> None:
         """Let the parent renew ``lease``."""
-        self._terms = (lease.hold_until, lease.ttl, lease.trusted, bool(lease.claim_key))
+        self._terms = (lease.hold_until, lease.ttl, bool(lease.claim_key))
         self._stamp = _stamp_of(lease.key, token)
         self.closed = False
         self.write(lease.valid_until)

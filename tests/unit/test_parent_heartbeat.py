@@ -187,7 +187,7 @@ def test_a_childs_keeper_that_is_back_takes_over(bench: Bench) -> None:
     bench.heartbeat.sweep()
     assert not lease.lost
     assert bench.lost == []
-    assert lease.valid_until == bench.clock.now() + trust_of(lease.ttl, lease.trusted)
+    assert lease.valid_until == bench.clock.now() + trust_of(lease.ttl, 1.0)
     before = len(bench.store.batches)
     bench.beat(TTL / 3)
     assert len(bench.store.batches) == before
@@ -511,7 +511,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
             valid_until=float(number + 1),
             acquired_at=0.0,
             clock=clock,
-            trusted=float(number + 1),
+            max_hold=float(number + 1),
         )
 
     def life() -> None:
@@ -536,7 +536,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
         # On a busy machine this process may have had no turn by then.
         while time.monotonic() < deadline or (read <= 100 and time.monotonic() < deadline + 30):
             for one in record.of_living():
-                assert one.childs == one.ttl == one.trusted, one
+                assert one.childs == one.ttl == one.hold_until, one
                 read += 1
     finally:
         os.kill(writer, signal.SIGKILL)
@@ -555,7 +555,7 @@ def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_sl
         return write(content)
 
     monkeypatch.setattr(shared_memory, "sealed", release_meanwhile)
-    lease.renewed(bench.clock.now() + trust_of(lease.ttl, lease.trusted))
+    lease.renewed(bench.clock.now() + trust_of(lease.ttl, 1.0))
     assert bench.record.of_living() == []
 
 
