@@ -254,7 +254,7 @@ end:
       listed = 0;
       called = me + 1 }
 
-  /* Woken: acquire with the handoff token. [stores/redis/wait_queue.py RedisTicket._called] [task/wait.py Waiter.prepare] */
+  /* Woken: acquire with the handoff token. [task/wait.py Waiter.prepare] */
   :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
       ask() }
 

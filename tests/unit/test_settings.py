@@ -337,7 +337,7 @@ def options_of(connections: Any) -> dict[str, Any]:
 def test_tls_and_logins_reach_the_master_and_the_sentinels() -> None:
     url = "sentinels://:pw@a,b/2?master_name=m&ssl_ca_certs=/ca&sentinel_password=spw"
     connections = SentinelConnections(url)
-    master, sentinel = options_of(connections), options_of(connections._sentinels[0])
+    master, sentinel = options_of(connections), options_of(connections.sentinels[0])
     assert (master["password"], master["db"], master["ssl_ca_certs"]) == ("pw", 2, "/ca")
     assert (sentinel["password"], sentinel["host"]) == ("spw", "a")
     assert sentinel["ssl_ca_certs"] == "/ca"
@@ -348,9 +348,9 @@ def test_kombus_tls_options_are_the_masters_alone_unless_sentinel_kwargs_say_ssl
     options: dict[str, Any] = {"master_name": "m", "ssl_ca_certs": "/ca"}
     connections = SentinelConnections(SENTINELS, options)
     assert options_of(connections)["class"] == "SSLConnection"
-    assert options_of(connections._sentinels[0])["class"] == "Connection"
+    assert options_of(connections.sentinels[0])["class"] == "Connection"
     connections = SentinelConnections(SENTINELS, {**options, "sentinel_kwargs": {"ssl": True}})
-    assert options_of(connections._sentinels[0])["class"] == "SSLConnection"
+    assert options_of(connections.sentinels[0])["class"] == "SSLConnection"
 
 
 def test_tls_options_make_a_valkey_url_one_with_tls() -> None:

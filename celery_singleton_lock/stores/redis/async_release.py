@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Kind, Record
@@ -44,47 +45,41 @@ _TRIES: Final = 2
 _REMEMBERED: Final = 64
 
 
+@dataclass(slots=True, eq=False)
 class PendingRelease:
     """One release that was sent.
 
-    Args:
+    Attributes:
         request: The release.
         timeout: Seconds to wait for each reply if it is resent.
         on_reply: See `Store.release_async`.
         others: The releases of the same store.
-
-    Attributes:
         reply: The reply to the first try, until it is passed to the caller.
         unanswered: Whether a try without a reply may have been carried out.
     """
 
-    __slots__ = ("_others", "on_reply", "reply", "request", "timeout", "unanswered")
-
-    def __init__(
-        self, request: Release, timeout: float, on_reply: OnReply, others: PendingReleases
-    ) -> None:
-        self.request = request
-        self.timeout = timeout
-        self.on_reply = on_reply
-        self.reply: Relation | None = None
-        self.unanswered = False
-        self._others = others
+    request: Release
+    timeout: float
+    on_reply: OnReply
+    others: PendingReleases
+    reply: Relation | None = None
+    unanswered: bool = False
 
     def acknowledge(self, reply: Any) -> None:
         """Take the reply. An error reply means that the release was not carried out."""
         if reply == b"released":
-            self._others.end(self, Relation.OURS)
+            self.others.end(self, Relation.OURS)
             return
         if not isinstance(reply, Exception):
             self.reply = Relation(reply.decode())
         # A loss is reported after the operation whose connection read this reply, because the
         # report sends another request.
-        self._others.lost.append(self)
+        self.others.lost.append(self)
 
     def lose(self) -> None:
         """Note that no reply will arrive."""
         self.unanswered = True
-        self._others.lost.append(self)
+        self.others.lost.append(self)
 
 
 class PendingReleases:
@@ -205,21 +200,19 @@ class PendingReleases:
                 self._latest.pop(key, None)
 
     def _retry(self, pending: PendingRelease, timeout: float) -> StoreUnavailable | None:
-        error: StoreUnavailable | None = None
+        outcome: Relation | StoreError
         for _ in range(_TRIES):
             try:
-                outcome: Relation | StoreError = self._release(pending.request, timeout)
+                outcome = self._release(pending.request, timeout)
+                break
             except StoreUnavailable as exc:
                 pending.unanswered = True
-                error = exc
-                continue
+                outcome = exc
             except StoreError as exc:
                 outcome = exc
-            self.end(pending, outcome)
-            return None
-        assert error is not None, "each try failed"
-        self.end(pending, error)
-        return error
+                break
+        self.end(pending, outcome)
+        return outcome if isinstance(outcome, StoreUnavailable) else None
 
 
 def _ignore(outcome: Relation | StoreError, unanswered: bool) -> None:

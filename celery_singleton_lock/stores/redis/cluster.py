@@ -56,13 +56,6 @@ from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavail
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.async_release import PendingRelease
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
-from celery_singleton_lock.stores.redis.scripts import (
-    Command,
-    KeysAndArguments,
-    Script,
-    milliseconds,
-    phase_of,
-)
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.urls import Hosts
 
@@ -72,8 +65,8 @@ logger = logging.getLogger("celery_singleton_lock")
 Address = tuple[str, int]
 
 _PORT: Final = 6379
-# The number of rounds of redirects. During a migration two redirects are usual, more are not.
-_ROUNDS: Final = 5
+# How often a command is sent at most. During a migration two redirects are usual, more are not.
+_TRIES: Final = 5
 # Seconds. TRYAGAIN lasts until the current MIGRATE of the slot's keys ends.
 _TRY_AGAIN_PAUSE: Final = 0.02
 # Errors of a node that is no longer a master, or of a cluster with slots that are not served.
@@ -122,23 +115,20 @@ class _Request:
     Attributes:
         commands: The command, and WAIT.
         slot: The hash slot of the command's key.
-        asking: The node named by an ASK reply; None: the slot's node.
-        replies: The reply or the error of each command; empty: the request must be sent (again).
+        address: The node that was asked last.
+        replies: The reply or the error of each command.
     """
 
-    commands: list[Command]
+    commands: list[scripts.Command]
     slot: int
-    asking: Address | None = None
+    address: Address = ("", 0)
     replies: list[Any] = field(default_factory=list)
-
-    def to_send(self) -> list[Command]:
-        return [("ASKING",), *self.commands] if self.asking else self.commands
 
     def fail(self, error: StoreError) -> None:
         self.replies = [error] * len(self.commands)
 
 
-def _requests_of(commands: Sequence[Command]) -> list[_Request]:
+def _requests_of(commands: Sequence[scripts.Command]) -> list[_Request]:
     requests: list[_Request] = []
     for command in commands:
         if command[0] == "WAIT":
@@ -177,9 +167,13 @@ class NodeConnections(Connections):
         self._stale = True
         # The nodes whose last request failed. They are asked last.
         self._suspects: set[Address] = set()
-        self._answered_last: Address | None = None
+        # The time of each node's last report of the topology. Another node is asked next, because
+        # one that is cut off from the others reports an old topology.
+        self._answered_at: dict[Address, float] = {}
 
-    def run(self, commands: Sequence[Command], timeout: float, *, check: bool = True) -> list[Any]:
+    def run(
+        self, commands: Sequence[scripts.Command], timeout: float, *, check: bool = True
+    ) -> list[Any]:
         """See `Connections.run`.
 
         Args:
@@ -192,19 +186,15 @@ class NodeConnections(Connections):
             StoreUnavailable, StoreError: No node reports the topology.
         """
         until = self.now() + timeout
-        requests = to_send = _requests_of(commands)
-        self._look(timeout)
-        for _ in range(_ROUNDS):
-            self._round(to_send, timeout, until, waits=check)
-            to_send = [request for request in requests if not request.replies]
-            if not to_send or self.now() >= until:
-                break
-        for request in to_send:
-            request.fail(StoreUnavailable("the store is moving this key: try again"))
+        self._fresh_topology(timeout)
+        requests = _requests_of(commands)
+        self._send(requests, timeout, until)
+        for request in requests:
+            self._follow(request, timeout, until, waits=check)
         replies = [reply for request in requests for reply in request.replies]
         return self.checked(replies) if check else replies
 
-    def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
+    def send_async(self, command: scripts.Command, timeout: float, pending: PendingRelease) -> bool:
         """See `Connections.send_async`. A node that replies MOVED has not executed the release."""
         if self._stale:
             return False
@@ -224,7 +214,7 @@ class NodeConnections(Connections):
             StoreUnavailable, StoreError: No node reports the topology.
         """
         self._stale = True
-        return [self._node(address) for address in self._look(timeout).masters]
+        return [self._node(address) for address in self._fresh_topology(timeout).masters]
 
     def home_of(self, key: str, timeout: float) -> Connections:
         """The connections to the node that has ``key``.
@@ -232,7 +222,7 @@ class NodeConnections(Connections):
         Raises:
             StoreUnavailable, StoreError: No node has the key, or none reports the topology.
         """
-        address = self._look(timeout).master_of[slot_of(key)]
+        address = self._fresh_topology(timeout).master_of[slot_of(key)]
         if address is None:
             raise _unserved(slot_of(key))
         return self._node(address)
@@ -242,12 +232,10 @@ class NodeConnections(Connections):
         for node in list(self._nodes.values()):
             node.close()
 
-    # --- one round -------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
-    def _round(
-        self, requests: list[_Request], timeout: float, until: float, *, waits: bool
-    ) -> None:
-        """Send the requests to their nodes, and read the replies."""
+    def _send(self, requests: list[_Request], timeout: float, until: float) -> None:
+        """Send the requests to all their nodes at once, and read the replies."""
         taken: list[Connection] = []
         in_flight: list[tuple[Address, list[_Request], Connection]] = []
         try:
@@ -258,19 +246,20 @@ class NodeConnections(Connections):
                         raise StoreUnavailable("no time was left to ask this node")
                     connection = node.take(timeout)
                     taken.append(connection)
-                    connection.send([one for request in load for one in request.to_send()])
+                    connection.send([one for request in load for one in request.commands])
                     in_flight.append((address, load, connection))
                 except StoreError as exc:
                     self._fail(address, load, exc)
             for address, load, connection in in_flight:
                 try:
                     # After a node that did not answer, only replies that have arrived are read.
-                    replies = connection.replies(until)
+                    replies = iter(connection.replies(until))
                 except StoreError as exc:
                     self._fail(address, load, exc)
                 else:
                     self._suspects.discard(address)
-                    self._distribute(address, load, replies, waits)
+                    for request in load:
+                        request.replies = [*islice(replies, len(request.commands))]
         finally:
             # Also after an exception from a signal handler: end() closes a connection with unread
             # replies.
@@ -282,11 +271,12 @@ class NodeConnections(Connections):
     ) -> list[tuple[Address, list[_Request]]]:
         loads: dict[Address, list[_Request]] = {}
         for request in requests:
-            address = request.asking or self._topology.master_of[request.slot]
+            address = self._topology.master_of[request.slot]
             if address is None:
                 self._stale = True
                 request.fail(_unserved(request.slot))
             else:
+                request.address = address
                 loads.setdefault(address, []).append(request)
         # A dead node must not use up the time of the others: nodes that need no connecting come
         # first, nodes that failed last come last.
@@ -301,43 +291,40 @@ class NodeConnections(Connections):
         for request in load:
             request.fail(error)
 
-    def _distribute(
-        self, asked: Address, load: list[_Request], replies: list[Any], waits: bool
-    ) -> None:
-        """Assign the replies to the requests, except to those that must be sent again."""
-        rest = iter(replies)
-        pause = False
-        for request in load:
-            if request.asking:
-                next(rest)  # the reply to ASKING
-            found = list(islice(rest, len(request.commands)))
-            error = found[0]
-            if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
-                self._redirect(request, error, asked)
+    def _follow(self, request: _Request, timeout: float, until: float, *, waits: bool) -> None:
+        """Send the request again as long as a reply redirects it, a few times and until ``until``.
+
+        Redirects are rare, so each request is sent alone. If ``waits``, TRYAGAIN counts as one.
+        """
+        commands = request.commands
+        for left in reversed(range(_TRIES)):
+            error = request.replies[0]
+            if isinstance(error, redis.exceptions.MovedError):
+                # Other slots may have moved too, so the topology is read before the next commands.
+                self._stale = True
+                request.address = _target(error, request.address)
+                self._topology.master_of[request.slot] = request.address
+                commands = request.commands
+            elif isinstance(error, redis.exceptions.AskError):
+                request.address = _target(error, request.address)
+                commands = [("ASKING",), *request.commands]
             elif isinstance(error, redis.exceptions.TryAgainError) and waits:
-                pause = True
+                self._clock.sleep(_TRY_AGAIN_PAUSE)
             else:
                 self._stale = self._stale or isinstance(error, _STALE)
-                request.replies = found
-        if pause:
-            self._clock.sleep(_TRY_AGAIN_PAUSE)
-
-    def _redirect(
-        self, request: _Request, error: redis.exceptions.AskError, asked: Address
-    ) -> None:
-        target = (error.host.strip("[]") or asked[0], error.port)
-        if isinstance(error, redis.exceptions.MovedError):
-            # This redirect is followed at once. Other slots may have moved too, so the topology is
-            # read before the next commands.
-            self._stale = True
-            self._topology.master_of[request.slot] = target
-            request.asking = None
-        else:
-            request.asking = target
+                return
+            if not left or self.now() >= until:
+                break
+            try:
+                replies = self._node(request.address).run(commands, timeout, check=False)
+            except StoreError as exc:
+                return self._fail(request.address, [request], exc)
+            request.replies = replies[-len(request.commands) :]
+        request.fail(StoreUnavailable("the store is moving this key: try again"))
 
     # --- the topology ----------------------------------------------------------------------------
 
-    def _look(self, timeout: float) -> Topology:
+    def _fresh_topology(self, timeout: float) -> Topology:
         """The topology, read again if it is stale and a node answers.
 
         Raises:
@@ -347,7 +334,7 @@ class NodeConnections(Connections):
             return self._topology
         error: StoreError = StoreUnavailable("the store has no node that could be asked")
         until = self.now() + timeout
-        for address in self._whom_to_ask():
+        for address in self._nodes_to_ask():
             try:
                 (reply,) = self._node(address).run([("CLUSTER", "SLOTS")], timeout)
             except StoreError as exc:
@@ -357,7 +344,7 @@ class NodeConnections(Connections):
                     break
                 continue
             self._topology, self._stale = Topology(reply, address), False
-            self._answered_last = address
+            self._answered_at[address] = self.now()
             self._suspects.discard(address)
             for gone in set(self._nodes) - {*self._topology.nodes, *self._seeds}:
                 self._nodes.pop(gone).close()
@@ -366,12 +353,12 @@ class NodeConnections(Connections):
             raise error
         return self._topology
 
-    def _whom_to_ask(self) -> list[Address]:
-        addresses = list(dict.fromkeys([*self._topology.nodes, *self._seeds]))
-        if self._answered_last in addresses:
-            after = addresses.index(self._answered_last) + 1
-            addresses = addresses[after:] + addresses[:after]
-        return sorted(addresses, key=lambda address: address in self._suspects)
+    def _nodes_to_ask(self) -> list[Address]:
+        """All nodes. Nodes that failed come last, and before them the node that answered last."""
+        return sorted(
+            dict.fromkeys([*self._topology.nodes, *self._seeds]),
+            key=lambda node: (node in self._suspects, self._answered_at.get(node, 0.0)),
+        )
 
     def _node(self, address: Address) -> Connections:
         node = self._nodes.get(address)
@@ -422,13 +409,7 @@ class ClusterStore(RedisStore):
             self._settle_stray(request.token, claim, timeout)
         return reply
 
-    def release_async(
-        self,
-        request: Release,
-        *,
-        timeout: float,
-        on_reply: OnReply,
-    ) -> bool:
+    def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
         if _stray(request.keys[0], request.claim) is not None:
             return False  # the change of the stray claim depends on the reply
         return super().release_async(request, timeout=timeout, on_reply=on_reply)
@@ -472,7 +453,7 @@ class ClusterStore(RedisStore):
     ) -> None:
         """Prolong the stray claims of renewed leases. After a failure the claims expire."""
         runs = [
-            ((lease.claim_key,), (lease.token.task, milliseconds(lease.ttl)))
+            ((lease.claim_key,), (lease.token.task, scripts.milliseconds(lease.ttl)))
             for lease, reply in zip(leases, renewals, strict=True)
             if reply is RENEWED
             and lease.claim_key
@@ -480,7 +461,9 @@ class ClusterStore(RedisStore):
         ]
         self._each(scripts.PROLONG, runs, timeout)
 
-    def _each(self, script: Script, runs: Sequence[KeysAndArguments], timeout: float) -> list[Any]:
+    def _each(
+        self, script: scripts.Script, runs: Sequence[scripts.KeysAndArguments], timeout: float
+    ) -> list[Any]:
         """The reply or the error of each run of ``script``."""
         if not runs:
             return []
@@ -491,8 +474,8 @@ class ClusterStore(RedisStore):
             if isinstance(reply, redis.exceptions.NoScriptError)
         ]
         if forgotten:
-            taught = [script.eval(runs[index]) for index in forgotten]
-            again = self._connections.run(taught, timeout, check=False)
+            loads = [script.eval(runs[index]) for index in forgotten]
+            again = self._connections.run(loads, timeout, check=False)
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply
         return replies
@@ -503,7 +486,7 @@ class ClusterStore(RedisStore):
         return any(record is not None and record.token == str(request.token) for record in records)
 
     def _settle_stray(self, token: Token, change: ClaimChange, timeout: float) -> None:
-        arguments = [token.task, phase_of(change), milliseconds(change.ttl), "y"]
+        arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
         try:
             self._run(scripts.SETTLE_CLAIM, ([change.key], arguments), timeout)
         except StoreError as exc:
@@ -514,6 +497,11 @@ class ClusterStore(RedisStore):
 def _stray(key: str, claim: ClaimChange | None) -> ClaimChange | None:
     """``claim`` if it is in another shard than ``key``."""
     return claim if claim is not None and not Keyspace.same_shard(key, claim.key) else None
+
+
+def _target(error: redis.exceptions.AskError, asked: Address) -> Address:
+    """The node that a redirect names; without a host it has the host of the node that replied."""
+    return (error.host.strip("[]") or asked[0], error.port)
 
 
 def _unserved(slot: int) -> StoreUnavailable:

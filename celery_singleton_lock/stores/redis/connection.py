@@ -276,14 +276,16 @@ class Connections:
         while self._idle:
             _close_all(self._idle.popitem()[1])
 
-    def failure(self, error: Exception, *, was_idle: bool) -> StoreError:
+    def failure(
+        self, error: Exception, *, was_idle: bool = False, was_sent: bool = True
+    ) -> StoreError:
         """This library's error for an error of redis-py or of the operating system."""
         if isinstance(error, redis.exceptions.AuthenticationError):
             return StoreError(f"the store refuses the login: {error}")
         if isinstance(error, _BROKEN):
             self.drop()
             unavailable = StoreUnavailable(f"the store doesn't answer: {error}")
-            unavailable.was_idle = was_idle
+            unavailable.was_idle, unavailable.was_sent = was_idle, was_sent
             return unavailable
         return StoreError(f"the store refuses: {error}")
 
@@ -306,12 +308,9 @@ class Connections:
             self.greet(client)
         except BaseException as exc:
             client.disconnect()
-            if isinstance(exc, _READ_ERRORS):
-                failure = self.failure(exc, was_idle=False)
-                if isinstance(failure, StoreUnavailable):
-                    failure.was_sent = False
-                raise failure from exc
-            raise
+            if not isinstance(exc, _READ_ERRORS):
+                raise
+            raise self.failure(exc, was_sent=False) from exc
         return Connection(self, client)
 
     def _idle_for(self, timeout: float) -> deque[Connection]:

@@ -53,7 +53,7 @@ class RedisOperators(Store):
             for key, value, ttl_ms in found:
                 if key in kinds or ttl_ms == -1:
                     name = key.decode(errors="replace")
-                    if what := _stray(name, kinds.get(key, b"string"), ttl_ms):
+                    if what := _problem_with(name, kinds.get(key, b"string"), ttl_ms):
                         report(name, what)
                 if key not in kinds and value is not None:
                     record = record_of(key, value, ttl_ms)
@@ -76,28 +76,26 @@ class RedisOperators(Store):
 
         ``key`` is one for which no client waits. The method leaves nothing in the store.
         """
-        line = Keyspace.wait_queue(key)
-        called = f"{line}!"
+        queue = Keyspace.wait_queue(key)
+        handoffs = f"{queue}!"
         commands: list[Command] = [
-            ("RPUSH", called, "you"),
-            ("BLPOP", called, 0.01),
-            ("ZADD", line, "XX", 0, "you"),
-            ("ZCOUNT", line, 0, 0),
-            ("ZREM", line, "you"),
+            ("RPUSH", handoffs, "you"),
+            ("BLPOP", handoffs, 0.01),
+            ("ZADD", queue, "XX", 0, "you"),
+            ("ZCOUNT", queue, 0, 0),
+            ("ZREM", queue, "you"),
         ]
-        missing = [str(command[0]) for command in commands if self._is_denied(command)]
+        missing: list[str] = []
+        for command in commands:
+            try:
+                self._connections.run([command], OPERATOR_TIMEOUT)
+            except StoreError as exc:
+                if not isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
+                    raise
+                missing.append(command[0])
         if "BLPOP" in missing:
-            self._connections.run([("DEL", called)], OPERATOR_TIMEOUT)
+            self._connections.run([("DEL", handoffs)], OPERATOR_TIMEOUT)
         return missing
-
-    def _is_denied(self, command: Command) -> bool:
-        try:
-            self._connections.run([command], OPERATOR_TIMEOUT)
-        except StoreError as exc:
-            if isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
-                return True
-            raise
-        return False
 
     def info(self, section: str) -> dict[str, str]:
         """One section of INFO. If a server may evict leases, it is the section of that server.
@@ -146,7 +144,7 @@ def _is_of_type(reply: Any) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE ")
 
 
-def _stray(name: str, kind: bytes, ttl_ms: int) -> str:
+def _problem_with(name: str, kind: bytes, ttl_ms: int) -> str:
     """The problem with a key; empty: none."""
     if kind not in (b"string", b"none") and not Keyspace.is_wait_queue(name):
         return f"is a {kind.decode()}, not a string"

@@ -49,7 +49,15 @@ class SentinelConnections(Connections):
         options = dict(options or {})
         hosts = Hosts.of(url, default_port=_PORT)
         query = hosts.query
-        self._name = _named(query.pop("master_name", None), options.pop("master_name", None))
+        #: The master's name in the configuration of the sentinels.
+        named = options.pop("master_name", "")
+        self.master_name = query.pop("master_name", "") or named
+        if not self.master_name or not isinstance(self.master_name, str):
+            raise SettingsError(
+                "the store is behind Sentinel, but which master? Set master_name in "
+                "broker_transport_options or result_backend_transport_options, or write "
+                "sentinel://...?master_name=mymaster"
+            )
         # Options of the connections to the sentinels. The other options are for the master.
         kwargs: dict[str, Any] = dict(options.pop("sentinel_kwargs", None) or {})
         for name in ("username", "password"):
@@ -64,18 +72,9 @@ class SentinelConnections(Connections):
         else:
             sentinel = Connections("redis://localhost", kwargs)
         super().__init__(hosts.redis_url(tls=all_tls or bool(tls), query=query), options)
-        self._sentinels = deque(sentinel.at(*address) for address in hosts.addresses)
+        #: The connections to each sentinel that the URL names.
+        self.sentinels = deque(sentinel.at(*address) for address in hosts.addresses)
         self._master: tuple[str, int] | None = None
-
-    @property
-    def master_name(self) -> str:
-        """The master's name in the configuration of the sentinels."""
-        return self._name
-
-    @property
-    def sentinels(self) -> list[Connections]:
-        """The connections to each sentinel that the URL names."""
-        return list(self._sentinels)
 
     def new(self, timeout: float, **options: Any) -> Any:
         host, port = self._master = self._master or self._discovered(timeout)
@@ -94,7 +93,7 @@ class SentinelConnections(Connections):
         if role[0] not in (b"master", "master"):
             self.drop()
             raise StoreUnavailable(
-                f"{client.host}:{client.port} is no master of {self._name!r} now: a "
+                f"{client.host}:{client.port} is no master of {self.master_name!r} now: a "
                 "failover is under way"
             )
 
@@ -104,38 +103,29 @@ class SentinelConnections(Connections):
             # The sentinel that reported this master may be cut off from the others, so the next
             # sentinel is asked first.
             self._master = None
-            self._sentinels.rotate(-1)
+            self.sentinels.rotate(-1)
 
     def close(self) -> None:
         super().close()
-        for sentinel in list(self._sentinels):
+        for sentinel in list(self.sentinels):
             sentinel.close()
 
     def _discovered(self, timeout: float) -> tuple[str, int]:
         error: StoreError | None = None
-        for _ in range(len(self._sentinels)):
-            sentinel = self._sentinels[0]
+        for _ in range(len(self.sentinels)):
+            sentinel = self.sentinels[0]
             try:
-                command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._name)
-                (reply,) = sentinel.run([command], timeout / len(self._sentinels))
+                command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.master_name)
+                (reply,) = sentinel.run([command], timeout / len(self.sentinels))
                 if reply:
                     return reply[0].decode(), int(reply[1])
-                error = error or StoreError(f"no sentinel knows a master named {self._name!r}")
+                error = error or StoreError(
+                    f"no sentinel knows a master named {self.master_name!r}"
+                )
             except StoreError as exc:
                 error = StoreUnavailable(f"no sentinel names a master: {exc}")
             finally:
                 sentinel.close()  # rarely used, and many workers would each keep one open
-            self._sentinels.rotate(-1)
+            self.sentinels.rotate(-1)
         assert error is not None
         raise error
-
-
-def _named(*names: Any) -> str:
-    for name in names:
-        if isinstance(name, str) and name:
-            return name
-    raise SettingsError(
-        "the store is behind Sentinel, but which master? Set master_name in "
-        "broker_transport_options or result_backend_transport_options, or write "
-        "sentinel://...?master_name=mymaster"
-    )

@@ -59,13 +59,6 @@ from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators, record_of
-from celery_singleton_lock.stores.redis.scripts import (
-    Command,
-    KeysAndArguments,
-    Script,
-    milliseconds,
-    phase_of,
-)
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
 
 _CAPABILITIES: Final = Capabilities(
@@ -117,7 +110,7 @@ class RedisStore(RedisOperators):
         # found equal.
         self._known_shards: set[str] = set()
         # Shards whose server has run release.lua, and so has it loaded.
-        self._taught: set[str] = set()
+        self._loaded: set[str] = set()
         # SET accepts NX together with GET since Redis 7.0. Older servers run the script instead.
         self._claims_by_set = True
 
@@ -148,10 +141,10 @@ class RedisStore(RedisOperators):
         key, run = request.slots[0], scripts.acquire_arguments(request, self._fence_base)
         fence = run[0][0]  # names the shard
         just_checked = fence not in self._known_shards and self._check_shards(key, timeout)
-        wait: tuple[Command, ...] = ()
+        wait: tuple[scripts.Command, ...] = ()
         if self._wait_replicas:
             # WAIT follows the script in the pipeline, because a script can't wait for replicas.
-            wait = (("WAIT", self._wait_replicas, milliseconds(timeout * _WAIT_RATIO)),)
+            wait = (("WAIT", self._wait_replicas, scripts.milliseconds(timeout * _WAIT_RATIO)),)
         reply, *acknowledged = self._pipeline(scripts.ACQUIRE, [run], timeout, then=wait)
         if just_checked:
             self._known_shards.add(fence)  # again, if the server had lost the script
@@ -193,11 +186,11 @@ class RedisStore(RedisOperators):
     def _release(self, request: Release, timeout: float) -> Relation:
         run = scripts.release_arguments(request)
         (reply,) = self._pipeline(scripts.RELEASE, [run], timeout)
-        self._taught.add(Keyspace.shard(request.keys[0]))
+        self._loaded.add(Keyspace.shard(request.keys[0]))
         return Relation(reply.decode())
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
-        if Keyspace.shard(request.keys[0]) not in self._taught:
+        if Keyspace.shard(request.keys[0]) not in self._loaded:
             return False  # a NOSCRIPT reply would be read too late
         pending = self._pending.begin(request, timeout, on_reply)
         command = scripts.RELEASE.evalsha(scripts.release_arguments(request))
@@ -229,11 +222,12 @@ class RedisStore(RedisOperators):
     def mark(self, request: Mark, *, timeout: float) -> None:
         token, claim = request.token, request.claim
         keys = [Keyspace.marker(request.key, token.attempt)]
-        arguments = [str(request.state), request.sequence, token.nonce, milliseconds(request.ttl)]
+        ttl_ms = scripts.milliseconds(request.ttl)
+        arguments = [str(request.state), request.sequence, token.nonce, ttl_ms]
         if claim is not None:
             keys.append(claim.key)
-            arguments += [token.task, phase_of(claim), milliseconds(claim.ttl)]
-        self._run(scripts.MARK, (keys, arguments), timeout, is_repeatable=True)
+            arguments += [token.task, scripts.phase_of(claim), scripts.milliseconds(claim.ttl)]
+        self._run_repeatable(scripts.MARK, (keys, arguments), timeout)
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
         if Keyspace.fence(request.key) not in self._known_shards:
@@ -261,10 +255,10 @@ class RedisStore(RedisOperators):
     def _admit_by_set(self, request: Admit, timeout: float) -> Record | None:
         # A free claim is the common case. SET NX takes it at a quarter of a script's cost to the
         # server. With GET it returns the existing claim otherwise.
-        key, token = request.key, request.token
-        holder = request.holder.to_json(token.task_id)
-        value = f"{Kind.CLAIM} {token.task} {Phase.QUEUED} {holder}"
-        command = ("SET", key, value, "PX", f"{milliseconds(request.ttl)}", "NX", "GET")
+        token = request.token
+        value = f"{Kind.CLAIM} {token.task} {Phase.QUEUED} {request.holder.to_json(token.task_id)}"
+        ttl_ms = f"{scripts.milliseconds(request.ttl)}"
+        command = ("SET", request.key, value, "PX", ttl_ms, "NX", "GET")
         try:
             (found,) = self._connections.run([command], timeout)
         except StoreUnavailable:
@@ -283,16 +277,16 @@ class RedisStore(RedisOperators):
     def _admit_by_script(self, request: Admit, timeout: float) -> Record | None:
         token = request.token
         holder = request.holder.to_json(token.task_id)
-        arguments = [token.task, f"{milliseconds(request.ttl)}", holder, request.instead_of]
+        arguments = [token.task, f"{scripts.milliseconds(request.ttl)}", holder, request.instead_of]
         reply = self._run(scripts.ADMIT, ([request.key], arguments), timeout)
         return _claim_record(request, *reply) if reply else None
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        run = [change.key], [token.task, phase_of(change), milliseconds(change.ttl)]
-        self._run(scripts.SETTLE_CLAIM, run, timeout, is_repeatable=True)
+        run = [change.key], [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
+        self._run_repeatable(scripts.SETTLE_CLAIM, run, timeout)
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
-        ttl_ms = milliseconds(request.ttl)
+        ttl_ms = scripts.milliseconds(request.ttl)
         arguments = [str(request.token), request.expected or "", request.new, ttl_ms]
         run = [request.leader, request.entry], arguments
         return Authorization(self._run(scripts.AUTHORIZE_TICK, run, timeout).decode())
@@ -330,37 +324,34 @@ class RedisStore(RedisOperators):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        script: Script,
-        run: KeysAndArguments,
-        timeout: float,
-        *,
-        is_repeatable: bool = False,
-    ) -> Any:
-        """Run ``script`` once, then resend asynchronous releases whose reply was lost.
-
-        If ``is_repeatable``, the script is sent a second time if it got no reply on an idle
-        connection: a NAT or load balancer may have dropped that connection while the server is
-        reachable.
-        """
-        try:
-            (reply,) = self._pipeline(script, [run], timeout)
-        except StoreUnavailable as exc:
-            if not (is_repeatable and exc.was_idle):
-                raise
-            (reply,) = self._pipeline(script, [run], timeout)
+    def _run(self, script: scripts.Script, run: scripts.KeysAndArguments, timeout: float) -> Any:
+        """Run ``script`` once, then resend asynchronous releases whose reply was lost."""
+        (reply,) = self._pipeline(script, [run], timeout)
         if self._pending.lost:
             self._pending.resend_lost()
         return reply
 
+    def _run_repeatable(
+        self, script: scripts.Script, run: scripts.KeysAndArguments, timeout: float
+    ) -> None:
+        """Run an idempotent ``script``, a second time if it got no reply on an idle connection.
+
+        A NAT or load balancer may have dropped that connection while the server is reachable.
+        """
+        try:
+            self._run(script, run, timeout)
+        except StoreUnavailable as exc:
+            if not exc.was_idle:
+                raise
+            self._run(script, run, timeout)
+
     def _pipeline(
         self,
-        script: Script,
-        runs: Sequence[KeysAndArguments],
+        script: scripts.Script,
+        runs: Sequence[scripts.KeysAndArguments],
         timeout: float,
         *,
-        then: Sequence[Command] = (),
+        then: Sequence[scripts.Command] = (),
     ) -> list[Any]:
         """Run ``script`` once per element of ``runs``. Load it into a server that has lost it."""
         try:
@@ -371,7 +362,7 @@ class RedisStore(RedisOperators):
             # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
             if script is scripts.ACQUIRE:
                 # The server may have lost its data, with the number of shards, too.
-                self._taught.clear()
+                self._loaded.clear()
                 self._known_shards.clear()
             return self._connections.run([*map(script.eval, runs), *then], timeout)
 

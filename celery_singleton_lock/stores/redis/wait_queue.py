@@ -24,7 +24,9 @@ from __future__ import annotations
 import logging
 import select
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
 
 import redis
 
@@ -64,10 +66,11 @@ class WaitQueues:
         self.denied = True
 
 
+@dataclass(slots=True, eq=False)
 class RedisTicket:
     """See `Ticket`.
 
-    Args:
+    Attributes:
         queues: The state of the store's wait queues.
         queue: The key of the wait queue.
         nonce: The nonce of the waiting token.
@@ -76,29 +79,20 @@ class RedisTicket:
         clock: The clock of the deadlines.
     """
 
-    def __init__(
-        self,
-        queues: WaitQueues,
-        queue: str,
-        nonce: str,
-        home: Callable[[], Connections],
-        timeout: float,
-        clock: Clock | None = None,
-    ) -> None:
-        self._queues = queues
-        self._queue = queue
-        self._nonce = nonce
-        self._home = home
-        self._timeout = timeout
-        self._clock = clock or SystemClock()
-        self._connection: Connection | None = None
-        self._breaks = 0
-        # Deadline for the server's next reply. After it, the connection counts as broken.
-        self._answered_by = 0.0
+    queues: WaitQueues
+    queue: str
+    nonce: str
+    home: Callable[[], Connections]
+    timeout: float
+    clock: Clock = field(default_factory=SystemClock)
+    _connection: Connection | None = field(default=None, init=False)
+    _breaks: int = field(default=0, init=False)
+    # Deadline for the server's next reply. After it, the connection counts as broken.
+    _answered_by: float = field(default=0.0, init=False)
 
     def wait(self, seconds: float) -> str | None:
         """See `Ticket`."""
-        until = self._clock.now() + seconds
+        until = self.clock.now() + seconds
         while True:
             try:
                 if self._connection is None:
@@ -107,68 +101,59 @@ class RedisTicket:
             except StoreError:
                 break
             if found and isinstance(found[0], redis.exceptions.ResponseError):
-                if _is_denial(found[0]):
-                    self._queues.deny(found[0])
+                denied = isinstance(found[0], redis.exceptions.NoPermissionError)
+                if denied or str(found[0]).startswith(_UNKNOWN):  # the server can't block
+                    self.queues.deny(found[0])
                     self._hang_up()
                     return None
                 self._connection.close()  # it may lead to a former master
                 break
-            now = self._clock.now()
-            left = until - now
-            if not found and now > self._answered_by:
-                break
-            if found or left <= 0:
+            if found:
                 self._breaks = 0
-                return self._called(found[0]) if found else ""
+                self._hang_up()
+                return found[0][1].decode(errors="replace") if found[0] else ""
+            now = self.clock.now()
+            if now > self._answered_by:
+                break
+            if now >= until:
+                self._breaks = 0
+                return ""
             # Outside the try: an exception that a signal handler raises here may be an OSError (as
             # TimeoutError is) without any failure of the connection.
-            _wait_for_reply(self._connection.fileno(), left)
+            _wait_for_reply(self._connection.fileno(), until - now)
         self._hang_up()
         self._breaks += 1
         if self._breaks == _BREAKS:
             return None
         # The next wait() joins the queue again, at its end. A client that only polled would be
         # overtaken by all clients in the queue.
-        self._clock.sleep(max(0.0, until - self._clock.now()))
+        self.clock.sleep(max(0.0, until - self.clock.now()))
         return ""
 
     def leave(self, *, counted: bool) -> None:
         """See `Ticket`."""
         self._hang_up()
         if counted:
-            try:
-                command = ("ZREM", self._queue, self._nonce)
-                self._home().run([command], self._timeout)
-            except StoreError:
-                # The store counts the client a moment longer. The next release may reserve the key
-                # although no client is left.
-                pass
+            # After an error the store counts the client a moment longer. The next release may
+            # reserve the key although no client is left.
+            with suppress(StoreError):
+                self.home().run([("ZREM", self.queue, self.nonce)], self.timeout)
 
     def _block(self) -> Connection:
-        connection = self._home().take(self._timeout)
+        connection = self.home().take(self.timeout)
         try:
             connection.replies()  # read the reply to a release pending on this connection
-            connection.send([("BLPOP", f"{self._queue}!", _LONGEST_BLOCK)])
+            connection.send([("BLPOP", f"{self.queue}!", _LONGEST_BLOCK)])
         except BaseException:
             connection.end()
             raise
-        self._answered_by = self._clock.now() + _LONGEST_BLOCK + self._timeout
+        self._answered_by = self.clock.now() + _LONGEST_BLOCK + self.timeout
         return connection
-
-    def _called(self, reply: Any) -> str:
-        self._hang_up()
-        return reply[1].decode(errors="replace") if reply else ""
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.end()  # closes it, unless its reply was read
-
-
-def _is_denial(error: redis.exceptions.ResponseError) -> bool:
-    """Whether the login lacks the right to block, or the server can't block."""
-    denied = isinstance(error, redis.exceptions.NoPermissionError)
-    return denied or str(error).startswith(_UNKNOWN)
 
 
 def _wait_for_reply(descriptor: int, seconds: float) -> None:
