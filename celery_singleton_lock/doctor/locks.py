@@ -67,13 +67,14 @@ def check_leases(context: Context) -> Findings:
         yield error(subject, str(exc), remedy)
         return
     yield ok("reachability", f"acquire, renew and release work; {median * 1000:.1f} ms each")
-    yield from _check_waiting(context)
     ttls = context.ttls_by_task
     shortest = min(ttls, key=ttls.__getitem__, default="")
     if shortest and is_slow(median, ttl := ttls[shortest]):
         wait = timeout_for(ttl) * 1000
         text = f"{median * 1000:.1f} ms a reply; {shortest} with ttl={ttl:g} s waits {wait:.0f} ms"
         yield warning("latency", text, "a longer ttl, or a store that is nearer")
+    # It comes last, because an error of the store ends this check.
+    yield from _check_waiting(context)
 
 
 def _operation_time(context: Context) -> float:

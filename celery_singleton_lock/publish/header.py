@@ -202,7 +202,7 @@ def add_header(
         options: The policy's options that the call sets (validated before).
         running: The task that publishes the message, Celery's ``current_worker_task``; None: none.
     """
-    headers = message.get("headers") or {}
+    headers = dict(message.get("headers") or {})  # Celery takes a list of pairs, too
     earlier = header_of(headers, task_id) if headers else {}
     if running is not None:
         header = _within(running, message, task_id, earlier)
@@ -215,7 +215,8 @@ def add_header(
             header["options"] = earlier["options"]
     if options is not None:
         header["options"] = _plain(options)
-    message["headers"] = {**headers, HEADER: header}
+    headers[HEADER] = header
+    message["headers"] = headers
     return header
 
 

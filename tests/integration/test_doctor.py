@@ -17,6 +17,8 @@ from celery_singleton_lock import singleton_task
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.doctor.servers import is_slow
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.redis.store import RedisStore
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
 from tests.harness.faketime import server_with_clock
@@ -274,6 +276,19 @@ def test_a_slow_store_is_a_warning_for_the_task_with_the_shortest_ttl(
     (finding,) = found(app_on(server.url(), ttl=0.5), "latency")
     assert finding.severity is Severity.WARNING
     assert "ttl=0.5" in finding.text
+
+
+def test_a_server_without_blocking_commands_hides_no_other_finding(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown_command(*_: object) -> None:
+        raise StoreError("the store refuses: unknown command 'BLPOP'")
+
+    monkeypatch.setattr(sys.modules[is_slow.__module__], "_COMFORTABLE_SHARE", 1e-9)
+    monkeypatch.setattr(RedisStore, "missing_rights", unknown_command)
+    all_of_them = findings(app_on(server.url()))
+    assert {"latency", "reachability"} <= {finding.subject for finding in all_of_them}
+    assert any("BLPOP" in finding.text for finding in all_of_them)
 
 
 @pytest.mark.slow

@@ -118,6 +118,16 @@ def test_a_calls_options_travel_as_plain_values() -> None:
     assert not read.started
 
 
+def test_a_header_is_added_to_whatever_celery_takes_as_headers() -> None:
+    for headers in ({"x": 1}, [("x", 1)], iter([("x", 1)])):
+        message: dict[str, Any] = {"headers": headers}
+        header = add_header(message, task_id="t-1", options=None)
+        assert message["headers"] == {"x": 1, HEADER: header}
+    given = {"x": 1}
+    add_header({"headers": given}, task_id="t-1", options=None)
+    assert given == {"x": 1}, "they belong to the caller"
+
+
 def test_a_new_call_gets_a_name_and_its_retries_and_copies_keep_it() -> None:
     one, other = (
         add_header({"headers": headers}, task_id="t-1", options=None)

@@ -183,7 +183,7 @@ class Connections:
                     # There was a failover behind this address. The idle connections lead to the old
                     # master; a new connection may lead to the new master.
                     self.drop()
-                raise _mapped(reply) from reply
+                raise _mapped(reply, self.address) from reply
         return replies
 
     def take(self, timeout: float) -> Connection:
@@ -491,8 +491,8 @@ def _classified(error: redis.exceptions.ResponseError) -> redis.exceptions.Respo
     return error
 
 
-def _mapped(error: Exception) -> StoreError:
-    """This library's error for an error reply."""
+def _mapped(error: Exception, address: str) -> StoreError:
+    """This library's error for an error reply of the server at ``address``."""
     if isinstance(error, redis.exceptions.ReadOnlyError):
         return StoreUnavailable(f"the store is a replica now: {error}")
     if isinstance(error, _TEMPORARY) or str(error).startswith("NOREPLICAS"):
@@ -502,6 +502,6 @@ def _mapped(error: Exception) -> StoreError:
             f"the store is one node of a Redis Cluster ({error}): name it redis+cluster://"
         )
     if "cluster support disabled" in str(error):
-        return StoreError(f"the store belongs to no Redis Cluster: name it redis:// ({error})")
+        return StoreError(f"{address} belongs to no Redis Cluster: name it redis:// ({error})")
     # Permanent, such as a wrong type or a missing right.
     return StoreError(f"the store refuses: {error}")
