@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from celery_singleton_lock.publish.apply_async import claim_and_send
     from celery_singleton_lock.publish.skipped import is_skipped
     from celery_singleton_lock.task.base import SingletonTask
-    from celery_singleton_lock.task.context import current_lease
+    from celery_singleton_lock.task.context import current_lease, hold
     from celery_singleton_lock.task.decorator import singleton_task
-    from celery_singleton_lock.task.hold import hold
 
 __version__ = "0.1.0"
 
@@ -75,7 +74,7 @@ _LATER = {
     "SingletonTask": "task.base",
     "claim_and_send": "publish.apply_async",
     "current_lease": "task.context",
-    "hold": "task.hold",
+    "hold": "task.context",
     "is_skipped": "publish.skipped",
     "lease_acquired": "instrumentation.signals",
     "lease_conflict": "instrumentation.signals",

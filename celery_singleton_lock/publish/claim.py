@@ -278,8 +278,11 @@ class Publication:
         runtime, app = self.runtime, self.runtime.app
         # If both are given, Celery uses the countdown.
         start = self.options.get("countdown") or self.options.get("eta")
-        delay = seconds_until(start, app) if start else 0.0
-        expires_in = None if self.expires is None else seconds_until(self.expires, app)
+        try:
+            delay = seconds_until(start, app) if start else 0.0
+            expires_in = None if self.expires is None else seconds_until(self.expires, app)
+        except (TypeError, ValueError):
+            delay, expires_in = 0.0, None  # Celery will raise an error for it
         wall = runtime.clock.wall()
         call = Admit(
             key=claim.key,
@@ -468,14 +471,15 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
 
 
 def seconds_until(when: Any, app: Celery) -> float:
-    """Seconds from now to ``when`` (seconds, a datetime, or its text); 0 for other values."""
-    try:
-        moment = maybe_iso8601(when) if isinstance(when, str) else when
-        if not isinstance(moment, datetime):
-            return max(0.0, float(moment or 0))
-        now: datetime = app.now()
-        if moment.tzinfo is None:
-            now = now.replace(tzinfo=None)
-        return max(0.0, (moment - now).total_seconds())
-    except (TypeError, ValueError):
-        return 0.0  # Celery will raise an error for it
+    """Seconds from now to ``when`` (seconds, a datetime, or its text).
+
+    Raises:
+        TypeError, ValueError: ``when`` is something else.
+    """
+    moment = maybe_iso8601(when) if isinstance(when, str) else when
+    if not isinstance(moment, datetime):
+        return max(0.0, float(moment or 0))
+    now: datetime = app.now()
+    if moment.tzinfo is None:
+        now = now.replace(tzinfo=None)
+    return max(0.0, (moment - now).total_seconds())

@@ -188,11 +188,7 @@ def mint_nonce() -> str:
 
 
 def add_header(
-    message: dict[str, Any],
-    *,
-    task_id: str,
-    options: Mapping[str, Any] | None,
-    running: Any = None,
+    message: dict[str, Any], *, task_id: str, options: Mapping[str, Any] | None, running: Any = None
 ) -> dict[str, Any]:
     """Add this library's header to a message about to be published; return it.
 

@@ -39,6 +39,7 @@ R = TypeVar("R")
 
 # A name instead of the class: only a worker imports it, when it starts.
 _STEP = "celery_singleton_lock.worker.bootstep:SingletonStep"
+_NOT_GIVEN = (None, None, None, None)
 
 if TYPE_CHECKING:
 
@@ -141,8 +142,7 @@ class SingletonTask(_Base[P, R]):
         On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives.
         The parent's request has no run, so nothing is released there.
         """
-        run = _task_run().of(self.request)
-        if run is not None:
+        if (run := _task_run().of(self.request)) is not None:
             run.settle(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
@@ -157,9 +157,8 @@ class SingletonTask(_Base[P, R]):
             LockKeyError: No key can be computed from the arguments.
         """
         rest = self.singleton_rest(args, kwargs, as_sent=True)
-        if rest is None:
-            return None
-        return self._runtime().keyspace.lock(self.singleton_scope, rest)
+        keyspace = self._runtime().keyspace
+        return None if rest is None else keyspace.lock(self.singleton_scope, rest)
 
     def singleton_rest(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, as_sent: bool
@@ -176,9 +175,8 @@ class SingletonTask(_Base[P, R]):
             TypeError, LockKeyError: See :meth:`lock_key`.
         """
         if as_sent:
-            serializer = self.serializer
-            args, kwargs = dump_models(self, args, kwargs, serializer)
-            args, kwargs = see_as_sent(args, kwargs, serializer)
+            args, kwargs = dump_models(self, args, kwargs, self.serializer)
+            args, kwargs = see_as_sent(args, kwargs, self.serializer)
         return self.singleton_key_maker(args, kwargs)
 
     def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
@@ -243,14 +241,9 @@ class SingletonTask(_Base[P, R]):
 
         # The apply_async of a base class may accept only args, kwargs and **options. All other
         # arguments are passed by keyword, and only if given.
-        if producer is not None:
-            options["producer"] = producer
-        if link is not None:
-            options["link"] = link
-        if link_error is not None:
-            options["link_error"] = link_error
-        if shadow is not None:
-            options["shadow"] = shadow
+        if (producer, link, link_error, shadow) != _NOT_GIVEN:
+            named = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
+            options |= {name: value for name, value in named.items() if value is not None}
 
         def send(task_id: str, options: dict[str, Any]) -> AsyncResult[R]:
             return super(SingletonTask, self).apply_async(args, kwargs, task_id=task_id, **options)
@@ -277,16 +270,13 @@ class SingletonTask(_Base[P, R]):
         header = Delivery.of(request).call_header()
         if extra_options.get("retries", 0) <= request.retries:
             header = {"id": header["id"], "options": header.get("options")}
-        headers = signature.options.get("headers") or {}
-        signature.options["headers"] = {HEADER: header, **headers}
+        signature.options["headers"] = {HEADER: header, **(signature.options.get("headers") or {})}
         return signature
 
     @cached_property
     def publishes_through_others(self) -> bool:
         """Whether a base class after SingletonTask in the MRO overrides ``apply_async``."""
-        mro = type(self).__mro__
-        after = mro[mro.index(SingletonTask) + 1 :]
-        return next(cls for cls in after if "apply_async" in cls.__dict__) is not BaseTask
+        return _definer_after("apply_async", type(self)) is not BaseTask
 
     @cached_property
     def base_call(self) -> Callable[..., Any] | None:
@@ -295,15 +285,18 @@ class SingletonTask(_Base[P, R]):
         Celery's ``__call__`` is not called under the lease. Outside a worker it pushes an empty
         request over the real one, so an eager body would have no id and couldn't retry.
         """
-        mro = type(self).__mro__
-        after = mro[mro.index(SingletonTask) + 1 :]
-        owner = next(cls for cls in after if "__call__" in cls.__dict__)
-        return None if owner is BaseTask else super().__call__
+        return None if _definer_after("__call__", type(self)) is BaseTask else super().__call__
 
     if TYPE_CHECKING:
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...
         def apply(self, *args: Any, **kwargs: Any) -> EagerResult[R]: ...
+
+
+def _definer_after(name: str, cls: type) -> type:
+    """The class after SingletonTask in the MRO of ``cls`` that defines ``name``."""
+    after = cls.__mro__[cls.__mro__.index(SingletonTask) + 1 :]
+    return next(base for base in after if name in base.__dict__)
 
 
 def singleton_base(base: Any) -> type:
@@ -335,11 +328,9 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     override may omit ``super()``. A task whose ``before_start`` failed has no run, but may have a
     claim.
     """
-    if not isinstance(sender, SingletonTask):
-        return
-    request = sender.request
-    run = _task_run().of(request) or _task_run()(sender, request)
-    run.settle(state, retval)
+    if isinstance(sender, SingletonTask):
+        request, task_run = sender.request, _task_run()
+        (task_run.of(request) or task_run(sender, request)).settle(state, retval)
 
 
 @cache

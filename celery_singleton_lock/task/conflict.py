@@ -61,7 +61,7 @@ class Decision:
 def decide(
     relation: Relation,
     delivery: Delivery,
-    on_conflict: OnConflict,
+    rule: OnConflict,
     *,
     no_put_back: str | None,
     wall: float,
@@ -72,46 +72,38 @@ def decide(
     Args:
         relation: The relation in the store's refusal.
         delivery: The delivery.
-        on_conflict: The policy's ``on_conflict``.
+        rule: The policy's ``on_conflict``.
         no_put_back: Why the message can't be put back (LockConflict then); None: it can.
         wall: Seconds since the epoch, for ``max_wait``.
         waited: Seconds for which this delivery has blocked the worker, for ``timeout``.
     """
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
         return Decision(Outcome.DROP, str(relation), delivery)
-    if relation is Relation.OTHER and not delivery.started:
-        return _on_conflict(delivery, on_conflict, no_put_back, wall, waited)
+    is_new, action = relation is Relation.OTHER and not delivery.started, rule.action
+    if is_new and action is not ConflictAction.RETRY:
+        if action is ConflictAction.SKIP:
+            return Decision(Outcome.SKIP, "conflict", delivery)
+        if action is ConflictAction.REVOKE:
+            return Decision(Outcome.REVOKE, "conflict", delivery)
+        if action is ConflictAction.RAISE:
+            return Decision(Outcome.RAISE, 'on_conflict="raise" doesn\'t wait', delivery)
+        if waited < rule.timeout:
+            return Decision(Outcome.WAIT, "conflict", delivery)
+        return Decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough", delivery)
     if no_put_back is not None:
         return Decision(Outcome.RAISE, no_put_back, delivery)
+    if is_new:
+        # Other software or a wrong clock wrote a first conflict in the future. Without this limit,
+        # the message would wait endlessly.
+        since = wall if delivery.since is None else min(delivery.since, wall)
+        left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall
+        if left <= 0:
+            return Decision(Outcome.RAISE, f"max_wait of {rule.max_wait:g} s is over", delivery)
+        pace, copy = (rule.delay, min(rule.max_delay, left)), replace(delivery, since=since)
+        return Decision(Outcome.PUT_BACK, "conflict", copy, pace, queues_claim=True)
     started = replace(delivery, started=True)
     if relation is Relation.OTHER:
         reason = "started work is not skipped"
         return Decision(Outcome.PUT_BACK, reason, started, queues_claim=True)
     pace = _SHORTLY if relation is Relation.EARLIER else AGAIN
     return Decision(Outcome.PUT_BACK, str(relation), started, pace)
-
-
-def _on_conflict(
-    delivery: Delivery, rule: OnConflict, no_put_back: str | None, wall: float, waited: float
-) -> Decision:
-    if rule.action is ConflictAction.SKIP:
-        return Decision(Outcome.SKIP, "conflict", delivery)
-    if rule.action is ConflictAction.REVOKE:
-        return Decision(Outcome.REVOKE, "conflict", delivery)
-    if rule.action is ConflictAction.RAISE:
-        return Decision(Outcome.RAISE, 'on_conflict="raise" doesn\'t wait', delivery)
-    if rule.action is ConflictAction.WAIT:
-        if waited < rule.timeout:
-            return Decision(Outcome.WAIT, "conflict", delivery)
-        return Decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough", delivery)
-    if no_put_back is not None:
-        return Decision(Outcome.RAISE, no_put_back, delivery)
-    # Other software or a wrong clock wrote a first conflict in the future. Without this limit, the
-    # message would wait endlessly.
-    since = wall if delivery.since is None else min(delivery.since, wall)
-    left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall
-    if left <= 0:
-        return Decision(Outcome.RAISE, f"max_wait of {rule.max_wait:g} s is over", delivery)
-    pace = (rule.delay, min(rule.max_delay, left))
-    copy = replace(delivery, since=since)
-    return Decision(Outcome.PUT_BACK, "conflict", copy, pace, queues_claim=True)

@@ -84,29 +84,18 @@ def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
 
     if app is not None:
         return app.task(fun, **options_for(app))
-    return _create_shared(fun, options_for, options.get("name"))
+    # As Celery's shared_task, but with each app's own Task as the base.
+    create_in_all_apps(lambda app: task_from_function(app, fun, options_for(app)))
+
+    def task() -> Any:
+        app = real_app()
+        return app.tasks[options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)]
+
+    return Proxy(task)
 
 
 def _policy(base: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**(getattr(base, "singleton", None) or {}), **given}
-
-
-def _create_shared(
-    fun: Callable[..., Any], options_for: Callable[[Any], dict[str, Any]], given_name: str | None
-) -> Any:
-    """As Celery's shared_task, but with each app's own Task as the base."""
-
-    def create(app: Any) -> Any:
-        return task_from_function(app, fun, options_for(app))
-
-    create_in_all_apps(create)
-
-    def task() -> Any:
-        app = real_app()
-        name = given_name or app.gen_task_name(fun.__name__, fun.__module__)
-        return app.tasks[name]
-
-    return Proxy(task)
 
 
 def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:

@@ -170,18 +170,28 @@ def _set_async_exception(ident: int, kind: type[BaseException]) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
 
 
-def is_loss(group: BaseExceptionGroup[BaseException], *, interrupted: bool) -> bool:
-    """Whether ``group``, raised by ``asyncio.TaskGroup`` or similar, ended a body by its loss.
+def is_loss(error: BaseException, *, interrupted: bool) -> bool:
+    """Whether a body whose lease is lost ended because of the loss.
 
-    In that case errors of the group's other tasks are ignored. An exception that ends the process,
-    and the interrupt of a task that called this one, are propagated.
+    Args:
+        error: The exception that ended the body. In a group, as ``asyncio.TaskGroup`` raises it,
+            errors of the other tasks are ignored. An exception that ends the process, and the
+            interrupt of a task that called this one, are propagated.
+        interrupted: Whether the body was interrupted. Without that, only its own ``check()`` can
+            have noticed the loss, earlier than the heartbeat.
     """
-    ours = (LeaseLost, LeaseInterrupt) if interrupted else (LeaseLost,)
-    losses, others = group.split(ours)
-    return losses is not None and (others is None or isinstance(others, Exception))
+    if isinstance(error, BaseExceptionGroup):
+        ours = (LeaseLost, LeaseInterrupt) if interrupted else (LeaseLost,)
+        losses, others = error.split(ours)
+        return losses is not None and (others is None or isinstance(others, Exception))
+    if isinstance(error, LeaseLost):
+        return True
+    if isinstance(error, LeaseInterrupt):
+        return interrupted
+    return interrupted and isinstance(error, Exception) and _follows_interruption(error)
 
 
-def follows_interruption(error: BaseException) -> bool:
+def _follows_interruption(error: BaseException) -> bool:
     """Whether ``error`` was raised while a body cleaned up after its interrupt.
 
     An example is the error of a rollback over the network whose failure lost the lease.

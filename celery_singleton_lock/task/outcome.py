@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from celery import states
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Reject
 
 from celery_singleton_lock.celery_compat import acks_failures
 from celery_singleton_lock.core.lease import Kind, Lease
@@ -69,15 +68,3 @@ def reserve(call: Release, countdown: float, ttl: float) -> Release:
         become_ttl=max(countdown + ttl, call.become_ttl),
         next_token=call.token.next_attempt(),
     )
-
-
-def countdown_of(retry: Retry, now: datetime) -> float:
-    """Seconds until the next attempt may run."""
-    when: Any = retry.when
-    if isinstance(when, str):
-        when = datetime.fromisoformat(when)  # Celery accepts an eta as text
-    if not isinstance(when, datetime):
-        return float(when or 0)
-    if when.tzinfo is None:
-        now = now.replace(tzinfo=None)
-    return max(0.0, (when - now).total_seconds())

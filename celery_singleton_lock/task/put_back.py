@@ -12,7 +12,6 @@ Non-guarantees
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,12 +20,7 @@ from celery.app.task import Task as BaseTask
 from kombu import Exchange, Queue
 
 from celery_singleton_lock.celery_compat import delays_natively, driver_of
-from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
-from celery_singleton_lock.core.store import Mark, MarkerState
-from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.publish.claim import Claim
-from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY, Delivery
-from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
 from celery_singleton_lock.worker.origin import reached_with_delay, without_delay
 
 _MAX_DOUBLINGS: Final = 30
@@ -42,73 +36,18 @@ def backoff(delay: float, max_delay: float, tries: int) -> float:
     return top * (0.5 + 0.5 * random.random())
 
 
-def put_back(
-    task: Any,
-    request: Any,
-    delivery: Delivery,
-    key: str,
-    *,
-    runtime: Runtime,
-    delay: float,
-    claim: Claim | None = None,
-) -> tuple[float, int]:
-    """Publish the running message again, to arrive in ``delay`` seconds.
+def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:
+    """Publish the running message again.
 
     Args:
         task: The running task.
         request: Its request.
-        delivery: The content of the copy's header; its sequence is raised here.
-        key: The lock key, for the marker.
-        runtime: The runtime of the task's app.
-        delay: Seconds, limited to a third of the visibility timeout.
-        claim: The message's claim, if it is queued with the copy.
-
-    Returns:
-        The seconds until the copy arrives, and its sequence.
+        header: This library's header of the copy.
+        delay: Seconds until the copy may run.
 
     Raises:
         Exception: Publishing failed; this delivery is not given up.
     """
-    longest = runtime.settings.longest_countdown
-    delay = delay if longest is None else min(delay, longest)
-    if delays_natively(task.app):
-        delay = math.ceil(delay)
-    copy = delivery.copied()
-    _publish(task, request, copy.header(), delay)
-    try:
-        runtime.store.mark(
-            Mark(
-                key=key,
-                token=delivery.token,
-                state=MarkerState.WAITING,
-                ttl=runtime.settings.marker_ttl + delay,
-                sequence=copy.sequence,
-                claim=claim.queued(delay) if claim else None,
-            ),
-            timeout=MAX_TIMEOUT,
-        )
-    except StoreError:
-        pass  # without the marker, a redelivery of this message would be a second copy
-    return delay, copy.sequence
-
-
-def why_not(app: Any, request: Any) -> str | None:
-    """Why the message of ``request`` can't be put back; None: it can.
-
-    A message from a fanout exchange must return to the queue of this worker only. RabbitMQ supports
-    that. With the other transports, workers subscribe to the exchange and don't read the queue.
-    """
-    name = getattr(request, QUEUE_KEY, None)
-    queue = None if name is None else app.amqp.queues.get(name)
-    if queue is None or queue.exchange.type != "fanout" or (driver := driver_of(app)) == "amqp":
-        return None
-    return (
-        f"it came by the fanout exchange {queue.exchange.name!r}, on which {driver} can't put a "
-        "message back for one worker"
-    )
-
-
-def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:
     headers = {**(request.as_execution_options().get("headers") or {}), HEADER: header}
     signature = task.signature_from_request(
         request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
@@ -126,6 +65,28 @@ def _publish(task: Any, request: Any, header: Mapping[str, Any], delay: float) -
         )
     finally:
         request.called_directly = False
+
+
+def why_not(task: Any, request: Any) -> str | None:
+    """Why the message of ``request`` can't be put back; None: it can.
+
+    A message from a fanout exchange must return to the queue of this worker only. RabbitMQ supports
+    that. With the other transports, workers subscribe to the exchange and don't read the queue.
+    """
+    if request.is_eager:
+        return "this call is eager, so it can't be put back"
+    name = getattr(request, QUEUE_KEY, None)
+    queue = None if name is None else task.app.amqp.queues.get(name)
+    if (
+        queue is None
+        or queue.exchange.type != "fanout"
+        or (driver := driver_of(task.app)) == "amqp"
+    ):
+        return None
+    return (
+        f"it came by the fanout exchange {queue.exchange.name!r}, on which {driver} can't put a "
+        "message back for one worker"
+    )
 
 
 def _kept(request: Any) -> dict[str, Any]:

@@ -25,17 +25,16 @@ Non-guarantees
 
 State model::
 
-    ARRIVED  -> ASKED     an acquire is sent
-    ASKED    -> HELD      it is granted
-    ASKED    -> ARRIVED   it is refused, and the run waits for the holder
-    ARRIVED  -> SETTLED   the refusal ends the delivery: dropped, put back, skipped, failed
-    HELD     -> RELEASED  the body ended, and the message triggers more; or the lease was lost
+    OPEN     -> SETTLED   the acquire is refused, which ends the delivery: dropped, put back,
+                          skipped, failed
+    OPEN     -> RELEASED  the body ended, and the message triggers more; or the lease was lost
     RELEASED -> SETTLED   put back after a loss, or left to its twin
     any      -> SETTLED   settle: what is held is released, an early release is marked as done, the
                           claim of a run without a lease is changed
 
-    In ARRIVED and ASKED the message's claim is open: no reply of the store has changed it. In ASKED
-    the outcome of the acquire is unknown, so settle releases by token.
+    In OPEN, the run may have a lease. Without one, the message's claim is open: no reply of the
+    store has changed it. If a request is noted then, the outcome of the acquire is unknown, so
+    settle releases by token.
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message
@@ -47,6 +46,7 @@ Failure handling
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from celery_singleton_lock.celery_compat import driver_of, fail_as_body
+from celery_singleton_lock.celery_compat import delays_natively, driver_of, fail_as_body
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Holder, Lease, Phase
@@ -72,9 +72,9 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
 )
-from celery_singleton_lock.errors import LeaseLost, LockConflict, StoreError
+from celery_singleton_lock.errors import LockConflict, StoreError
 from celery_singleton_lock.policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
-from celery_singleton_lock.publish.claim import CARRIED, CONTINUED, Carried, Claim
+from celery_singleton_lock.publish.claim import CARRIED, CONTINUED, Carried, Claim, seconds_until
 from celery_singleton_lock.publish.header import (
     HEADER,
     UNNAMED_KEY,
@@ -85,21 +85,10 @@ from celery_singleton_lock.publish.header import (
 from celery_singleton_lock.publish.skipped import skipped_value
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, Pace, decide
-from celery_singleton_lock.task.context import held_lease, held_leases
-from celery_singleton_lock.task.interrupt import (
-    Body,
-    LeaseInterrupt,
-    follows_interruption,
-    is_loss,
-)
-from celery_singleton_lock.task.outcome import (
-    countdown_of,
-    is_done,
-    release_of,
-    reserve,
-    stores_result,
-)
-from celery_singleton_lock.task.put_back import backoff, put_back, why_not
+from celery_singleton_lock.task.context import held_here, held_lease
+from celery_singleton_lock.task.interrupt import Body, is_loss
+from celery_singleton_lock.task.outcome import is_done, release_of, reserve, stores_result
+from celery_singleton_lock.task.put_back import backoff, publish_copy, why_not
 from celery_singleton_lock.task.wait import Waiter
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -124,9 +113,7 @@ _TRIES_OF_THE_UNSENDABLE: Final = 3
 
 
 class _State(Enum):
-    ARRIVED = auto()
-    ASKED = auto()
-    HELD = auto()
+    OPEN = auto()
     RELEASED = auto()
     SETTLED = auto()
 
@@ -150,8 +137,8 @@ class TaskRun:
     claim: Claim | None = None
     entered = False
     _rest: str | None = None  # the part of the key after the scope; None: no lock
-    _state = _State.ARRIVED
-    _asked: Acquire | None = None
+    _state = _State.OPEN
+    _asked: Acquire | None = None  # the request without a reply
     _lease: Lease | None = None
     _locker: Locker
 
@@ -205,13 +192,10 @@ class TaskRun:
             return (task.base_call or task.run)(*args, **kwargs)
 
         self._make_key(args, kwargs)
-        if self._rest is None or (held_lease.get() and self._is_reentered()):
+        if self._rest is None or (held_lease.get() and held_here(self.key)):
             return body()
         try:
-            if self.policy.on_conflict.action is ConflictAction.WAIT:
-                reply = self._wait_for_lease()
-            else:
-                reply = self._acquire(self._operation(), None)
+            reply = self._acquire()
         except (Ignore, LockConflict):
             self._state = _State.SETTLED  # put back, left to a twin, or freed by the refusal
             raise
@@ -244,13 +228,13 @@ class TaskRun:
             state = None
         lease = self._lease
         try:
-            if lease is None:
-                self._settle_without_lease(state, retval)
-            elif self._state is not _State.RELEASED or lease.released_at is None:
+            if lease is None or lease.released_at is None or self._state is not _State.RELEASED:
                 # Without released_at: an exception came just before the early release.
-                self._give_back(lease, state, retval)
+                self._release(state, retval)
             elif self.acks_late and is_done(self.task, state, retval):
-                self._mark_done(lease)
+                self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, None)
+        except StoreError as exc:
+            self._emit(EventName.RELEASE_FAILED, error=str(exc))
         except BaseException:
             # A soft time limit or SIGTERM. If this is after_return, task_postrun settles the run.
             # If this is task_postrun, the ttl frees the key, because the lease is no longer
@@ -276,18 +260,9 @@ class TaskRun:
             and not self.eager
         ):
             # The message has no claim, so the task holds one while it runs.
-            self.claim = Claim(
-                key=keyspace.claim(task.name, key),
-                unique=policy.unique,
-                unique_for=policy.unique_for,
-            )
+            self.claim = Claim.of(policy, keyspace, task.name, key)
         if self.claim is not None:
             self.request.__dict__[CARRIED] = Carried(task.name, key, self.claim)
-
-    def _is_reentered(self) -> bool:
-        """Whether a calling task on this thread holds the key, as for an eager call in a body."""
-        is_slot_of = self.runtime.keyspace.is_slot_of
-        return any(is_slot_of(self.key, held.key) and held.held_here for held in held_leases())
 
     def _operation(self) -> Acquire:
         runtime, request, delivery = self.runtime, self.request, self.delivery
@@ -308,64 +283,62 @@ class TaskRun:
             yields=claim is not None and claim.yields and not delivery.started,
         )
 
-    def _wait_for_lease(self) -> Any:
-        operation = self._operation()
-        waiter = Waiter(self.runtime.locker, operation)
-        try:
-            return self._acquire(operation, waiter)
-        finally:
-            waiter.leave()
-
-    def _acquire(self, operation: Acquire, waiter: Waiter | None) -> Any:
+    def _acquire(self) -> Any:
         """Try until the lease is granted or a refusal ends this delivery.
 
         Returns:
             The lease, or the value that Celery stores for the refused call.
         """
-        clock = self.runtime.clock
+        operation, clock, rule = self._operation(), self.runtime.clock, self.policy.on_conflict
         locker = self._locker = self.runtime.locker
+        waiter = Waiter(locker, operation) if rule.action is ConflictAction.WAIT else None
         arrived_at, waited = clock.now(), 0.0
         failures, reported = 0, False
         hard_limit = (self.request.timelimit or (None,))[0] or self.task.time_limit
         max_hold = self.policy.max_hold
         if max_hold is None and hard_limit:
             max_hold = float(hard_limit) + self.policy.ttl
-        while True:
-            asked, conflict = operation, None
-            if waiter is not None or operation.claim is not None:
-                # The decision is made before the request, and not again after the reply: the script
-                # that refuses also frees the claim of a message that ends, and queues a waiting
-                # client.
-                conflict = self._decide(Relation.OTHER, waited)
-                if operation.claim is not None:
-                    asked = replace(operation, frees_claim=conflict.outcome in _ENDS)
-                if waiter is not None:
-                    asked = waiter.prepare(asked, waits=conflict.outcome is Outcome.WAIT)
-            try:
-                self._asked, self._state = asked, _State.ASKED
-                reply = locker.acquire(asked, max_hold=max_hold, on_lost=self._on_lost)
-                if waiter is not None:
-                    waiter.observe(reply)
-                if isinstance(reply, Lease):
-                    self._lease, self._state = reply, _State.HELD
-                    return reply
-                self._state = _State.ARRIVED
-                if self._is_of_another_message(reply):
-                    self._rename()
-                    operation = replace(operation, token=self.delivery.token)
-                    continue
-                if conflict is None or reply.relation is not Relation.OTHER:
-                    conflict = self._decide(reply.relation, waited)
-                if waiter is None or conflict.outcome is not Outcome.WAIT:
-                    return self._refuse(conflict, reply)
-                if not reported:  # only once, because the wait may be long
-                    self._report_conflict(conflict, reply)
-                    reported = True
-                waiter.wait(reply, self.policy.on_conflict.timeout - waited)
-            except StoreError as exc:
-                operation = self._retain(operation, exc, failures)
-                failures += 1
-            waited = clock.now() - arrived_at
+        try:
+            while True:
+                asked, conflict = operation, None
+                if waiter is not None or operation.claim is not None:
+                    # The decision is made before the request, and not again after the reply: the
+                    # script that refuses also frees the claim of a message that ends, and queues a
+                    # waiting client.
+                    conflict = self._decide(Relation.OTHER, waited)
+                    if operation.claim is not None:
+                        asked = replace(operation, frees_claim=conflict.outcome in _ENDS)
+                try:
+                    self._asked = asked
+                    if waiter is None:
+                        reply = locker.acquire(asked, max_hold=max_hold, on_lost=self._on_lost)
+                    else:
+                        waits = conflict is not None and conflict.outcome is Outcome.WAIT
+                        options = {"max_hold": max_hold, "on_lost": self._on_lost}
+                        reply = waiter.acquire(asked, waits=waits, **options)
+                    if isinstance(reply, Lease):
+                        self._lease = reply
+                        return reply
+                    self._asked = None
+                    if self._is_of_another_message(reply):
+                        self._rename()
+                        operation = replace(operation, token=self.delivery.token)
+                        continue
+                    if conflict is None or reply.relation is not Relation.OTHER:
+                        conflict = self._decide(reply.relation, waited)
+                    if waiter is None or conflict.outcome is not Outcome.WAIT:
+                        return self._refuse(conflict, reply)
+                    if not reported:  # only once, because the wait may be long
+                        self._report_conflict(conflict, reply)
+                        reported = True
+                    waiter.wait(reply, rule.timeout - waited)
+                except StoreError as exc:
+                    operation = self._retain(operation, exc, failures)
+                    failures += 1
+                waited = clock.now() - arrived_at
+        finally:
+            if waiter is not None:
+                waiter.leave()
 
     def _retain(self, operation: Acquire, error: StoreError, failures: int) -> Acquire:
         """Put the message back after a failure of the store, or pause if the broker fails too.
@@ -376,8 +349,8 @@ class TaskRun:
         self._emit(EventName.STORE_FAILED, error=str(error))
         if self.policy.on_store_error is not OnStoreError.RETRY or self.eager:
             raise error
-        if self._no_put_back is None:
-            self._put_back(self.delivery, AGAIN, "store", retain=False)
+        if why_not(self.task, self.request) is None:
+            self._put_back(self.delivery, AGAIN, "store", self.claim, retain=False)
         # Neither the store nor the broker answers. An early-acknowledged message exists only in
         # this process: it is retained until one of them does.
         self.runtime.clock.sleep(backoff(*AGAIN, failures))
@@ -386,11 +359,9 @@ class TaskRun:
         return replace(operation, token=replace(operation.token, nonce=mint_nonce()))
 
     def _decide(self, relation: Relation, waited: float) -> Decision:
-        wall = self.runtime.clock.wall()
-        rule, no_put_back = self.policy.on_conflict, self._no_put_back
-        return decide(
-            relation, self.delivery, rule, no_put_back=no_put_back, wall=wall, waited=waited
-        )
+        rule, wall = self.policy.on_conflict, self.runtime.clock.wall()
+        reason = why_not(self.task, self.request)
+        return decide(relation, self.delivery, rule, no_put_back=reason, wall=wall, waited=waited)
 
     def _is_of_another_message(self, refused: Refused) -> bool:
         """Whether the record with this task id in the store belongs to another message.
@@ -427,8 +398,8 @@ class TaskRun:
             self._revoke(f"{self.key} is held by {holder}")
             raise Ignore
         if outcome is Outcome.PUT_BACK:  # does not return
-            reason, queues_claim = decision.reason, decision.queues_claim
-            self._put_back(decision.delivery, decision.pace, reason, queues_claim=queues_claim)
+            claim = self.claim if decision.queues_claim else None
+            self._put_back(decision.delivery, decision.pace, decision.reason, claim)
         raise LockConflict(
             f"{self.key!r} is held by {holder}, and {decision.reason}. {_NOT_RUN}",
             self.key,
@@ -466,21 +437,8 @@ class TaskRun:
 
     # --- putting the message back ----------------------------------------------------------------
 
-    @property
-    def _no_put_back(self) -> str | None:
-        """Why this message can't be put back; None: it can."""
-        if self.eager:
-            return "this call is eager, so it can't be put back"
-        return why_not(self.task.app, self.request)
-
     def _put_back(
-        self,
-        delivery: Delivery,
-        pace: Pace,
-        reason: str,
-        *,
-        queues_claim: bool = True,
-        retain: bool = True,
+        self, delivery: Delivery, pace: Pace, reason: str, claim: Claim | None, retain: bool = True
     ) -> None:
         """Publish the message again, then give this delivery up: raise Ignore.
 
@@ -488,25 +446,17 @@ class TaskRun:
             delivery: The content of the copy's header.
             pace: The delay of the put-back.
             reason: The reason, for the log.
-            queues_claim: Whether the message's claim is queued with the copy.
+            claim: The message's claim, if it is queued with the copy.
             retain: If the broker does not answer, retain the message and try again; else return.
 
         Raises:
             Exception: The message can't be published at all. The task fails, because a retained
                 message would block this process endlessly.
         """
-        tries = refusals = 0
+        copy, tries, refusals = replace(delivery, tries=delivery.tries + 1).copied(), 0, 0
         while True:
             try:
-                seconds, sequence = put_back(
-                    self.task,
-                    self.request,
-                    replace(delivery, tries=delivery.tries + 1),
-                    self.key,
-                    runtime=self.runtime,
-                    delay=backoff(*pace, delivery.tries),
-                    claim=self.claim if queues_claim else None,
-                )
+                delay = self._publish_copy(copy, backoff(*pace, delivery.tries), claim)
             except (SoftTimeLimitExceeded, EncodeError):
                 raise  # a soft time limit, or an error that another try would not change
             except Exception as exc:
@@ -519,18 +469,34 @@ class TaskRun:
                 logger.warning(
                     "singleton: could not requeue %s[%s]: the broker or the store is unreachable; "
                     "retrying until one of them answers",
-                    self.task.name,
-                    self.request.id,
+                    *(self.task.name, self.request.id),
                     exc_info=True,
                 )
             else:
-                delay = round(seconds, 3)
+                sequence = copy.sequence
                 self._emit(EventName.PUT_BACK, delay=delay, reason=reason, sequence=sequence)
                 raise Ignore
             if not retain:
                 return
             self.runtime.clock.sleep(backoff(*AGAIN, tries))
             tries += 1
+
+    def _publish_copy(self, copy: Delivery, delay: float, claim: Claim | None) -> float:
+        """Publish and mark a copy; return the seconds until it arrives.
+
+        The delay is limited to a third of the visibility timeout.
+        """
+        longest = self.runtime.settings.longest_countdown
+        delay = delay if longest is None else min(delay, longest)
+        if delays_natively(self.task.app):
+            delay = math.ceil(delay)
+        publish_copy(self.task, self.request, copy.header(), delay)
+        try:
+            queued = claim.queued(delay) if claim else None
+            self._mark(MarkerState.WAITING, copy.sequence, delay, queued)
+        except StoreError:
+            pass  # without the marker, a redelivery of this message would be a second copy
+        return round(delay, 3)
 
     # --- the body --------------------------------------------------------------------------------
 
@@ -540,31 +506,17 @@ class TaskRun:
         reset = held_lease.set(lease)
         try:
             result = self._body.run(body)
-        except LeaseInterrupt:
-            if not self._body.fired:
-                raise  # the interrupt is for a task that called this one
-            return self._interrupted(lease)
-        except BaseExceptionGroup as group:
-            if lease.lost and is_loss(group, interrupted=self._body.fired):
-                return self._interrupted(lease)
-            if isinstance(group, Exception):
-                self._ended(lease, failed=True)
-            raise
         except (Ignore, Reject):
             raise  # task_postrun settles the run
         except Retry:
             if lease.lost:
                 self._release_early(lease, release_of(lease))
             raise
-        except LeaseLost:
-            if lease.lost:
-                return self._interrupted(lease)  # the body's check() was earlier than the heartbeat
-            self._ended(lease, failed=True)  # the loss of another lease: a hold() in the body
-            raise
-        except Exception as error:
-            if lease.lost and self._body.fired and follows_interruption(error):
+        except BaseException as error:
+            if lease.lost and is_loss(error, interrupted=self._body.fired):
                 return self._interrupted(lease)
-            self._ended(lease, failed=True)
+            if isinstance(error, Exception):
+                self._ended(lease, failed=True)
             raise
         finally:
             held_lease.reset(reset)
@@ -584,9 +536,7 @@ class TaskRun:
             self._body.interrupt()
 
     def _outcome_of_loss(self) -> OnLost:
-        if self.policy.on_lost is not None:
-            return self.policy.on_lost
-        return OnLost.RETRY if self.acks_late else OnLost.FAIL
+        return self.policy.on_lost or (OnLost.RETRY if self.acks_late else OnLost.FAIL)
 
     def _ended(self, lease: Lease, *, failed: bool) -> None:
         """Handle the end of the body, by its result or by a failure."""
@@ -611,13 +561,13 @@ class TaskRun:
         goes_back = (
             self._outcome_of_loss() is OnLost.RETRY
             and losses <= _MAX_LOSSES
-            and self._no_put_back is None
+            and why_not(self.task, self.request) is None
         )
         self._release_early(lease, release_of(lease, None if goes_back else self._freed_claim()))
         if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
             copy = replace(self.delivery, started=True, losses=losses, tries=0)
-            self._put_back(copy, AGAIN, "lease lost")
+            self._put_back(copy, AGAIN, "lease lost", self.claim)
         return fail_as_body(self.task, error)
 
     def _release_early(self, lease: Lease, release: Release) -> None:
@@ -631,26 +581,34 @@ class TaskRun:
         if reply not in (Relation.TWIN, Relation.DONE):
             return
         self._state = _State.SETTLED  # the attempt is not done, or not by this run
-        if reply is Relation.TWIN and self.acks_late and self._no_put_back is None:
+        if reply is Relation.TWIN and self.acks_late and why_not(self.task, self.request) is None:
             # With Redis as the broker, all deliveries of a message have the same delivery tag.
             # Giving up this delivery acknowledges the twin's too, and if the twin's worker died
             # now, the job would be lost. The copy waits for the twin's end, and is dropped if the
             # twin succeeds.
             copy = replace(self.delivery, started=True, tries=0)
-            self._put_back(copy, AGAIN, _LEFT, queues_claim=False)
+            self._put_back(copy, AGAIN, _LEFT, None)
         self._emit(EventName.DROPPED, reason=_LEFT)
         raise Ignore
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _give_back(self, lease: Lease, state: str | None, retval: Any) -> None:
+    def _release(self, state: str | None, retval: Any) -> None:
+        """Release the lease, which an interrupted acquire may have got, and settle the claim."""
+        lease = self._lease
         try:
-            release = self._final_release(lease, state, retval)
+            claim, release = self._final_release(state, retval)
         except Exception:
             # Any exception is caught: a lease that is not released would be renewed endlessly.
-            logger.exception("singleton: %s is released without a marker", lease.key)
-            release = release_of(lease, self._freed_claim())
-        if state is None or release.marker is not None:
+            logger.exception("singleton: %s is released without a marker", self.key)
+            claim = self._freed_claim()
+            release = release_of(lease, claim) if lease else None
+        if lease is None or release is None:
+            if self._asked is not None:
+                self._locker.forget(self._asked)
+            if claim is not None:
+                self._change_claim(claim)
+        elif state is None or release.marker is not None:
             # This process may be about to end, or the message is acknowledged next and only the
             # marker keeps its twins from running again. So this release waits for the reply.
             self._locker.release(lease, release)
@@ -659,48 +617,41 @@ class TaskRun:
             # messages after any reply.
             self._locker.give_back(lease, release)
 
-    def _final_release(self, lease: Lease, state: str | None, retval: Any) -> Release:
-        policy = self.policy
+    def _final_release(
+        self, state: str | None, retval: Any
+    ) -> tuple[ClaimChange | None, Release | None]:
+        """The change of the claim, and the release of the lease if there is one."""
+        lease, claim = self._lease, None
         retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
-        claim = self._claim_after(state, retval, retry_in) if self.claim else None
+        if self.claim is not None:
+            replaced = self.request.__dict__.get(CONTINUED) == self.claim.key
+            claim = self.claim.after(
+                state, retval, comes_back=self.acks_late, retry_in=retry_in, replaced=replaced
+            )
+        if lease is None:
+            return claim, None
         if not is_done(self.task, state, retval):
-            return release_of(lease, claim)
-        marker, marker_ttl = None, 0.0
+            return claim, release_of(lease, claim)
+        release = release_of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
-            marker, marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
-        min_hold = policy.min_hold
-        release = release_of(lease, claim, min_hold=min_hold, marker=marker, marker_ttl=marker_ttl)
-        if retry_in is not None and policy.hold_on_retry:
-            return reserve(release, retry_in, policy.ttl)
-        return release
+            release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
+        if retry_in is not None and self.policy.hold_on_retry:
+            release = reserve(release, retry_in, self.policy.ttl)
+        return claim, release
 
-    def _mark_done(self, lease: Lease) -> None:
+    def _mark(
+        self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None
+    ) -> None:
+        """Raise the marker of this attempt.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        token, ttl = self.delivery.token, self.runtime.settings.marker_ttl + delay
         request = Mark(
-            key=lease.key,
-            token=lease.token,
-            state=MarkerState.DONE,
-            ttl=self.runtime.settings.marker_ttl,
-            sequence=self.delivery.sequence,
+            key=self.key, token=token, state=state, ttl=ttl, sequence=sequence, claim=claim
         )
-        try:
-            self.runtime.store.mark(request, timeout=MAX_TIMEOUT)
-        except StoreError as exc:
-            self._emit(EventName.RELEASE_FAILED, error=str(exc))
-
-    def _settle_without_lease(self, state: str | None, retval: Any) -> None:
-        """Release the lease that an interrupted acquire may have got, and settle the claim."""
-        if self._state is _State.ASKED and self._asked is not None:
-            self._locker.forget(self._asked)
-        if self.claim is None:
-            return
-        try:
-            retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
-            change = self._claim_after(state, retval, retry_in)
-        except Exception:
-            logger.exception("singleton: the claim of %s is freed", self.request.id)
-            change = self.claim.freed()
-        if change is not None:
-            self._change_claim(change)
+        self.runtime.store.mark(request, timeout=MAX_TIMEOUT)
 
     def _retry_in(self, retry: Retry) -> float | None:
         """Seconds until the next attempt; None if the retry changed the arguments and the key."""
@@ -712,21 +663,7 @@ class TaskRun:
                 return None
             if rest != self._rest:
                 return None
-        return countdown_of(retry, self.task.app.now())
-
-    def _claim_after(
-        self, state: str | None, retval: Any, retry_in: float | None
-    ) -> ClaimChange | None:
-        """The change of the message's claim after the end of its task; see `Claim.after`."""
-        if self.claim is None:
-            return None
-        return self.claim.after(
-            state,
-            retval,
-            comes_back=self.acks_late,
-            retry_in=retry_in,
-            replaced=self.request.__dict__.get(CONTINUED) == self.claim.key,
-        )
+        return seconds_until(retry.when, self.task.app)
 
     def _freed_claim(self) -> ClaimChange | None:
         return self.claim.freed() if self.claim else None

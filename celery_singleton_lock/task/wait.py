@@ -13,7 +13,7 @@ Non-guarantees
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.lease import Kind, Lease
@@ -33,8 +33,7 @@ _COUNTED: Final = 3 * _LONGEST_POLL
 class Waiter:
     """One client that waits for one key.
 
-    Its owner sends the requests, in a loop: :meth:`prepare`, acquire, :meth:`observe`,
-    :meth:`wait`.
+    Its owner calls :meth:`acquire` and :meth:`wait` in a loop, and :meth:`leave` at the end.
 
     Args:
         locker: The locker of the process.
@@ -42,36 +41,35 @@ class Waiter:
     """
 
     def __init__(self, locker: Locker, request: Acquire) -> None:
-        self._clock = locker.clock
+        self._locker, self._clock = locker, locker.clock
         self._ticket = locker.store.ticket(
             request.slots[0], request.token.nonce, timeout=timeout_for(request.ttl)
         )
         self._counted = False  # whether the store may count this client in the queue
-        self._joins = False
         self._handoff = ""
         self._tries = 0
 
-    def prepare(self, request: Acquire, *, waits: bool) -> Acquire:
-        """``request`` with this client's ticket in the wait queue.
+    def acquire(self, request: Acquire, *, waits: bool, **options: Any) -> Lease | Refused:
+        """`Locker.acquire`, with this client's ticket in the wait queue.
 
         Args:
             request: The next request.
             waits: Whether the client will wait if another client has the key.
+            **options: Further arguments of `Locker.acquire`.
         """
         handoff, self._handoff = self._handoff, ""
-        self._joins = waits and self._ticket is not None
-        if not self._joins and not self._counted:
-            return request
-        # Set before the request is sent, because the outcome of an interrupted request is unknown.
-        self._counted = True
-        return replace(request, wait_ttl=_COUNTED if self._joins else 0.0, handoff=handoff)
-
-    def observe(self, reply: Lease | Refused) -> None:
-        """Note the reply to the prepared request."""
+        joins = waits and self._ticket is not None
+        if joins or self._counted:
+            # Set before the request is sent, because the outcome of an interrupted request is
+            # unknown.
+            self._counted = True
+            request = replace(request, wait_ttl=_COUNTED if joins else 0.0, handoff=handoff)
+        reply = self._locker.acquire(request, **options)
         if isinstance(reply, Lease):
             self._counted = False
         elif reply.relation is Relation.OTHER:
-            self._counted = self._joins
+            self._counted = joins
+        return reply
 
     def wait(self, refused: Refused, longest: float) -> None:
         """Wait until the next try.

@@ -12,8 +12,7 @@ from celery_singleton_lock.celery_compat import real_app
 from celery_singleton_lock.core.lease import Kind, Lease, Record
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.context import current_lease, held_lease
-from celery_singleton_lock.task.hold import hold
+from celery_singleton_lock.task.context import current_lease, held_lease, hold
 
 __all__ = ["ManualClock", "SingletonStore", "hold_lock", "lose_lease"]
 

@@ -192,8 +192,7 @@ def queue(store: RedisStore, key: str, turns: int, inside: list[str]) -> int:
         waiter = Waiter(locker, call)
         try:
             while True:
-                reply = locker.acquire(waiter.prepare(call, waits=True))
-                waiter.observe(reply)
+                reply = waiter.acquire(call, waits=True)
                 if isinstance(reply, Lease):
                     break
                 waiter.wait(reply, TIMEOUT)

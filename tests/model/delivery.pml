@@ -444,7 +444,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* The attempt is marked as done. [task/run.py TaskRun._mark_done] [stores/redis/lua/mark.lua] [stores/transitions/store.py TransitionStore.mark] */
+  /* The attempt is marked as done. [task/run.py TaskRun._mark] [stores/redis/lua/mark.lua] [stores/transitions/store.py TransitionStore.mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
       MY_MARKER.sequence = 0; /* it does not matter any more */
@@ -474,12 +474,12 @@ end:
       put_back(1);
       yield_to_twin() }
 
-  /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/run.py TaskRun._mark_done] */
+  /* A release, or a mark, without a reply. [core/locker.py Locker.release] [task/run.py TaskRun._mark] */
   :: d_step { (child[me].at == STORED || child[me].at == MARKING || child[me].at == RETRYING) && faults > 0 ->
       faults--;
       leave_soon() }
 
-  /* Publish the copy before the delivery is acknowledged. [task/put_back.py put_back] [task/put_back.py _publish] [task/run.py TaskRun._put_back] */
+  /* Publish the copy before the delivery is acknowledged. [task/put_back.py publish_copy] [task/run.py TaskRun._put_back] */
   :: d_step { child[me].at == PUTTING_BACK && IN_ITS_TURN ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;
@@ -491,7 +491,7 @@ end:
       sort() }
 #endif
 
-  /* Mark older copies as superseded. [task/put_back.py put_back] [stores/redis/lua/mark.lua] [stores/transitions/store.py TransitionStore.mark] */
+  /* Mark older copies as superseded. [task/run.py TaskRun._publish_copy] [stores/redis/lua/mark.lua] [stores/transitions/store.py TransitionStore.mark] */
   :: d_step { child[me].at == PUBLISHED ->
       MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
       if
@@ -502,7 +502,7 @@ end:
       leave_soon();
       sort() }
 
-  /* That mark gets no reply. [task/put_back.py put_back] */
+  /* That mark gets no reply. [task/run.py TaskRun._publish_copy] */
   :: d_step { child[me].at == PUBLISHED && faults > 0 ->
       faults--;
       leave_soon() }

@@ -31,7 +31,7 @@
 #define TRUST (TTL - DRIFT)
 /* Ticks that a key is reserved for the woken client, and that the handoff token lasts. [stores/redis/lua/wait_queue.lua] */
 #define KEPT 1
-/* Ticks that a client counts as waiting after a refused acquire. [task/wait.py Waiter.prepare] */
+/* Ticks that a client counts as waiting after a refused acquire. [task/wait.py Waiter.acquire] */
 #define COUNTED 2
 
 /* Where a client is. */
@@ -194,7 +194,7 @@ inline release(whose) {
 proctype client(byte me) {
 end:
   do
-  /* A client begins to acquire. [publish/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/hold.py hold] */
+  /* A client begins to acquire. [publish/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/context.py hold] */
   :: d_step { c[me].at == IDLE ->
       ask() }
 
@@ -235,7 +235,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [task/wait.py Waiter.prepare] [task/run.py TaskRun._refuse] */
+  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [task/wait.py Waiter.acquire] [task/run.py TaskRun._refuse] */
   :: d_step { c[me].call == NO ->
       if
       :: WAITS(me) ->
@@ -254,12 +254,12 @@ end:
       listed = 0;
       called = me + 1 }
 
-  /* Woken: acquire with the handoff token. [task/wait.py Waiter.prepare] */
+  /* Woken: acquire with the handoff token. [task/wait.py Waiter.acquire] */
   :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
       ask() }
 
 #ifndef NO_LOOKING
-  /* Not woken, and half a second has passed: poll. [task/wait.py Waiter.wait] [task/wait.py Waiter.prepare] */
+  /* Not woken, and half a second has passed: poll. [task/wait.py Waiter.wait] [task/wait.py Waiter.acquire] */
   :: d_step { c[me].at == WAITING && c[me].turn == NOTHING ->
       ask() }
 #endif

@@ -14,8 +14,8 @@ from celery_singleton_lock import LeaseLost
 from celery_singleton_lock.celery_compat import fail_as_body
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
 from celery_singleton_lock.core.store import MarkerState
+from celery_singleton_lock.publish.claim import seconds_until
 from celery_singleton_lock.task.outcome import (
-    countdown_of,
     is_done,
     release_of,
     reserve,
@@ -97,7 +97,7 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
     when: Any, countdown: float
 ) -> None:
     held = lease(ManualClock())
-    call = reserve(release_of(held), countdown_of(Retry(when=when), NOW), 60)
+    call = reserve(release_of(held), seconds_until(when, SimpleNamespace(now=lambda: NOW)), 60)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(countdown + 60)
     assert call.next_token == Token("t", 0, 3, "-")

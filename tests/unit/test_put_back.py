@@ -11,8 +11,7 @@ from kombu import Exchange, Queue
 
 from celery_singleton_lock import singleton_task
 from celery_singleton_lock.publish.header import QUEUE_KEY, Delivery
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task.put_back import put_back
+from celery_singleton_lock.task.put_back import publish_copy
 from celery_singleton_lock.testing import SingletonStore
 
 
@@ -42,10 +41,8 @@ def test_a_copy_says_what_the_call_said_of_its_result(
         called_directly=False,
         delivery_info={"exchange": "", "routing_key": "celery"},
     )
-    key = work.lock_key("k")
-    assert key is not None
     delivery = Delivery.of(request)
-    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1)
+    publish_copy(work, request, delivery.header(), 1)
     signals.before_task_publish.disconnect(collect)
     app.close()
     assert [headers["ignore_result"] for headers in published] == [of_call, of_call]
@@ -87,11 +84,9 @@ def test_a_copy_goes_to_its_queue_whatever_the_route_and_the_class_say(
         called_directly=False,
         delivery_info={"exchange": "work", "routing_key": "report.daily"},
     )
-    key = work.lock_key("k")
-    assert key is not None
     signals.before_task_publish.connect(collect)
     delivery = Delivery.of(request)
-    put_back(work, request, delivery, key, runtime=Runtime.of(app), delay=1)
+    publish_copy(work, request, delivery.header(), 1)
     signals.before_task_publish.disconnect(collect)
     app.close()
     assert published == [("", queue)]
