@@ -621,8 +621,9 @@ class TaskRun:
         self, state: str | None, retval: Any
     ) -> tuple[ClaimChange | None, Release | None]:
         """The change of the claim, and the release of the lease if there is one."""
-        lease, claim = self._lease, None
-        retry_in = self._retry_in(retval) if isinstance(retval, Retry) else None
+        lease, claim, retry_in = self._lease, None, None
+        if isinstance(retval, Retry) and (lease is not None or self.claim is not None):
+            retry_in = self._retry_in(retval)  # calls the user's key function
         if self.claim is not None:
             replaced = self.request.__dict__.get(CONTINUED) == self.claim.key
             claim = self.claim.after(

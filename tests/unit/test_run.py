@@ -85,6 +85,24 @@ def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant
     assert [*store.scan("csl:*")] == []
 
 
+def test_the_retry_of_a_run_without_lease_and_claim_computes_no_key_again() -> None:
+    app = Celery("unlocked", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=MemoryStore(ManualClock()), clock=ManualClock()))
+    asked: list[str] = []
+
+    def key(name: str) -> None:
+        asked.append(name)
+
+    @singleton_task(app=app, name="work", shared=False, bind=True, key=key)
+    def work(self: Any, name: str) -> None:
+        raise self.retry(countdown=1)
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    app.close()
+    assert asked == ["k"]
+
+
 def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once() -> None:
     """The locker has done that; once more at the end, the child would wait for the store again."""
     clock = ManualClock()
