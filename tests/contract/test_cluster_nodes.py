@@ -24,17 +24,27 @@ PATIENCE = 0.4
 
 
 class SlowNode(socketserver.StreamRequestHandler):
-    """The only node of a cluster. It replies to each script after half of PATIENCE."""
+    """A node that names itself for all slots. It replies to each script after half of PATIENCE.
+
+    A key like ``silent@7001`` is on the node with that port: another node replies MOVED. There, a
+    script with a silent key gets no reply, and one with a fast key gets it at once.
+    """
 
     def handle(self) -> None:
+        port = self.server.server_address[1]
         while line := self.rfile.readline():
             words = [self._word() for _ in range(int(line[1:]))]
             if words[0] == b"CLUSTER":
-                port = self.server.server_address[1]
                 slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n"
                 self.wfile.write(slots % port)
             elif words[0] == b"EVALSHA":
-                time.sleep(PATIENCE / 2)
+                name, _, home = words[3].partition(b"@")
+                if home and int(home) != port:
+                    self.wfile.write(b"-MOVED 1 127.0.0.1:%b\r\n" % home)
+                    continue
+                if name == b"silent":
+                    continue
+                time.sleep(0 if name == b"fast" else PATIENCE / 2)
                 self.wfile.write(b"*0\r\n")
             else:
                 self.wfile.write(b"+OK\r\n")
@@ -66,6 +76,23 @@ def test_a_node_that_is_slow_with_each_reply_is_not_waited_for_beyond_the_timeou
         assert all(isinstance(reply, StoreUnavailable) for reply in replies)
         # What is late is not waited for, but later commands are.
         assert nodes.run([("EVALSHA", "sha", "1", "key")], PATIENCE, check=False) == [[]]
+
+
+def test_a_silent_node_fails_no_command_that_was_redirected_to_another_node() -> None:
+    with (
+        slow_node() as former,
+        slow_node() as silent,
+        slow_node() as other,
+        closing(NodeConnections(f"redis+cluster://127.0.0.1:{former}")) as nodes,
+    ):
+        keys = [f"silent@{silent}", f"fast@{other}", f"silent@{silent}"]
+        commands = [("EVALSHA", "sha", "1", key) for key in keys]
+        begin = time.monotonic()
+        first, second, third = nodes.run(commands, PATIENCE, check=False)
+        assert time.monotonic() - begin < 2 * PATIENCE
+        assert second == []
+        assert isinstance(first, StoreUnavailable)
+        assert isinstance(third, StoreUnavailable)
 
 
 def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_collected() -> None:

@@ -115,14 +115,19 @@ class _Request:
     Attributes:
         commands: The command, and WAIT.
         slot: The hash slot of the command's key.
-        address: The node that was asked last.
+        address: The node that was asked last, or to which a reply redirects; None: the slot's.
+        asking: Whether that reply was ASK.
         replies: The reply or the error of each command.
     """
 
     commands: list[scripts.Command]
     slot: int
-    address: Address = ("", 0)
+    address: Address | None = None
+    asking: bool = False
     replies: list[Any] = field(default_factory=list)
+
+    def to_send(self) -> list[scripts.Command]:
+        return [("ASKING",), *self.commands] if self.asking else self.commands
 
     def fail(self, error: StoreError) -> None:
         self.replies = [error] * len(self.commands)
@@ -187,10 +192,16 @@ class NodeConnections(Connections):
         """
         until = self.now() + timeout
         self._fresh_topology(timeout)
-        requests = _requests_of(commands)
-        self._send(requests, timeout, until)
-        for request in requests:
-            self._follow(request, timeout, until, waits=check)
+        requests = to_send = _requests_of(commands)
+        for _ in range(_TRIES):
+            self._send(to_send, timeout, until)
+            # Redirected requests are sent together too: a node that does not answer must not make
+            # the requests to other nodes fail.
+            to_send = [request for request in to_send if self._is_redirected(request, waits=check)]
+            if not to_send or self.now() >= until:
+                break
+        for request in to_send:
+            request.fail(StoreUnavailable("the store is moving this key: try again"))
         replies = [reply for request in requests for reply in request.replies]
         return self.checked(replies) if check else replies
 
@@ -246,7 +257,7 @@ class NodeConnections(Connections):
                         raise StoreUnavailable("no time was left to ask this node")
                     connection = node.take(timeout)
                     taken.append(connection)
-                    connection.send([one for request in load for one in request.commands])
+                    connection.send([one for request in load for one in request.to_send()])
                     in_flight.append((address, load, connection))
                 except StoreError as exc:
                     self._fail(address, load, exc)
@@ -259,7 +270,8 @@ class NodeConnections(Connections):
                 else:
                     self._suspects.discard(address)
                     for request in load:
-                        request.replies = [*islice(replies, len(request.commands))]
+                        found = [*islice(replies, len(request.to_send()))]
+                        request.replies = found[-len(request.commands) :]
         finally:
             # Also after an exception from a signal handler: end() closes a connection with unread
             # replies.
@@ -271,7 +283,7 @@ class NodeConnections(Connections):
     ) -> list[tuple[Address, list[_Request]]]:
         loads: dict[Address, list[_Request]] = {}
         for request in requests:
-            address = self._topology.master_of[request.slot]
+            address = request.address or self._topology.master_of[request.slot]
             if address is None:
                 self._stale = True
                 request.fail(_unserved(request.slot))
@@ -291,36 +303,23 @@ class NodeConnections(Connections):
         for request in load:
             request.fail(error)
 
-    def _follow(self, request: _Request, timeout: float, until: float, *, waits: bool) -> None:
-        """Send the request again as long as a reply redirects it, a few times and until ``until``.
-
-        Redirects are rare, so each request is sent alone. If ``waits``, TRYAGAIN counts as one.
-        """
-        commands = request.commands
-        for left in reversed(range(_TRIES)):
-            error = request.replies[0]
-            if isinstance(error, redis.exceptions.MovedError):
+    def _is_redirected(self, request: _Request, *, waits: bool) -> bool:
+        """Whether the request must be sent again. If ``waits``, TRYAGAIN counts as a redirect."""
+        error, asked = request.replies[0], request.address
+        if isinstance(error, redis.exceptions.AskError) and asked:  # MovedError is a subclass
+            # Without a host it is the host of the node that replied.
+            request.address = target = (error.host.strip("[]") or asked[0], error.port)
+            request.asking = not isinstance(error, redis.exceptions.MovedError)
+            if not request.asking:
                 # Other slots may have moved too, so the topology is read before the next commands.
                 self._stale = True
-                request.address = _target(error, request.address)
-                self._topology.master_of[request.slot] = request.address
-                commands = request.commands
-            elif isinstance(error, redis.exceptions.AskError):
-                request.address = _target(error, request.address)
-                commands = [("ASKING",), *request.commands]
-            elif isinstance(error, redis.exceptions.TryAgainError) and waits:
-                self._clock.sleep(_TRY_AGAIN_PAUSE)
-            else:
-                self._stale = self._stale or isinstance(error, _STALE)
-                return
-            if not left or self.now() >= until:
-                break
-            try:
-                replies = self._node(request.address).run(commands, timeout, check=False)
-            except StoreError as exc:
-                return self._fail(request.address, [request], exc)
-            request.replies = replies[-len(request.commands) :]
-        request.fail(StoreUnavailable("the store is moving this key: try again"))
+                self._topology.master_of[request.slot] = target
+        elif isinstance(error, redis.exceptions.TryAgainError) and waits:
+            self._clock.sleep(_TRY_AGAIN_PAUSE)
+        else:
+            self._stale = self._stale or isinstance(error, _STALE)
+            return False
+        return True
 
     # --- the topology ----------------------------------------------------------------------------
 
@@ -497,11 +496,6 @@ class ClusterStore(RedisStore):
 def _stray(key: str, claim: ClaimChange | None) -> ClaimChange | None:
     """``claim`` if it is in another shard than ``key``."""
     return claim if claim is not None and not Keyspace.same_shard(key, claim.key) else None
-
-
-def _target(error: redis.exceptions.AskError, asked: Address) -> Address:
-    """The node that a redirect names; without a host it has the host of the node that replied."""
-    return (error.host.strip("[]") or asked[0], error.port)
 
 
 def _unserved(slot: int) -> StoreUnavailable:
