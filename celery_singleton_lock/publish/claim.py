@@ -278,11 +278,8 @@ class Publication:
         runtime, app = self.runtime, self.runtime.app
         # If both are given, Celery uses the countdown.
         start = self.options.get("countdown") or self.options.get("eta")
-        try:
-            delay = seconds_until(start, app) if start else 0.0
-            expires_in = None if self.expires is None else seconds_until(self.expires, app)
-        except (TypeError, ValueError):
-            delay, expires_in = 0.0, None  # Celery will raise an error for it
+        delay = _delay_until(start, app) if start else 0.0
+        expires_in = None if self.expires is None else _delay_until(self.expires, app)
         wall = runtime.clock.wall()
         call = Admit(
             key=claim.key,
@@ -468,6 +465,17 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
         return bool(done.timestamp() > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
     except Exception:
         return False  # there is no result backend, or it does not answer: the claim counts
+
+
+def _delay_until(when: Any, app: Celery) -> float:
+    """As :func:`seconds_until`; 0 for other values: Celery will raise an error for them.
+
+    With an ``expires`` of 0 the claim of that message ends at once, even if it can't be freed.
+    """
+    try:
+        return seconds_until(when, app)
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def seconds_until(when: Any, app: Celery) -> float:

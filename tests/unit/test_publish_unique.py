@@ -827,6 +827,20 @@ def test_a_time_that_is_none_is_celerys_to_refuse_and_leaves_no_claim(
         assert len(bench.ids()) == 1
 
 
+def test_the_claim_of_a_call_with_a_wrong_expires_ends_though_it_cannot_be_freed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(bench.store, "settle_claim", away)
+    sync = bench.task(unique="until_done")
+    with pytest.raises(ValueError, match=r"soon|ISO"):
+        sync.apply_async(expires="soon", countdown=5)
+    bench.clock.advance(0.1)
+    assert bench.claims() == []
+
+
 # Whose message it is.
 
 
