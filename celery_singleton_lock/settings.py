@@ -278,7 +278,7 @@ def _matches(pattern: str) -> Callable[[Any], bool]:
 
 
 def _is_below(end: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and 0 <= value < end
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
 
 
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {

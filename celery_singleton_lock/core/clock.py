@@ -36,11 +36,13 @@ class SystemClock:
 
     __slots__ = ()
 
-    # No Python frame per call: each task reads these clocks several times.
+    # No Python frame per call: each task reads this clock several times.
     now = staticmethod(partial(time.clock_gettime, _CLOCK_ID))
 
-    wall = staticmethod(time.time)
+    # These functions are looked up at each call: tests replace time.time (freezegun), and gevent
+    # and eventlet replace time.sleep.
+    def wall(self) -> float:
+        return time.time()
 
     def sleep(self, seconds: float) -> None:
-        # Looked up at each call: gevent and eventlet replace time.sleep.
         time.sleep(seconds)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,21 @@ def test_a_node_that_is_slow_with_each_reply_is_not_waited_for_beyond_the_timeou
         assert all(isinstance(reply, StoreUnavailable) for reply in replies)
         # What is late is not waited for, but later commands are.
         assert nodes.run([("EVALSHA", "sha", "1", "key")], PATIENCE, check=False) == [[]]
+
+
+def test_a_slow_login_does_not_shorten_the_time_for_the_reply() -> None:
+    def log_in_slowly(connection: Any) -> None:
+        connection.on_connect()
+        time.sleep(0.8 * PATIENCE)
+
+    options = {"redis_connect_func": log_in_slowly}
+    with (
+        slow_node() as port,
+        closing(NodeConnections(f"redis+cluster://127.0.0.1:{port}", options)) as nodes,
+    ):
+        nodes.masters(PATIENCE)
+        nodes.close()  # the topology is known, and the command needs a new connection
+        assert nodes.run([("EVALSHA", "sha", "1", "key")], PATIENCE) == [[]]
 
 
 def test_a_silent_node_fails_no_command_that_was_redirected_to_another_node() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from datetime import timedelta
+from enum import IntEnum
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -553,3 +554,11 @@ def test_a_wrong_setting_of_beats_is_named_with_its_value_and_a_cure(
     with pytest.raises(SettingsError) as raised:
         settings(**{f"singleton_lock_{name}": value})
     assert str(raised.value).startswith(f"singleton_lock_{name}={value!r}: {said}")
+
+
+def test_a_whole_number_may_be_of_a_subclass_of_int() -> None:
+    class Base(IntEnum):
+        LEFT = 7
+
+    found = settings(singleton_lock_url=REDIS, singleton_lock_fence_base=Base.LEFT)
+    assert found.fence_base == 7

@@ -262,9 +262,13 @@ class NodeConnections(Connections):
                 except StoreError as exc:
                     self._fail(address, load, exc)
             for address, load, connection in in_flight:
+                now = self.now()
+                # Connecting does not shorten the time for the replies: over a slow link no attempt
+                # would succeed. But after a node that did not answer, only replies that have
+                # arrived are read.
+                deadline = now + timeout if now < until else until
                 try:
-                    # After a node that did not answer, only replies that have arrived are read.
-                    replies = iter(connection.replies(until))
+                    replies = iter(connection.replies(deadline))
                 except StoreError as exc:
                     self._fail(address, load, exc)
                 else:

@@ -1,0 +1,23 @@
+"""The clocks of the operating system."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from celery_singleton_lock.core.clock import SystemClock
+
+
+def test_the_wall_clock_is_the_one_that_a_test_has_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SystemClock()
+    monkeypatch.setattr(time, "time", lambda: 7.0)
+    assert clock.wall() == 7.0
+
+
+def test_leases_do_not_follow_a_replaced_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SystemClock().now()
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    assert SystemClock().now() >= before
