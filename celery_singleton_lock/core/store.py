@@ -104,7 +104,7 @@ class Admit:
         holder: The publisher.
         ttl: Seconds until the claim expires if the message is never processed.
         instead_of: The name of the task whose stale claim is taken over; empty: none.
-        tells_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
+        wants_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
     """
 
     key: str
@@ -112,7 +112,7 @@ class Admit:
     holder: Holder
     ttl: float
     instead_of: str = ""
-    tells_ttl: bool = True
+    wants_ttl: bool = True
 
 
 @dataclass(slots=True, kw_only=True)

@@ -294,7 +294,7 @@ class Publication:
             ),
             ttl=claim.admitted_for(delay, expires_in),
             instead_of=runtime.orphans.get(claim.key, ""),
-            tells_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
+            wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
         )
         existing = _ask(runtime, call)
         runtime.orphans.pop(claim.key, None)

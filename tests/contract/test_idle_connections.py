@@ -171,9 +171,9 @@ def test_what_may_be_done_twice_is_sent_again_on_a_new_connection(
     (key, claim), token = new_claim(), new_token()
     call = Admit(key=claim, token=token, holder=PUBLISHER, ttl=LONG)
     assert store.admit(call, timeout=SHORT) is None
-    for tells_ttl in (False, True):  # by one command, and by the script
+    for wants_ttl in (False, True):  # by one command, and by the script
         nat.forget_connections()
-        call = replace(call, token=new_token(), tells_ttl=tells_ttl)
+        call = replace(call, token=new_token(), wants_ttl=wants_ttl)
         existing = store.admit(call, timeout=SHORT)
         assert existing is not None
         assert existing.token == token.task

@@ -59,9 +59,9 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
     key, claim = new_claim()
     token = new_token("foreign")
     raw.set(claim, value)
-    for instead_of, tells_ttl in product(("", "foreign"), (True, False)):
+    for instead_of, wants_ttl in product(("", "foreign"), (True, False)):
         with pytest.raises(StoreError, match="can't read"):
-            admit(redis_store, claim, token, instead_of=instead_of, tells_ttl=tells_ttl)
+            admit(redis_store, claim, token, instead_of=instead_of, wants_ttl=wants_ttl)
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
@@ -78,9 +78,9 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
     key, claim = new_claim()
     token = new_token()
     raw.rpush(claim, "somebody's", "data")
-    for tells_ttl in (True, False):
+    for wants_ttl in (True, False):
         with pytest.raises(StoreError, match="WRONGTYPE"):
-            admit(redis_store, claim, token, tells_ttl=tells_ttl)
+            admit(redis_store, claim, token, wants_ttl=wants_ttl)
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
@@ -105,13 +105,13 @@ def test_a_claim_of_a_phase_that_a_newer_version_knows_is_still_its_tasks(
         raw.set(claim, f"q {token.task} sleeping {publisher}", px=600_000)
 
     write()
-    for tells_ttl in (True, False):
+    for wants_ttl in (True, False):
         with pytest.raises(StoreError, match="can't read"):
-            admit(redis_store, claim, new_token(), tells_ttl=tells_ttl)
+            admit(redis_store, claim, new_token(), wants_ttl=wants_ttl)
     reply = ask(redis_store, key, new_token(), claim=running(claim), yields=True)
     assert reply == Refused(relation=Relation.OTHER, record=None)
-    for tells_ttl in (True, False):
-        assert admit(redis_store, claim, token, tells_ttl=tells_ttl) is None
+    for wants_ttl in (True, False):
+        assert admit(redis_store, claim, token, wants_ttl=wants_ttl) is None
         assert raw.get(claim) == f"q {token.task} sleeping {publisher}".encode()
     take(redis_store, key, token, claim=running(claim))
     assert record_of(redis_store, claim).phase is Phase.RUNNING
@@ -250,10 +250,10 @@ def asked(raw: redis.Redis) -> Counter[str]:
 def test_both_ways_write_the_same(redis_store: RedisStore, raw: redis.Redis) -> None:
     for task_id in ODD_TASK_IDS:
         values = []
-        for tells_ttl in (True, False):
+        for wants_ttl in (True, False):
             claim = Keyspace.claim("app.sync", f"{new_key()}-küche")
             token = Token(task_id, 0, 0, "n", "a1")
-            assert admit(redis_store, claim, token, tells_ttl=tells_ttl) is None
+            assert admit(redis_store, claim, token, wants_ttl=wants_ttl) is None
             values.append(raw.get(claim))
             assert LONG - 60 < raw.ttl(claim) <= LONG
         assert values[0] == values[1]
@@ -263,11 +263,11 @@ def test_a_claim_and_a_duplicate_cost_one_command_and_no_script(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     _, claim = new_claim()
-    admit(redis_store, new_claim()[1], new_token(), tells_ttl=False)
+    admit(redis_store, new_claim()[1], new_token(), wants_ttl=False)
     asked(raw)
-    assert admit(redis_store, claim, new_token(), tells_ttl=False) is None
+    assert admit(redis_store, claim, new_token(), wants_ttl=False) is None
     for _ in range(3):
-        assert admit(redis_store, claim, new_token(), tells_ttl=False) is not None
+        assert admit(redis_store, claim, new_token(), wants_ttl=False) is not None
     found = asked(raw)
     assert (found["set"], found["get"], found["evalsha"], found["eval"]) == (4, 0, 0, 0)
 
@@ -280,13 +280,13 @@ def test_where_the_command_is_refused_the_script_claims_and_the_command_is_not_t
         with pytest.raises(StoreError, match="syntax"):
             store._connections.run([("SET", claim, "value", "PX", "1000", "NX", "GET")], 1.0)
         token = new_token()
-        assert admit(store, claim, token, tells_ttl=False) is None
+        assert admit(store, claim, token, wants_ttl=False) is None
         assert is_claimed(store, claim, token)
         asked(raw)
-        found = admit(store, claim, new_token(), tells_ttl=False)
+        found = admit(store, claim, new_token(), wants_ttl=False)
         assert found is not None
         assert found.token == token.task
-        assert admit(store, new_claim()[1], new_token(), tells_ttl=False) is None
+        assert admit(store, new_claim()[1], new_token(), wants_ttl=False) is None
         counted = asked(raw)
         assert counted["evalsha"] == 2
         assert counted["set"] == 1, "the script's own"
@@ -298,8 +298,8 @@ def test_a_key_at_which_the_command_fails_does_not_end_its_use(
     _, claim = new_claim()
     raw.rpush(claim, "somebody's", "data")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        admit(redis_store, claim, new_token(), tells_ttl=False)
+        admit(redis_store, claim, new_token(), wants_ttl=False)
     asked(raw)
-    assert admit(redis_store, new_claim()[1], new_token(), tells_ttl=False) is None
+    assert admit(redis_store, new_claim()[1], new_token(), wants_ttl=False) is None
     found = asked(raw)
     assert (found["set"], found["evalsha"]) == (1, 0)

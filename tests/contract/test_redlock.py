@@ -147,12 +147,12 @@ def test_all_goes_on_without_a_minority(
         marker = Mark(key=key, token=mine, state=MarkerState.WAITING, ttl=LONG)
         with took_at_most(AT_ONCE):
             store.mark(marker, timeout=TIMEOUT)
-        for tells_ttl in (True, False):
+        for wants_ttl in (True, False):
             claim, claimant = new_claim()[1], new_token()
             with took_at_most(AT_ONCE):
-                assert admit(store, claim, claimant, tells_ttl=tells_ttl) is None
+                assert admit(store, claim, claimant, wants_ttl=wants_ttl) is None
             with took_at_most(AT_ONCE):
-                record = admit(store, claim, new_token(), tells_ttl=tells_ttl)
+                record = admit(store, claim, new_token(), wants_ttl=wants_ttl)
             assert record is not None
             assert record.token == claimant.task
             with took_at_most(AT_ONCE):

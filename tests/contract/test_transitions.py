@@ -131,7 +131,7 @@ def admit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
     instead_of = draw(st.sampled_from(("", "a", "ab")))
     # The lease's own key too: then there is something that is no claim.
     forged = draw(st.sampled_from((False, False, False, True)))
-    tells_ttl = draw(st.booleans())
+    wants_ttl = draw(st.booleans())
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         key = key_of(name) if forged else claim_key(key_of(name))
@@ -141,12 +141,12 @@ def admit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
             holder=Holder(task="p"),
             ttl=ttl,
             instead_of=instead_of,
-            tells_ttl=tells_ttl,
+            wants_ttl=wants_ttl,
         )
         found = store.admit(call, timeout=TIMEOUT)
-        return found if tells_ttl or found is None else replace(found, ttl=0.0)
+        return found if wants_ttl or found is None else replace(found, ttl=0.0)
 
-    return f"admit {name} {token} {ttl} {instead_of=} {forged=} {tells_ttl=}", run
+    return f"admit {name} {token} {ttl} {instead_of=} {forged=} {wants_ttl=}", run
 
 
 def settle(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:

@@ -243,7 +243,7 @@ class RedisStore(RedisOperators):
 
     def _admit(self, request: Admit, timeout: float) -> Record | None:
         admit = self._admit_by_set
-        if not self._claims_by_set or request.instead_of or request.tells_ttl:
+        if not self._claims_by_set or request.instead_of or request.wants_ttl:
             admit = self._admit_by_script
         try:
             return admit(request, timeout)

@@ -23,22 +23,22 @@ class ClaimContract(Part):
     # --- admit -----------------------------------------------------------------------------------
 
     def test_a_free_claim_is_given_and_its_record_names_the_publisher(self, store: Store) -> None:
-        for tells_ttl in (True, False):
+        for wants_ttl in (True, False):
             _, claim = do.new_claim()
             token = do.new_token(retries=2)
-            assert do.admit(store, claim, token, tells_ttl=tells_ttl) is None
+            assert do.admit(store, claim, token, wants_ttl=wants_ttl) is None
             assert do.is_claimed(store, claim, token)
             record = do.record_of(store, claim)
             assert (record.key, record.fence) == (claim, None)
 
     def test_another_message_is_refused_with_the_record_of_the_claim(self, store: Store) -> None:
-        for phase, tells_ttl in product(Phase, (True, False)):
+        for phase, wants_ttl in product(Phase, (True, False)):
             _, claim, token = do.published(store, phase=phase)
             other, ttl = Holder(task_id="m-2"), 2 * LONG
-            record = do.not_admitted(store, claim, ttl=ttl, holder=other, tells_ttl=tells_ttl)
+            record = do.not_admitted(store, claim, ttl=ttl, holder=other, wants_ttl=wants_ttl)
             assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, token.task)
             assert (record.phase, record.holder) == (phase, PUBLISHER)
-            if tells_ttl or not isnan(record.ttl):
+            if wants_ttl or not isnan(record.ttl):
                 assert do.ttl_of(record) == LONG
             assert do.is_claimed(store, claim, token, phase)
 
@@ -51,8 +51,8 @@ class ClaimContract(Part):
         def try_thrice(number: int) -> list[tuple[Token, Record | None]]:
             tokens = [do.new_token() for _ in range(3)]
             ready.wait(30)
-            tells_ttl = bool(number % 2)
-            return [(token, do.admit(store, claim, token, tells_ttl=tells_ttl)) for token in tokens]
+            wants_ttl = bool(number % 2)
+            return [(token, do.admit(store, claim, token, wants_ttl=wants_ttl)) for token in tokens]
 
         with ThreadPoolExecutor(_THREADS) as pool:
             tries = [one for some in pool.map(try_thrice, range(_THREADS)) for one in some]
@@ -65,23 +65,23 @@ class ClaimContract(Part):
             _, claim, token = do.published(store, phase=phase)
             task_id, later = token.task_id, Holder(task_id="later")
             others = [do.new_token(task_id, retries=3), do.new_token(task_id, nesting=1)]
-            for again, tells_ttl in product((token, do.new_token(task_id), *others), (True, False)):
-                assert do.admit(store, claim, again, holder=later, tells_ttl=tells_ttl) is None
+            for again, wants_ttl in product((token, do.new_token(task_id), *others), (True, False)):
+                assert do.admit(store, claim, again, holder=later, wants_ttl=wants_ttl) is None
             assert do.is_claimed(store, claim, token, phase)
 
     def test_ones_own_claim_is_prolonged_and_never_shortened(self, store: Store) -> None:
-        for tells_ttl in (True, False):
+        for wants_ttl in (True, False):
             _, claim, token = do.published(store, ttl=LONG)
-            assert do.admit(store, claim, token, ttl=self.SHORT, tells_ttl=tells_ttl) is None
+            assert do.admit(store, claim, token, ttl=self.SHORT, wants_ttl=wants_ttl) is None
             assert do.is_claimed(store, claim, token)
-            assert do.admit(store, claim, token, ttl=2 * LONG, tells_ttl=tells_ttl) is None
+            assert do.admit(store, claim, token, ttl=2 * LONG, wants_ttl=wants_ttl) is None
             assert do.record_of(store, claim).ttl > 2 * LONG - 60
 
     def test_a_message_whose_task_is_named_alike_is_another(self, store: Store) -> None:
         for held, arriving in (("abc", "abcd"), ("abcd", "abc"), ("a.c", "abc"), ("%", "abc")):
             _, claim, _ = do.published(store, do.new_token(held))
-            for tells_ttl in (True, False):
-                record = do.admit(store, claim, do.new_token(arriving), tells_ttl=tells_ttl)
+            for wants_ttl in (True, False):
+                record = do.admit(store, claim, do.new_token(arriving), wants_ttl=wants_ttl)
                 assert record is not None, (held, arriving)
 
     def test_a_second_call_with_the_same_task_id_has_no_such_claim(self, store: Store) -> None:
@@ -107,14 +107,14 @@ class ClaimContract(Part):
 
     def test_task_ids_of_any_characters_have_claims(self, store: Store) -> None:
         for task_id in do.ODD_TASK_IDS:
-            for call, tells_ttl in product(("", "a1"), (True, False)):
+            for call, wants_ttl in product(("", "a1"), (True, False)):
                 _, claim = do.new_claim()
                 token = Token(task_id, 0, 0, "n", call)
-                assert do.admit(store, claim, token, tells_ttl=tells_ttl) is None
+                assert do.admit(store, claim, token, wants_ttl=wants_ttl) is None
                 assert do.record_of(store, claim).token == token.task
-                assert do.admit(store, claim, token, tells_ttl=tells_ttl) is None
+                assert do.admit(store, claim, token, wants_ttl=wants_ttl) is None
                 other = Token(task_id + "x", 0, 0, "n", call)
-                refused = do.not_admitted(store, claim, other, tells_ttl=tells_ttl)
+                refused = do.not_admitted(store, claim, other, wants_ttl=wants_ttl)
                 assert refused.token == token.task
                 do.settle(store, token, claim, Phase.RETRYING)
                 assert do.record_of(store, claim).phase is Phase.RETRYING
@@ -124,13 +124,13 @@ class ClaimContract(Part):
 
     def test_publishers_of_any_characters_come_back(self, store: Store) -> None:
         holder = Holder(task='a "b" \\', task_id="x\ny", worker="w|1.2| q {}", pid=1, since=0.5)
-        for tells_ttl in (True, False):
+        for wants_ttl in (True, False):
             _, claim = do.new_claim()
             token = do.new_token()
-            do.admit(store, claim, token, holder=holder, tells_ttl=tells_ttl)
+            do.admit(store, claim, token, holder=holder, wants_ttl=wants_ttl)
             do.settle(store, token, claim, Phase.RETRYING)
             assert do.record_of(store, claim).holder == holder
-            record = do.not_admitted(store, claim, tells_ttl=tells_ttl)
+            record = do.not_admitted(store, claim, wants_ttl=wants_ttl)
             assert record.holder == holder
 
     # --- taking over -----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def _set_by_redis_py() -> _Call:
     return lambda number: client.set(f"bare:{number}", token, nx=True, px=TTL * 1000)
 
 
-def _asked_by_ours(tells_ttl: bool) -> _Call:
+def _asked_by_ours(wants_ttl: bool) -> _Call:
     """Our claim, by the store alone: what is left of it where key, owner and terms are known."""
     store: Any = Runtime.of(app).store
     holder = Holder(task="bare", worker="host.example", pid=4321, since=1.79e9 + 0.123456)
@@ -72,7 +72,7 @@ def _asked_by_ours(tells_ttl: bool) -> _Call:
     def ask(number: int) -> None:
         token = Token(f"7c1f8f6e-0d0b-4b6c-9a52-{number:012x}", 0, 0, "-", "0123abcd")
         key = f"csl:{{celery:0}}:claim|bare|bare:{number:032x}"
-        call = Admit(key=key, token=token, holder=holder, ttl=TTL, tells_ttl=tells_ttl)
+        call = Admit(key=key, token=token, holder=holder, ttl=TTL, wants_ttl=wants_ttl)
         assert store._admit(call, _TIMEOUT) is None
 
     return ask
@@ -81,8 +81,8 @@ def _asked_by_ours(tells_ttl: bool) -> _Call:
 def _calls() -> dict[str, _Call]:
     special = {
         "set": _behind(_set_by_redis_py()),
-        "command": _behind(_asked_by_ours(tells_ttl=False)),
-        "script": _behind(_asked_by_ours(tells_ttl=True)),
+        "command": _behind(_asked_by_ours(wants_ttl=False)),
+        "script": _behind(_asked_by_ours(wants_ttl=True)),
     }
     return {name: special.get(one.task) or _published(one.task) for name, one in CONTENDERS.items()}
 
