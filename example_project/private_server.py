@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,7 @@ _PORTS = range(10_240, 32_000)
 # Not the global generator: pytest-randomly seeds that one alike in all xdist workers, and they
 # would all try the same ports.
 _RANDOM = random.SystemRandom()
+_RECENT_PORTS: deque[int] = deque(maxlen=1000)
 
 # Run by a small Python that then becomes the server (exec keeps the death signal). A preexec_fn
 # would do the same in fewer steps, but can deadlock where the parent has threads. If the parent
@@ -414,16 +416,22 @@ def tied_to_parent(command: Sequence[str]) -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses now, outside the range of client ports."""
+    """A TCP port of 127.0.0.1 that no process uses now, outside the range of client ports.
+
+    The last ports that were returned are not returned again: their servers may not listen yet.
+    """
     for _ in range(1000):
         port = _RANDOM.choice(_PORTS)
+        if port in _RECENT_PORTS:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _RECENT_PORTS.append(port)
+        return port
     raise ServerStartFailed(f"1000 ports between {_PORTS.start} and {_PORTS.stop} are all in use")
 
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 from pytest_celery import CeleryTestSetup
 
+from example_project import private_server
 from example_project.private_server import PrivateServer, ServerStartFailed
 from tests.harness.journal import Journal, Record, most_at_once, overlaps, runs
 from tests.harness.processes import ROOT, Process, is_running, kill_process
@@ -323,3 +324,11 @@ def test_pytest_celery_nodes_can_be_killed_and_restarted(
     celery_setup.worker.restart()
     result.get(timeout=20)
     assert len(journal.runs("k")) == 1
+
+
+def test_servers_that_do_not_listen_yet_get_different_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private_server, "_PORTS", range(10_240, 10_340))
+    ports = [private_server.free_port() for _ in range(20)]
+    assert len(set(ports)) == 20
