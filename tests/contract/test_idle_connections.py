@@ -31,6 +31,7 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway
 from celery_singleton_lock.stores.redis.connection import MAX_IDLE, Connections
+from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
 from celery_singleton_lock.stores.urls import ClusterUrl
@@ -97,7 +98,7 @@ def test_nor_are_those_that_were_idle_for_longer(
     def ping_on_two() -> None:
         both = [connections.take(TIMEOUT) for _ in range(2)]
         for connection in both:
-            connection.send([("PING",)])
+            connection.send(pack([("PING",)]), 1)
             assert connection.replies() == [b"PONG"]
         for connection in both:
             connection.end()

@@ -11,6 +11,7 @@ import redis
 
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connection, Connections, read
+from celery_singleton_lock.stores.redis.scripts import pack
 
 TIMEOUT = 20.0
 Connected = tuple[Connection, socket.socket]
@@ -27,7 +28,7 @@ def connected() -> Iterator[Connected]:
     client._parser.on_connect(client)
     connection = Connection(connections, client)
     with ours, theirs, closing(connection):
-        connection.send([("PING",)])
+        connection.send(pack([("PING",)]), 1)
         yield connection, theirs
 
 
@@ -45,7 +46,7 @@ def test_an_error_about_one_command_is_a_reply_among_others(
     connected: Connected, text: str, error: type[Exception]
 ) -> None:
     connection, theirs = connected
-    connection.send([("PING",)])
+    connection.send(pack([("PING",)]), 1)
     theirs.sendall(f"-{text}\r\n$7\r\ngranted\r\n".encode())
     first, second = connection.replies()
     assert isinstance(first, error)
@@ -84,7 +85,7 @@ def test_what_has_arrived_is_taken_without_waiting_and_later_reads_wait_again(
     assert connection.arrived() == [], "a part of a reply"
     theirs.sendall(b":7\r\n")
     assert connection.arrived() == [[b"a", 7]]
-    connection.send([("PING",)])
+    connection.send(pack([("PING",)]), 1)
     theirs.sendall(b"+AGAIN\r\n")
     assert connection.replies() == [b"AGAIN"]
     assert connection._client._sock.gettimeout() == TIMEOUT

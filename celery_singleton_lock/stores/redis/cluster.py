@@ -257,7 +257,8 @@ class NodeConnections(Connections):
                         raise StoreUnavailable("no time was left to ask this node")
                     connection = node.take(timeout)
                     taken.append(connection)
-                    connection.send([one for request in load for one in request.to_send()])
+                    commands = [one for request in load for one in request.to_send()]
+                    connection.send(scripts.pack(commands), len(commands))
                     in_flight.append((address, load, connection))
                 except StoreError as exc:
                     self._fail(address, load, exc)

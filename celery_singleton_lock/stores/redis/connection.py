@@ -161,7 +161,7 @@ class Connections:
         """
         connection = self.take(timeout)
         try:
-            connection.send(commands)
+            connection.send(pack(commands), len(commands))
             replies = connection.replies()
         finally:
             connection.end()
@@ -224,7 +224,7 @@ class Connections:
             return False
         connection.pool = idle
         try:
-            connection.send((command,))
+            connection.send(pack((command,)), 1)
             # Its reply is left to the connection's next use.
             connection.pending, connection._unread = pending, 0
         except StoreError:
@@ -348,15 +348,15 @@ class Connection:
         """The descriptor of the socket, to wait on."""
         return int(self._client._sock.fileno())
 
-    def send(self, commands: Sequence[Command]) -> None:
-        """Send all commands at once.
+    def send(self, packed: bytes, count: int) -> None:
+        """Send ``count`` commands, which `pack` has packed, at once.
 
         Raises:
             StoreUnavailable, StoreError: The commands can't be sent.
         """
-        self._unread += len(commands)
+        self._unread += count
         try:
-            self._client.send_packed_command([pack(commands)], check_health=False)
+            self._client.send_packed_command([packed], check_health=False)
         except (redis.exceptions.RedisError, OSError) as exc:
             raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
 

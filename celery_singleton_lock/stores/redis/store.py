@@ -151,21 +151,21 @@ class RedisStore(RedisOperators):
         if self._pending.lost:
             self._pending.resend_lost()
         if isinstance(reply, bytes):
-            granted = Granted(key=key, fence=int(reply) or None)
-        elif reply[0] == b"granted":
-            granted = Granted(key=reply[1].decode(), fence=None)
+            found: Granted | Refused = Granted(key=key, fence=int(reply) or None)
         else:
-            word, *found = reply
-            record = record_of(*found) if found else None
-            return Refused(relation=Relation(word.decode()), record=record)
-        if acknowledged and acknowledged[0] < self._wait_replicas:
+            found = slot_or_refusal(reply)
+        if (
+            acknowledged
+            and acknowledged[0] < self._wait_replicas
+            and not isinstance(found, Refused)
+        ):
             with suppress(StoreError):  # the ttl frees the key; no body runs with this lease
-                self.release(Release(keys=(granted.key,), token=request.token), timeout=timeout)
+                self.release(Release(keys=(found.key,), token=request.token), timeout=timeout)
             raise StoreUnavailable(
-                f"{acknowledged[0]} replica(s) had the grant of {granted.key!r} in time, and "
+                f"{acknowledged[0]} replica(s) had the grant of {found.key!r} in time, and "
                 f"wait_replicas asks for {self._wait_replicas}: it was given back"
             )
-        return granted
+        return found
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         # Pending releases are not resent here, because all other leases would wait for that.
@@ -395,6 +395,15 @@ class RedisStore(RedisOperators):
             )
         self._known_shards.add(Keyspace.fence(key))
         return True
+
+
+def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
+    """The reply of ``acquire.lua`` that is not a fence: one of several slots, or a refusal."""
+    word, *found = reply
+    if word == b"granted":
+        return Granted(key=found[0].decode(), fence=None)
+    record = record_of(*found) if found else None
+    return Refused(relation=Relation(word.decode()), record=record)
 
 
 class _ShardsDiffer(StoreError):

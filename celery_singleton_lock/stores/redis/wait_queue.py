@@ -33,6 +33,7 @@ import redis
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
+from celery_singleton_lock.stores.redis.scripts import pack
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -143,7 +144,7 @@ class RedisTicket:
         connection = self.home().take(self.timeout)
         try:
             connection.replies()  # read the reply to a release pending on this connection
-            connection.send([("BLPOP", f"{self.queue}!", _LONGEST_BLOCK)])
+            connection.send(pack([("BLPOP", f"{self.queue}!", _LONGEST_BLOCK)]), 1)
         except BaseException:
             connection.end()
             raise
