@@ -9,15 +9,16 @@ unique among living children and is reused by a child's successor. A row has sev
 the successor may write before the parent knows of the death. A child takes a block whose owner is
 dead and has no note. The parent empties the blocks of a child once it has settled its leases.
 
-A block has the identity of its owner and ``NOTES`` notes. A note has three parts, each with a
-checksum and one writer:
+A block has the identity of its owner and ``NOTES`` notes. A note has three parts, each with one
+writer:
 
-* the text: keys, token and claim, written by the child;
 * the child's deadline: the deadline of the child's own renewals;
-* the parent's deadline: the deadline of the parent's renewals.
+* the parent's deadline: the deadline of the parent's renewals;
+* the text: keys, token and claim, written by the child.
 
 The lease's deadline is the later of the two. There are no locks, because a child that is killed
-would never release one. These rules replace locks:
+would never release one. Each part is written at once, with its length and a checksum. These rules
+replace locks:
 
 * A part that is read while it is written has a wrong checksum and counts as empty. The child reads
   the parent's deadline a second time, because it may be about to declare a loss.
@@ -38,7 +39,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from struct import Struct
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 from zlib import crc32
 
 from celery_singleton_lock.celery_compat import pool_index
@@ -49,26 +50,20 @@ NOTES: Final = 16
 
 _ROWS: Final = 512  # the ttl frees leases of dead children with a higher index
 _BLOCKS: Final = 4
-_MAX_TEXT: Final = 1024
 
-_SEAL: Final = Struct("=I")
-_OWNER: Final = Struct("=IQ")  # pid, start time
-_CHILDS: Final = Struct("=Qddd?")  # stamp, valid until, hold until, ttl, with claim
+# The parts of the memory are marshalled tuples, with a head each: length and checksum. The sizes
+# are in bytes, with the head. The owner and the deadlines have numbers only and never take more.
+_HEAD: Final = Struct("=HI")
+_NOTHING: Final = bytes(_HEAD.size)
+_OWNER_BYTES: Final = 32  # pid, start time
 _Fields = tuple[int, float, float, float, bool]
-_PARENTS: Final = Struct("=Qd")  # stamp, valid until
-_LENGTH: Final = Struct("=H")
-_CHILDS_BYTES: Final = _CHILDS.size + _SEAL.size
-_PARENTS_BYTES: Final = _PARENTS.size + _SEAL.size
-_DEADLINE_BYTES: Final = _CHILDS_BYTES + _PARENTS_BYTES
-# The deadlines come first and the texts follow. The parent reads all deadlines ten times a second,
-# and memory that is never read or written takes no page.
-_TEXTS: Final = _OWNER.size + NOTES * _DEADLINE_BYTES
-_BLOCK_BYTES: Final = _TEXTS + NOTES * _MAX_TEXT
+_CHILDS_BYTES: Final = 64  # _Fields: stamp, valid until, hold until, ttl, with claim
+_PARENTS_BYTES: Final = 40  # stamp, valid until
+_MAX_TEXT: Final = 1024
+_TEXT: Final = _CHILDS_BYTES + _PARENTS_BYTES  # offset of the text in a note
+_NOTE_BYTES: Final = _TEXT + _MAX_TEXT
+_BLOCK_BYTES: Final = _OWNER_BYTES + NOTES * _NOTE_BYTES
 _ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
-
-_NO_DEADLINE: Final = bytes(_CHILDS_BYTES)
-_NO_TEXT: Final = bytes(_LENGTH.size + _SEAL.size)
-_STAMPS: Final = 2**64 - 1
 
 # Indexes of the fields of /proc/<pid>/stat after the program's name, from their numbers in proc(5).
 # The name is field 2 and may contain blanks and parentheses.
@@ -103,8 +98,7 @@ class RunningLease:
     Attributes:
         pid: The process that wrote the note.
         start_time: The start time of that process. PID and start time identify it.
-        block: Offset of the block in the memory.
-        number: Number of the note in its block.
+        note: Offset of the note in the memory.
         stamp: Identifies the grant.
         childs: The deadline of the child's own renewals.
         hold_until: The time at which renewal must stop; inf: there is no limit.
@@ -115,8 +109,7 @@ class RunningLease:
 
     pid: int
     start_time: int
-    block: int
-    number: int
+    note: int
     stamp: int
     childs: float
     hold_until: float
@@ -135,19 +128,17 @@ class SharedLease:
     The body's thread and the heartbeat's thread may call its methods at the same time.
     """
 
-    __slots__ = ("_deadline", "_memory", "_owner", "_stamp", "_terms", "closed", "number", "text")
+    __slots__ = ("_memory", "_owner", "_stamp", "_terms", "closed", "note")
 
     # Set by open(), and not read before.
     _stamp: int
     _terms: tuple[float, float, bool]
 
-    def __init__(self, memory: mmap.mmap, block: int, number: int, owner: int) -> None:
+    def __init__(self, memory: mmap.mmap, note: int, owner: int) -> None:
         self._memory = memory
-        self._deadline = _deadline_offset(block, number)
         self._owner = owner
-        self.number = number
-        #: Offset of the note's text in the memory.
-        self.text = _text_offset(block, number)
+        #: Offset of the note in the memory.
+        self.note = note
         #: Whether the parent must not renew the lease, before the grant and after the end.
         self.closed = True
 
@@ -160,24 +151,25 @@ class SharedLease:
 
     def write(self, valid_until: float) -> None:
         """See `SharedDeadline.write`."""
-        start, end = self._deadline, self._deadline + _CHILDS_BYTES
+        start = self.note
         if not self.closed:
-            self._memory[start:end] = sealed(_CHILDS.pack(self._stamp, valid_until, *self._terms))
+            data = sealed((self._stamp, valid_until, *self._terms))
+            self._memory[start : start + len(data)] = data
         if self.closed:
             # The body's thread has closed this handle meanwhile. The note is the last in the queue
             # of free notes, so no other lease uses it yet.
-            self._memory[start:end] = _NO_DEADLINE
+            self._memory[start : start + _HEAD.size] = _NOTHING
 
     def parents(self) -> float:
         """See `SharedDeadline.parents`."""
-        return -inf if self.closed else _parents(self._memory, self._deadline, self._stamp)
+        return -inf if self.closed else _parents(self._memory, self.note, self._stamp)
 
     def close(self) -> None:
         """See `SharedDeadline.close`."""
         if self.closed or os.getpid() != self._owner:
             return  # a fork of the holder may read the note, but must not change it
         self.closed = True
-        self._memory[self._deadline : self._deadline + _CHILDS_BYTES] = _NO_DEADLINE
+        self._memory[self.note : self.note + _HEAD.size] = _NOTHING
 
 
 @dataclass(slots=True)
@@ -187,11 +179,9 @@ class SharedMemory:
     #: The memory begins with one byte per row: whether the row was ever used. The parent skips
     #: unused rows.
     _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _ROWS + _ROWS * _ROW_BYTES))
-    #: By process id, because a fork copies this object: the block (None: the memory is full), the
-    #: notes by token, and the numbers of free notes.
-    _processes: dict[int, tuple[int | None, dict[str, SharedLease], deque[int]]] = field(
-        default_factory=dict
-    )
+    #: By process id, because a fork copies this object: the notes by token, and the offsets of free
+    #: notes.
+    _processes: dict[int, tuple[dict[str, SharedLease], deque[int]]] = field(default_factory=dict)
 
     #: The memory of this worker, in the parent and its children; set before the pool forks.
     current: ClassVar[SharedMemory | None] = None
@@ -201,131 +191,122 @@ class SharedMemory:
     def note(self, keys: Sequence[str], token: str, ttl: float, claim: str = "") -> None:
         """Note a lease that is about to be requested from the store."""
         pid = os.getpid()
-        # setdefault() is atomic: two concurrent first callers get the same block.
-        block, notes, free = self._processes.get(pid) or self._processes.setdefault(
-            pid, (self._take_block(), {}, deque(range(NOTES)))
+        # setdefault() is atomic: two concurrent first callers get the same notes.
+        notes, free = self._processes.get(pid) or self._processes.setdefault(
+            pid, ({}, deque(self._take_notes()))
         )
-        text = marshal.dumps((tuple(keys), token, ttl, claim))
-        if block is None or len(text) > _MAX_TEXT - len(_NO_TEXT):
+        text = sealed((tuple(keys), token, ttl, claim))
+        if len(text) > _MAX_TEXT:
             return  # too long: all slots of a high limit; the granted slot is noted after the grant
         shared = notes.get(token)
         if shared is None:
-            number = _free_number(notes, free)
-            if number is None:
+            note = _free_note(notes, free)
+            if note is None:
                 return
-            shared = notes[token] = SharedLease(self._memory, block, number, pid)
-        data = sealed(_LENGTH.pack(len(text)) + text)
-        self._memory[shared.text : shared.text + len(data)] = data
+            shared = notes[token] = SharedLease(self._memory, note, pid)
+        start = shared.note + _TEXT
+        self._memory[start : start + len(text)] = text
 
     def share(self, lease: Lease) -> SharedLease | None:
         """Let the parent renew a granted lease; None if the lease is not noted."""
         token = str(lease.token)
-        process = self._processes.get(os.getpid())
-        shared = process[1].get(token) if process else None
+        notes, _ = self._processes.get(os.getpid(), _NO_NOTES)
+        shared = notes.get(token)
         if shared is not None:
             shared.open(lease, token)
         return shared
 
     def strike(self, token: str) -> None:
         """Erase the note of a lease that is no longer held."""
-        process = self._processes.get(os.getpid())
-        if process is None:
-            return
-        _, notes, free = process
+        notes, free = self._processes.get(os.getpid(), _NO_NOTES)
         if shared := notes.pop(token, None):
             shared.close()
-            self._memory[shared.text : shared.text + len(_NO_TEXT)] = _NO_TEXT
-            free.append(shared.number)
+            start = shared.note + _TEXT
+            self._memory[start : start + _HEAD.size] = _NOTHING
+            free.append(shared.note)
 
     # The parent's side.
 
     def of_dead(self, pid: int) -> list[LeaseNote]:
         """The notes of the leases that the child ``pid`` held when it died."""
-        return [note for block in self._blocks_of(pid) for note in self._notes(block)]
+        blocks = [block for block, owner, _ in self._owned_blocks() if owner == pid]
+        return [note for block in blocks for note in self._texts(block)]
 
     def settle(self, pid: int) -> None:
         """Empty the blocks of ``pid``, whose leases are released."""
-        for block in self._blocks_of(pid):
-            self._empty(block)
+        for block, owner, _ in self._owned_blocks():
+            if owner == pid:
+                self._empty(block)
 
     def of_living(self) -> list[RunningLease]:
         """The leases of all children. The caller checks that a child lives before a renewal."""
-        return [lease for block in self._used_blocks() for lease in self._running(block)]
+        memory, found = self._memory, []
+        for block, pid, start_time in self._owned_blocks():
+            for note in _notes_of(block):
+                fields: _Fields | None = unsealed(memory[note : note + _CHILDS_BYTES])
+                if fields is not None:
+                    parents = _parents(memory, note, stamp=fields[0])
+                    found.append(RunningLease(pid, start_time, note, *fields, parents))
+        return found
 
     def note_of(self, lease: RunningLease) -> LeaseNote | None:
         """Keys and token of ``lease``; None if it was released, or if the note is being written."""
-        note = self._note(lease.block, lease.number)
+        note = self._text(lease.note)
         return note if note and _stamp_of(note.keys[0], note.token) == lease.stamp else None
 
     def advance(self, lease: RunningLease, valid_until: float) -> None:
         """Write the new deadline of a lease that the parent renewed."""
-        start = _deadline_offset(lease.block, lease.number) + _CHILDS_BYTES
-        deadline = _PARENTS.pack(lease.stamp, valid_until)
-        self._memory[start : start + _PARENTS_BYTES] = sealed(deadline)
+        start, data = lease.note + _CHILDS_BYTES, sealed((lease.stamp, valid_until))
+        self._memory[start : start + len(data)] = data
 
     # Blocks.
 
-    def _take_block(self) -> int | None:
+    def _take_notes(self) -> Sequence[int]:
+        """Take a block for this process; the offsets of its notes, none if there is no block."""
         index = pool_index()
         if index is None or index >= _ROWS:
-            return None
+            return ()
         self._memory[index] = 1
-        blocks = _blocks_of_row(index)
         # A fork of the body has its parent's index, and must not write to its parent's block.
-        dead = [block for block in blocks if not lives(*self._owner(block))]
+        dead = [block for block in _blocks_of(index) if not lives(*self._owner(block))]
         if not dead:
-            return None  # all four blocks belong to the child and to forks of its bodies
+            return ()  # all four blocks belong to the child and to forks of its bodies
         # If all blocks have notes, several processes of this row have died and the parent has not
         # noticed yet. The first block is taken; the ttl frees the leases that were noted there.
-        block = next((block for block in dead if not any(self._notes(block))), dead[0])
+        block = next((block for block in dead if not any(self._texts(block))), dead[0])
         self._empty(block)
-        _OWNER.pack_into(self._memory, block, os.getpid(), start_time_of(os.getpid()))
-        return block
+        owner = sealed((os.getpid(), start_time_of(os.getpid())))
+        self._memory[block : block + len(owner)] = owner
+        return _notes_of(block)
 
     def _empty(self, block: int) -> None:
         self._memory[block : block + _BLOCK_BYTES] = bytes(_BLOCK_BYTES)
 
-    def _used_blocks(self) -> Iterator[int]:
+    def _owned_blocks(self) -> Iterator[tuple[int, int, int]]:
+        """The blocks that have an owner, each with its owner's PID and start time."""
         for index, used in enumerate(self._memory[:_ROWS].rstrip(b"\0")):
             if used:
-                yield from _blocks_of_row(index)
-
-    def _blocks_of(self, pid: int) -> Iterator[int]:
-        return (block for block in self._used_blocks() if self._owner(block)[0] == pid)
+                owned = ((block, *self._owner(block)) for block in _blocks_of(index))
+                yield from (one for one in owned if one[1])
 
     def _owner(self, block: int) -> tuple[int, int]:
         """PID and start time of the process that owns the block; 0, 0: none, or settled."""
-        pid, start_time = _OWNER.unpack_from(self._memory, block)
-        return pid, start_time
+        return unsealed(self._memory[block : block + _OWNER_BYTES]) or (0, 0)
 
-    def _notes(self, block: int) -> Iterator[LeaseNote]:
-        if self._owner(block)[0]:
-            found = (self._note(block, number) for number in range(NOTES))
-            yield from (note for note in found if note)
+    def _texts(self, block: int) -> Iterator[LeaseNote]:
+        return filter(None, map(self._text, _notes_of(block)))
 
-    def _note(self, block: int, number: int) -> LeaseNote | None:
-        start = _text_offset(block, number)
-        (length,) = _LENGTH.unpack_from(self._memory, start)
-        if not 0 < length <= _MAX_TEXT - len(_NO_TEXT):
-            return None
-        text = unsealed(self._memory[start : start + length + len(_NO_TEXT)])
-        return LeaseNote(*marshal.loads(text[_LENGTH.size :])) if text else None
-
-    def _running(self, block: int) -> Iterator[RunningLease]:
-        pid, start_time = self._owner(block)
-        if not pid:
-            return
-        for number in range(NOTES):
-            offset = _deadline_offset(block, number)
-            content = unsealed(self._memory[offset : offset + _CHILDS_BYTES])
-            if content is not None:
-                fields: _Fields = _CHILDS.unpack(content)
-                parents = _parents(self._memory, offset, stamp=fields[0])
-                yield RunningLease(pid, start_time, block, number, *fields, parents)
+    def _text(self, note: int) -> LeaseNote | None:
+        text = unsealed(self._memory[note + _TEXT : note + _NOTE_BYTES])
+        return LeaseNote(*text) if text else None
 
 
-def _free_number(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
-    """The number of a note for a new lease. If none is free, the oldest closed note is reused.
+# The notes of a process that has noted nothing.
+_NO_NOTES: Final[tuple[dict[str, SharedLease], deque[int]]] = ({}, deque())
+
+
+def _free_note(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
+    """The offset of a note for a new lease. If none is free, the oldest closed note is reused.
 
     The release of such a lease has failed, and its ttl has freed or will free the key.
     """
@@ -334,48 +315,44 @@ def _free_number(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
     except IndexError:
         ended = next((token for token, shared in list(notes.items()) if shared.closed), None)
         replaced = None if ended is None else notes.pop(ended, None)
-        return None if replaced is None else replaced.number
+        return None if replaced is None else replaced.note
 
 
-def _blocks_of_row(index: int) -> range:
+def _blocks_of(index: int) -> range:
     start = _ROWS + index * _ROW_BYTES
     return range(start, start + _ROW_BYTES, _BLOCK_BYTES)
 
 
-def _deadline_offset(block: int, number: int) -> int:
-    return block + _OWNER.size + number * _DEADLINE_BYTES
+def _notes_of(block: int) -> range:
+    return range(block + _OWNER_BYTES, block + _BLOCK_BYTES, _NOTE_BYTES)
 
 
-def _text_offset(block: int, number: int) -> int:
-    return block + _TEXTS + number * _MAX_TEXT
-
-
-def _parents(memory: mmap.mmap, offset: int, stamp: int) -> float:
-    start = offset + _CHILDS_BYTES
+def _parents(memory: mmap.mmap, note: int, stamp: int) -> float:
+    start, end = note + _CHILDS_BYTES, note + _TEXT
     # If the parent is writing it, which takes some nanoseconds, it is read once more. Without the
     # parent's renewal the child would declare a loss, and that is final.
-    for _ in range(2):
-        data = memory[start : start + _PARENTS_BYTES]
-        if content := unsealed(data):
-            whose, valid_until = _PARENTS.unpack(content)
-            return float(valid_until) if whose == stamp else -inf
+    if found := unsealed(memory[start:end]) or unsealed(memory[start:end]):
+        whose, valid_until = found
+        return float(valid_until) if whose == stamp else -inf
     return -inf
 
 
-def sealed(content: bytes) -> bytes:
-    """``content`` followed by its checksum."""
-    return content + _SEAL.pack(crc32(content))
+def sealed(values: tuple[Any, ...]) -> bytes:
+    """The bytes of a part of the memory: ``values``, after their length and checksum."""
+    content = marshal.dumps(values, 2)
+    return _HEAD.pack(len(content), crc32(content)) + content
 
 
-def unsealed(data: bytes) -> bytes | None:
-    """The argument of :func:`sealed`; None if ``data`` is torn or was never written."""
-    content, seal = data[: -_SEAL.size], data[-_SEAL.size :]
-    return content if seal == _SEAL.pack(crc32(content)) else None
+def unsealed(data: bytes) -> Any:
+    """The argument of :func:`sealed`; None if ``data`` is torn, or was erased or never written."""
+    length, checksum = _HEAD.unpack_from(data)
+    content = data[_HEAD.size : _HEAD.size + length]
+    return marshal.loads(content) if length and checksum == crc32(content) else None
 
 
 def _stamp_of(key: str, token: str) -> int:
     # The parent and its forks have the same hash seed.
-    return hash((key, token)) & _STAMPS
+    return hash((key, token))
 
 
 def start_time_of(pid: int) -> int:

@@ -297,7 +297,7 @@ def test_a_note_that_comes_late_does_not_count_for_the_slots_next_lease(bench: B
     bench.release(first)
     others = [bench.hold(f"other{number}") for number in range(NOTES)]
     bench.record.advance(seen, float("inf"))
-    assert seen.number in {one.number for one in bench.record.of_living()}
+    assert seen.note in {one.note for one in bench.record.of_living()}
     assert [other.deadline for other in others] == [other.valid_until for other in others]
     assert all(one.parents < 0 for one in bench.record.of_living())
 
@@ -461,8 +461,8 @@ def test_a_successor_that_takes_a_dead_childs_block_inherits_none_of_its_deadlin
         bench.record.note((lease.key,), str(lease.token), TTL)
         shared = bench.record.share(replace(lease, shared=None))
         assert shared is not None
-        no_text = shared_memory._NO_TEXT
-        bench.record._memory[shared.text : shared.text + len(no_text)] = no_text
+        text, nothing = shared.note + shared_memory._TEXT, shared_memory._NOTHING
+        bench.record._memory[text : text + len(nothing)] = nothing
 
     dead = Child(1, killed_while_it_gave_back).kill()
     assert [one.pid for one in bench.record.of_living()] == [dead]
@@ -481,8 +481,11 @@ def test_a_half_that_is_not_whole_counts_for_nothing(bench: Bench) -> None:
     whole = bench.seen()
     memory = bench.record._memory
     heard, read = [], []
-    start = shared_memory._deadline_offset(seen.block, seen.number)
-    for offset in range(start, start + shared_memory._DEADLINE_BYTES):
+    offsets: list[int] = []
+    for start in (seen.note, seen.note + shared_memory._CHILDS_BYTES):
+        length, _ = shared_memory._HEAD.unpack_from(memory, start)
+        offsets += range(start, start + shared_memory._HEAD.size + length)
+    for offset in offsets:
         byte = memory[offset]
         memory[offset] = byte ^ 0x40
         heard.append(lease.deadline)
@@ -521,7 +524,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
                 record.note((lease.key,), str(lease.token), 1.0)
                 lease.shared = record.share(lease)
             slots = [lease.shared for lease in leases]
-            slots[1]._deadline = slots[0]._deadline  # type: ignore[union-attr]
+            slots[1].note = slots[0].note  # type: ignore[union-attr]
             os.write(pid_pipe[1], os.getpid().to_bytes(8, "little"))
             while True:
                 for lease, slot in zip(leases, slots, strict=True):
@@ -550,9 +553,9 @@ def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_sl
     lease = bench.hold()
     write = shared_memory.sealed
 
-    def release_meanwhile(content: bytes) -> bytes:
+    def release_meanwhile(values: tuple[Any, ...]) -> bytes:
         lease.end()  # the body's thread, while the heartbeat's is about to write
-        return write(content)
+        return write(values)
 
     monkeypatch.setattr(shared_memory, "sealed", release_meanwhile)
     lease.renewed(bench.clock.now() + trust_of(lease.ttl, 1.0))
@@ -562,15 +565,16 @@ def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_sl
 def test_of_two_threads_that_write_at_once_the_slower_one_loses_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal = shared_memory.sealed
+    take = shared_memory._free_note
     meanwhile = [lambda: bench.record.note(("k2",), "t2|0.0|n", TTL)]
 
-    def slowly(content: bytes) -> bytes:
+    def slowly(notes: Any, free: Any) -> int | None:
+        note = take(notes, free)
         if meanwhile:
             meanwhile.pop()()
-        return seal(content)
+        return note
 
-    monkeypatch.setattr(shared_memory, "sealed", slowly)
+    monkeypatch.setattr(shared_memory, "_free_note", slowly)
     bench.record.note(("k1",), "t1|0.0|n", TTL)
     assert [held.keys for held in bench.record.of_dead(os.getpid())] == [("k1",), ("k2",)]
 
