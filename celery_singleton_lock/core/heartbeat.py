@@ -36,11 +36,11 @@ Failure handling
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
+from random import random
 from typing import Any, Final
 
 from celery_singleton_lock.core import native
@@ -56,12 +56,13 @@ logger = logging.getLogger("celery_singleton_lock")
 # a tenth early. Later renewals have no jitter: in a batch of a thousand leases the earliest one
 # would always determine the time.
 _JITTER: Final = 0.1
+_EARLIEST: Final = 1 - _JITTER
 # Seconds until the next sweep after a sweep that raised an unexpected exception.
 _PAUSE_AFTER_FAILURE: Final = 1.0
 _FOREVER: Final = float("inf")
-# Getters for a sweep, which reads each schedule or lease: they need no Python frame per item.
-_TURN, _INTERVAL = attrgetter("turn"), attrgetter("interval")
-_TTL, _VALID_UNTIL = attrgetter("ttl"), attrgetter("valid_until")
+# Getters for a sweep, which reads each lease: they need no Python frame per item.
+_TURN, _TTL = attrgetter("turn"), attrgetter("ttl")
+_VALID_UNTIL = attrgetter("valid_until")
 # The number of replies that draining may wait for in sequence while the store does not answer: the
 # pending reply, and the replies to two tries to resend the release.
 _WAITS: Final = 3
@@ -90,7 +91,8 @@ class Heartbeat:
         self._trusted = store.capabilities.trusted
         self._clock = clock
         self._events = events
-        self._entries: dict[int, Schedule] = {}
+        # The leases that are renewed, each with the function that is called if it is lost.
+        self._leases: dict[Lease, Callable[[Lease], None]] = {}
         # Asynchronous releases without a reply, each with the time at which to drain the store.
         self._let_go: dict[Lease, float] = {}
         self._guard: Any = native.allocate_lock()
@@ -103,19 +105,21 @@ class Heartbeat:
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._leases)
 
     def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the heartbeat's
         thread."""
         interval = interval_of(lease.ttl, self._trusted)
-        entry = Schedule(lease, on_lost, interval, _JITTER * random.random())
+        lease.due = due = lease.acquired_at + interval * (1 - _JITTER * random())
+        lease.turn = turn = due if due < lease.valid_until else lease.valid_until
+        lease.failures = 0
         with self._guard:
-            self._entries[id(lease)] = entry
+            self._leases[lease] = on_lost
             if interval < self._shortest:
                 self._shortest = interval
             start = not self._running
-            ring = entry.turn < self._wakes_at
+            ring = turn < self._wakes_at
         if start:
             # The new thread sets _running. If this method set it, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.
@@ -127,14 +131,13 @@ class Heartbeat:
         """Stop renewing ``lease``; the reply to a renewal in flight is ignored."""
         # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
-        self._entries.pop(id(lease), None)
+        self._leases.pop(lease, None)
         lease.end()
 
     def declare(self, lease: Lease) -> None:
         """Declare ``lease`` lost if its deadline has passed. For a holder that noticed it first."""
-        entry = self._entries.get(id(lease))
-        if entry is not None:
-            self._lose_overdue(entry, self._clock.now())
+        if lease in self._leases:
+            self._lose_overdue(lease, self._clock.now())
 
     def let_go(self, lease: Lease) -> bool:
         """:meth:`discard` for an asynchronous release.
@@ -146,14 +149,13 @@ class Heartbeat:
         Returns:
             Whether the lease was being renewed; if not, the store is not drained.
         """
-        entry = self._entries.get(id(lease))
-        if entry is None:
+        if lease not in self._leases:
             return False
         # The earliest time of the first renewal of such a lease, so that the next lease does not
-        # wake the thread either. The release is added before the lease is removed from _entries, so
+        # wake the thread either. The release is added before the lease is removed from _leases, so
         # that a sweep in between finds one of them.
-        self._let_go[lease] = lease.acquired_at + entry.interval * (1 - _JITTER)
-        self._entries.pop(id(lease), None)
+        self._let_go[lease] = lease.acquired_at + _EARLIEST * interval_of(lease.ttl, self._trusted)
+        self._leases.pop(lease, None)
         lease.end()
         return True
 
@@ -173,9 +175,8 @@ class Heartbeat:
 
     def ask(self, lease: Lease) -> None:
         """Renew ``lease`` now, on the calling thread; declare it lost if the store lost it."""
-        entry = self._entries.get(id(lease))
-        if entry is not None:
-            self._renew([entry])
+        if lease in self._leases:
+            self._renew([lease])
 
     def close(self) -> None:
         """End the thread. Leases that are still registered are no longer renewed."""
@@ -199,19 +200,19 @@ class Heartbeat:
         now = self._clock.now()
         with self._guard:
             shortest, self._shortest = self._shortest, _FOREVER
-            entries = self._snapshot()
-            if min(map(_TURN, entries), default=_FOREVER) <= now:
-                for entry in entries:
+            leases = self._snapshot()
+            if min(map(_TURN, leases), default=_FOREVER) <= now:
+                for lease in leases:
                     # The worker parent has extended the deadline, or max_hold has ended renewal.
-                    entry.plan(entry.due, now)
-            turns = [*self._let_go.values(), *map(_TURN, entries)]
+                    _plan(lease, lease.due, now)
+            turns = [*self._let_go.values(), *map(_TURN, leases)]
             if turns:
                 self._wakes_at = min(turns)
             else:
                 # The next lease probably has no shorter interval, so adding it does not have to
                 # wake this thread, which would cost the body as much as a round trip. After an
                 # interval without a lease, the thread sleeps until it is woken.
-                self._wakes_at = now + shortest * (1 - _JITTER)
+                self._wakes_at = now + shortest * _EARLIEST
             return None if self._wakes_at == _FOREVER else max(0.0, self._wakes_at - now)
 
     def _collect(self) -> None:
@@ -227,25 +228,25 @@ class Heartbeat:
             logger.exception("draining asynchronous releases failed")
         self._declare_overdue()
 
-    def _snapshot(self) -> list[Schedule]:
+    def _snapshot(self) -> list[Lease]:
         # list() is one step of the interpreter. A release takes no guard, so it may run between any
         # two steps of a loop over the dictionary.
-        return list(self._entries.values())
+        return list(self._leases)
 
-    def _due(self) -> list[Schedule]:
+    def _due(self) -> list[Lease]:
         """The leases that are due, and those due before the next sweep: one pipeline, not two."""
         now = self._clock.now()
-        entries = self._snapshot()
-        if not any(entry.due <= now < entry.ends for entry in entries):
+        leases = self._snapshot()
+        if not any(lease.due <= now < lease.hold_until for lease in leases):
             return []
-        horizon = now + min(map(_INTERVAL, entries))
-        return [entry for entry in entries if now < entry.ends and entry.due <= horizon]
+        horizon = now + interval_of(min(map(_TTL, leases)), self._trusted)
+        return [lease for lease in leases if now < lease.hold_until and lease.due <= horizon]
 
-    def _renew(self, batch: list[Schedule]) -> None:
+    def _renew(self, batch: list[Lease]) -> None:
         sent = self._clock.now()
         timeout = considered = -_FOREVER
         size = self._store.capabilities.renewal_batch or len(batch)
-        others: list[tuple[Schedule, Renewal]] = []
+        others: list[tuple[Lease, Renewal]] = []
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
             now = self._clock.now()
@@ -253,49 +254,48 @@ class Heartbeat:
                 # Again behind a slow batch: the first deadline of all leases has come closer.
                 considered, timeout = now, self._patience(now)
             try:
-                leases = [entry.lease for entry in part]
-                replies = self._store.renew(leases, timeout=timeout)
-                others += self._note(zip(part, leases, replies, strict=True), sent)
+                replies = self._store.renew(part, timeout=timeout)
+                others += self._note(zip(part, replies, strict=True), sent)
             except Exception as exc:
                 if not isinstance(exc, StoreError):
                     logger.exception("the store raised an unexpected error; it is asked again")
                 now = self._clock.now()
-                for entry in batch[start:]:
-                    entry.postpone(str(exc), now)
+                for lease in batch[start:]:
+                    _postpone(lease, str(exc), now)
                 break
         # Losses come last: on_lost may take time, and no renewal should wait for it.
-        for entry, reply in others:
-            self._take(entry, reply)
+        for lease, reply in others:
+            self._take(lease, reply)
 
     def _note(
-        self, batch: Iterable[tuple[Schedule, Lease, Renewal]], sent: float
-    ) -> list[tuple[Schedule, Renewal]]:
+        self, batch: Iterable[tuple[Lease, Renewal]], sent: float
+    ) -> list[tuple[Lease, Renewal]]:
         """Note the leases that a request sent at ``sent`` renewed; return the others' replies.
 
         Leases of the same ttl share two number objects: creating thousands of numbers costs time
         and space in the processor's cache.
         """
-        clock, entries, trusted = self._clock.now, self._entries, self._trusted
-        others: list[tuple[Schedule, Renewal]] = []
+        clock, leases, trusted = self._clock.now, self._leases, self._trusted
+        others: list[tuple[Lease, Renewal]] = []
         ttl = due = until = 0.0
-        for entry, lease, reply in batch:
+        for lease, reply in batch:
             if reply is not None:
-                others.append((entry, reply))
+                others.append((lease, reply))
                 continue
-            if id(lease) not in entries:
+            if lease not in leases:
                 continue  # released meanwhile
             now = clock()
             if now >= lease.valid_until and now >= lease.deadline:
                 continue  # a lost lease stays lost, whatever the store replies
             if lease.ttl != ttl:
                 ttl = lease.ttl
-                due, until = sent + entry.interval, sent + trust_of(ttl, trusted)
+                due, until = sent + interval_of(ttl, trusted), sent + trust_of(ttl, trusted)
             lease.renewed(until)
-            entry.failures = 0
+            lease.failures = 0
             if now < due < until:
-                entry.due = entry.turn = due  # plan(), inlined
+                lease.due = lease.turn = due  # _plan(), inlined
             else:
-                entry.plan(due, now)
+                _plan(lease, due, now)
         return others
 
     def _patience(self, now: float, others: list[Lease] | None = None, waits: int = 1) -> float:
@@ -308,53 +308,52 @@ class Heartbeat:
         """
         # A loss is reported at the deadline. This thread serves all leases, also those that are not
         # due yet, so no wait goes beyond the first deadline of any of them.
-        leases = [entry.lease for entry in self._snapshot()]
+        leases = self._snapshot()
         left = min(map(_VALID_UNTIL, leases), default=_FOREVER) - now
         if left < waits * MAX_TIMEOUT:  # else extended deadlines do not matter
             left = min([lease.deadline for lease in leases]) - now
         return patience(min(map(_TTL, chain(leases, others or ())), default=_FOREVER), left / waits)
 
-    def _take(self, entry: Schedule, reply: Renewal) -> None:
+    def _take(self, lease: Lease, reply: Renewal) -> None:
         """Act on a reply other than RENEWED."""
-        if id(entry.lease) not in self._entries:
+        if lease not in self._leases:
             return  # released meanwhile
         if reply is LossReason.DYING:
-            self.discard(entry.lease)
+            self.discard(lease)
         elif reply is LossReason.UNREACHABLE:
-            entry.postpone("its part of the store doesn't answer", self._clock.now())
+            _postpone(lease, "its part of the store doesn't answer", self._clock.now())
         else:
-            reason, detail = reason_of_loss(entry.lease, reply is LossReason.REPLACED)
-            self._lose(entry, reason, detail)
+            self._lose(lease, *reason_of_loss(lease, reply is LossReason.REPLACED))
 
     def _declare_overdue(self) -> None:
         now = self._clock.now()
-        entries = self._snapshot()
-        if min(map(_TURN, entries), default=_FOREVER) > now:
+        leases = self._snapshot()
+        if min(map(_TURN, leases), default=_FOREVER) > now:
             return
-        overdue = [one for one in entries if one.turn <= now and now >= one.lease.valid_until]
-        for entry in [one for one in overdue if now >= one.lease.deadline]:
-            self._lose_overdue(entry, now)
+        overdue = [one for one in leases if one.turn <= now and now >= one.valid_until]
+        for lease in [one for one in overdue if now >= one.deadline]:
+            self._lose_overdue(lease, now)
 
-    def _lose_overdue(self, entry: Schedule, now: float) -> None:
-        if entry.failures:
-            detail = f"{entry.failures} renewals failed: {entry.error}"
-            self._lose(entry, LossReason.UNREACHABLE, detail)
-        elif now >= entry.ends:
-            detail = f"max_hold of {entry.lease.max_hold} s reached"
-            self._lose(entry, LossReason.EXPIRED, detail)
+    def _lose_overdue(self, lease: Lease, now: float) -> None:
+        if lease.failures:
+            detail = f"{lease.failures} renewals failed: {lease.error}"
+            self._lose(lease, LossReason.UNREACHABLE, detail)
+        elif now >= lease.hold_until:
+            detail = f"max_hold of {lease.hold_until - lease.acquired_at:g} s reached"
+            self._lose(lease, LossReason.EXPIRED, detail)
         else:
-            self._lose(entry, LossReason.EXPIRED, "the process was stopped or starved")
+            self._lose(lease, LossReason.EXPIRED, "the process was stopped or starved")
 
-    def _lose(self, entry: Schedule, reason: LossReason, detail: str) -> None:
-        lease = entry.lease
-        if self._entries.pop(id(lease), None) is None:
+    def _lose(self, lease: Lease, reason: LossReason, detail: str) -> None:
+        on_lost = self._leases.pop(lease, None)
+        if on_lost is None:
             return  # released meanwhile; the releasing thread reports the end
         lease.reported = True
         lease.loss = Loss(reason=reason, at=min(self._clock.now(), lease.deadline), detail=detail)
         lease.end()
         # The body is notified first, because it may be writing. The event can wait.
         try:
-            entry.on_lost(lease)
+            on_lost(lease)
         except Exception:
             logger.exception("the loss of %r could not be reported to its body", lease.key)
         self._events.emit_for(lease, EventName.LOST, reason=str(reason), detail=detail)
@@ -380,54 +379,18 @@ class Heartbeat:
             self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))
 
 
-class Schedule:
-    """The renewal schedule of one lease; times in seconds, on the clock of the lease.
+def _plan(lease: Lease, due: float, now: float) -> None:
+    """Set the time of the next renewal."""
+    lease.due = due
+    deadline = lease.deadline
+    lease.turn = due if due < deadline and now < lease.hold_until else deadline
 
-    A process may have thousands of schedules, and a sweep reads each several times. Therefore the
-    times are stored, not computed.
 
-    Args:
-        lease: The lease.
-        on_lost: Called with the lease if it is lost.
-        interval: Seconds from one renewal to the next.
-        early: The share of an interval by which the first renewal comes early.
-
-    Attributes:
-        interval: As above.
-        ends: When renewal stops.
-        due: When the lease is to be renewed.
-        turn: When a sweep has to examine the lease: at ``due``, or at the deadline if that is
-            earlier. Never later than the deadline, which the worker parent can only extend.
-        failures: The number of consecutive renewals without a reply.
-        error: The error of the last renewal without a reply.
-    """
-
-    __slots__ = ("due", "ends", "error", "failures", "interval", "lease", "on_lost", "turn")
-
-    def __init__(
-        self, lease: Lease, on_lost: Callable[[Lease], None], interval: float, early: float
-    ) -> None:
-        self.lease = lease
-        self.on_lost = on_lost
-        self.interval = interval
-        self.ends = lease.hold_until
-        self.failures = 0
-        self.error = ""
-        self.due = lease.acquired_at + interval * (1 - early)
-        self.turn = min(self.due, lease.valid_until)
-
-    def plan(self, due: float, now: float) -> None:
-        """Set the time of the next renewal."""
-        self.due = due
-        deadline = self.lease.deadline
-        self.turn = due if due < deadline and now < self.ends else deadline
-
-    def postpone(self, error: str, now: float) -> None:
-        """Repeat a renewal that failed with ``error`` after a pause."""
-        self.failures += 1
-        self.error = error
-        lease = self.lease
-        self.plan(now + retry_pause(lease.ttl, lease.deadline - now), now)
+def _postpone(lease: Lease, error: str, now: float) -> None:
+    """Repeat a renewal that failed with ``error`` after a pause."""
+    lease.failures += 1
+    lease.error = error
+    _plan(lease, now + retry_pause(lease.ttl, lease.deadline - now), now)
 
 
 @lru_cache(maxsize=64)

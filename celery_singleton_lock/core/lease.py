@@ -264,11 +264,10 @@ class SharedDeadline(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
-    """A time-limited right to run one body.
+    """A time-limited right to run one body. All times are on ``clock``.
 
-    ``valid_until`` is the deadline that follows from this process's own renewals, on ``clock``. It
-    is earlier than the store's expiry, so a body that calls ``check()`` stops before another body
-    may start.
+    ``valid_until`` is the deadline that follows from this process's own renewals. It is earlier
+    than the store's expiry, so a body that calls ``check()`` stops before another body may start.
     """
 
     key: str
@@ -279,14 +278,23 @@ class Lease:
     acquired_at: float
     clock: Clock = field(repr=False)
     fence_number: int | None = None
-    max_hold: float | None = None
+    hold_until: float = _FOREVER  # renewal stops then; inf: there is no limit
     claim_key: str = ""  # the key of the claim that is renewed with the lease; empty: none
+    process: int = field(default_factory=os.getpid, repr=False)  # the holder; not a fork of it
     loss: Loss | None = None
-    released_at: float | None = None  # time at which the release was first sent, on ``clock``
+    released_at: float | None = None  # time at which the release was first sent
     reported: bool = False  # whether an event has reported the end of the lease
     shared: SharedDeadline | None = field(default=None, repr=False)
-    outer: Lease | None = field(default=None, repr=False)  # held around it on the same thread
-    process: int = field(default_factory=os.getpid, repr=False)  # the holder; not a fork of it
+    #: The lease held around this one on the same thread; set with ``task.context.held_lease``.
+    outer: Lease | None = field(init=False, repr=False)
+    # The rest is set by the heartbeat. A process may have thousands of leases, and a sweep reads
+    # their times several times. Therefore the times are stored, not computed.
+    due: float = field(init=False, repr=False)  # time of the next renewal
+    # The time at which a sweep has to examine the lease: at ``due``, or at the deadline if that is
+    # earlier. Never later than the deadline, which the worker parent can only extend.
+    turn: float = field(init=False, repr=False)
+    failures: int = field(init=False, repr=False)  # consecutive renewals without a reply
+    error: str = field(init=False, repr=False)  # the error of the last of these, if there are any
 
     @property
     def fence(self) -> int:
@@ -381,8 +389,3 @@ class Lease:
             self.key,
             str(loss.reason),
         )
-
-    @property
-    def hold_until(self) -> float:
-        """The time at which renewal stops, on ``clock``; inf: there is no limit."""
-        return _FOREVER if self.max_hold is None else self.acquired_at + self.max_hold

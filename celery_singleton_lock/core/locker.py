@@ -62,6 +62,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.
 _FRESH: Final = 1.0
+_FOREVER: Final = float("inf")
 # Seconds. The heartbeat's thread may send this request too, and renewals wait for the reply then.
 _TRACE_TIMEOUT: Final = 0.2
 _UNKNOWN: Final = (
@@ -142,7 +143,7 @@ class Locker:
                 acquired_at=sent,
                 clock=self.clock,
                 fence_number=reply.fence,
-                max_hold=max_hold,
+                hold_until=_FOREVER if max_hold is None else sent + max_hold,
                 claim_key=request.claim.key if request.claim and request.claim.phase else "",
             )
             if self.clock.now() >= lease.valid_until:

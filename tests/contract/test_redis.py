@@ -246,7 +246,7 @@ def test_what_was_renewed_before_the_server_died_is_noted() -> None:
             return renew(asked, timeout=timeout)
 
         store.renew = dies_after_two  # type: ignore[method-assign, assignment]
-        heartbeat._renew([*heartbeat._entries.values()])
+        heartbeat._renew(list(heartbeat._leases))
         renewed = [
             lease for lease, until in zip(leases, before, strict=True) if lease.valid_until != until
         ]

@@ -132,8 +132,8 @@ class Site:
 
     def make_due(self) -> None:
         """Let every lease of this process have its turn in the next sweep."""
-        for entry in self.runtime.heartbeat._entries.values():
-            entry.plan(0.0, 0.0)
+        for lease in self.runtime.heartbeat._leases:
+            lease.due = lease.turn = 0.0
 
     def sweep(self) -> None:
         """As the heartbeat's thread does."""

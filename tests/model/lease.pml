@@ -488,10 +488,10 @@ end:
       stop_trusting();
       stop_beating() }
 
-  /* No reply to the renewal: it will be repeated. [core/heartbeat.py Schedule.postpone] */
+  /* No reply to the renewal: it will be repeated. [core/heartbeat.py _postpone] */
   :: d_step { c[me].beat != NOTHING -> stop_beating() }
 
-  /* The same, and the first request may still arrive. [core/heartbeat.py Schedule.postpone] */
+  /* The same, and the first request may still arrive. [core/heartbeat.py _postpone] */
   :: d_step { c[me].beat == SENT ->
       stray_on(RENEW);
       stop_beating() }

@@ -78,7 +78,7 @@ def hold(
         valid_until=sent + ttl - drift(ttl),
         acquired_at=sent,
         clock=clock,
-        max_hold=max_hold,
+        hold_until=float("inf") if max_hold is None else sent + max_hold,
     )
     heartbeat.add(lease, on_lost)
     return lease
@@ -363,7 +363,7 @@ def test_what_was_answered_before_the_store_fell_silent_is_renewed(batching: Ben
     first, *others = [lease.valid_until for lease in leases]
     assert first == sent + 60 - drift(60)
     assert others == [sent + 40 - drift(60)] * 2
-    failures = [entry.failures for entry in batching.heartbeat._entries.values()]
+    failures = [lease.failures for lease in leases]
     assert failures == [0, 1, 1]
 
 
@@ -379,8 +379,10 @@ def test_a_store_that_is_slow_with_each_batch_delays_no_report_of_a_loss(batchin
             raise StoreUnavailable("no reply in time")
 
     delays = []
-    for entry in batching.heartbeat._entries.values():
-        entry.on_lost = lambda lease: delays.append(batching.clock.now() - lease.valid_until)
+    for one in batching.heartbeat._leases:
+        batching.heartbeat._leases[one] = lambda lease: delays.append(
+            batching.clock.now() - lease.valid_until
+        )
     batching.store.before_renewal = before_renewal
     batching.advance(12)
     assert delays, "it is too slow for so many leases"
@@ -392,8 +394,8 @@ def test_nobodys_renewal_waits_for_who_hears_of_a_loss(batching: Bench) -> None:
     batching.store.free(leases[0].key, None)
     batching.clock.advance(20)
     heard = []
-    for entry in batching.heartbeat._entries.values():
-        entry.on_lost = lambda lease: heard.append(len(batching.store.batches))
+    for one in leases:
+        batching.heartbeat._leases[one] = lambda lease: heard.append(len(batching.store.batches))
     batching.heartbeat.sweep()
     assert heard == [3]
 

@@ -77,12 +77,6 @@ def test_a_fence_is_a_number_or_says_why_there_is_none() -> None:
         _ = lease(ManualClock()).fence
 
 
-def test_renewal_stops_max_hold_after_the_acquisition() -> None:
-    clock = ManualClock()
-    assert lease(clock).hold_until == float("inf")
-    assert lease(clock, max_hold=10.0).hold_until == clock.now() + 10
-
-
 @given(st.text(min_size=1), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_a_token_survives_its_text(task_id: str, nesting: int, retries: int) -> None:
     if any("\ud800" <= character <= "\udfff" for character in task_id):

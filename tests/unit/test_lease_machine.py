@@ -366,7 +366,7 @@ class SharedStore(RuleBasedStateMachine):
     @invariant()
     def the_keeper_has_what_the_process_holds(self) -> None:
         for process in self.processes:
-            registered = [entry.lease for entry in process.heartbeat._entries.values()]
+            registered = list(process.heartbeat._leases)
             assert registered == process.held
 
 

@@ -133,13 +133,22 @@ def test_a_grant_is_a_lease_that_is_renewed_written_down_and_told(bench: Bench) 
     asked = call()
     lease = bench.locker.acquire(asked, max_hold=30)
     assert isinstance(lease, Lease)
-    assert (lease.key, lease.token, lease.ttl, lease.max_hold) == (KEY, asked.token, 6, 30)
+    assert (lease.key, lease.token, lease.ttl) == (KEY, asked.token, 6)
     assert lease.valid_until == bench.clock.now() + 6 - drift(6)
     assert lease.fence > 0
     assert len(bench.heartbeat) == 1
     assert bench.ledger.held == {str(asked.token): (KEY,)}
     assert [event.name for event in bench.events] == [EventName.ACQUIRED]
     assert [timeout for _, _, timeout in bench.store.calls] == [1.0]
+
+
+@pytest.mark.parametrize(("max_hold", "lasts"), [(30, 30), (None, float("inf"))])
+def test_renewal_stops_max_hold_after_the_acquisition(
+    bench: Bench, max_hold: float | None, lasts: float
+) -> None:
+    lease = bench.locker.acquire(call(), max_hold=max_hold)
+    assert isinstance(lease, Lease)
+    assert lease.hold_until == bench.clock.now() + lasts
 
 
 def test_a_refusal_is_a_value_and_leaves_nothing_behind(bench: Bench) -> None:

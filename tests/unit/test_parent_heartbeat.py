@@ -514,7 +514,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
             valid_until=float(number + 1),
             acquired_at=0.0,
             clock=clock,
-            max_hold=float(number + 1),
+            hold_until=float(number + 1),
         )
 
     def life() -> None:
