@@ -11,8 +11,7 @@ from typing import Final, TypeVar
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.core.store import Capabilities
-from celery_singleton_lock.stores.transitions.entries import Draft, Entry
-from celery_singleton_lock.stores.transitions.store import Transition, TransitionStore
+from celery_singleton_lock.stores.transitions import Draft, Entry, Transition, TransitionStore
 
 Reply = TypeVar("Reply")
 

@@ -129,7 +129,7 @@ inline free_key() {
   key_nonce = 0
 }
 
-/* The store's reply to an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/store.py _relation] [stores/transitions/store.py _refusal_by_marker] */
+/* The store's reply to an acquire. [stores/redis/lua/acquire.lua] [stores/transitions.py _relation] [stores/transitions.py _refusal_by_marker] */
 inline relate() {
   if
 #ifndef NO_MARKER
@@ -166,7 +166,7 @@ inline grant() {
 }
 
 /* Release: the key becomes `next` (a reservation, dying) or is freed, and the marker becomes `mark`; met
- * is what was found. [stores/redis/lua/release.lua] [stores/transitions/store.py _release] */
+ * is what was found. [stores/redis/lua/release.lua] [stores/transitions.py _release] */
 inline release(next, mark) {
   if
   :: MINE ->
@@ -444,7 +444,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = MARKING }
 
-  /* The attempt is marked as done. [task/run.py TaskRun._mark] [stores/redis/lua/mark.lua] [stores/transitions/store.py TransitionStore.mark] */
+  /* The attempt is marked as done. [task/run.py TaskRun._mark] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
   :: d_step { child[me].at == MARKING ->
       MY_MARKER.state = DONE;
       MY_MARKER.sequence = 0; /* it does not matter any more */
@@ -491,7 +491,7 @@ end:
       sort() }
 #endif
 
-  /* Mark older copies as superseded. [task/run.py TaskRun._publish_copy] [stores/redis/lua/mark.lua] [stores/transitions/store.py TransitionStore.mark] */
+  /* Mark older copies as superseded. [task/run.py TaskRun._publish_copy] [stores/redis/lua/mark.lua] [stores/transitions.py TransitionStore.mark] */
   :: d_step { child[me].at == PUBLISHED ->
       MY_MARKER.state = (MY_MARKER.state == UNKNOWN -> WAITING : MY_MARKER.state);
       if

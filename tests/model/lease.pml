@@ -201,7 +201,7 @@ inline verify() {
 }
 
 #define GIVE_TURN(i) c[i].latest = (c[i].token == key)
-/* [stores/redis/lua/acquire.lua] [stores/transitions/store.py _acquire] */
+/* [stores/redis/lua/acquire.lua] [stores/transitions.py _acquire] */
 inline grant(whom) {
   key = whom;
   left = TTL;
@@ -219,7 +219,7 @@ inline grant(whom) {
 #endif
 }
 
-/* [stores/redis/lua/renew.lua] [stores/transitions/store.py _renew] */
+/* [stores/redis/lua/renew.lua] [stores/transitions.py _renew] */
 #ifdef RENEWAL_RECREATES
 #define RENEWABLE(whom) (key == (whom) || key == 0)
 #else
@@ -231,7 +231,7 @@ inline renew(whom) {
   left = TTL
 }
 
-/* [stores/redis/lua/release.lua] [stores/transitions/store.py _release] */
+/* [stores/redis/lua/release.lua] [stores/transitions.py _release] */
 #ifdef NO_OWNER_CHECK
 #define RELEASABLE(whom) (key != 0)
 #else
@@ -384,7 +384,7 @@ end:
       c[me].at = ASKING;
       ask() }
 
-  /* The store carries out an acquire. [stores/redis/lua/acquire.lua] [stores/transitions/store.py _acquire] */
+  /* The store carries out an acquire. [stores/redis/lua/acquire.lua] [stores/transitions.py _acquire] */
   :: d_step { c[me].call == SENT && UP && ROOM ->
       if
       :: key == 0 || key == c[me].token ->
@@ -463,7 +463,7 @@ end:
       c[me].beat = SENT;
       c[me].beat_trust = TRUST }
 
-  /* The store carries out a renewal. [stores/redis/lua/renew.lua] [stores/transitions/store.py _renew] */
+  /* The store carries out a renewal. [stores/redis/lua/renew.lua] [stores/transitions.py _renew] */
   :: d_step { c[me].beat == SENT && UP ->
       if
       :: RENEWABLE(c[me].token) ->
@@ -502,7 +502,7 @@ end:
       c[me].pulse = SENT;
       c[me].pulse_trust = TRUST }
 
-  /* The store carries out that renewal; the parent ignores "not yours". [stores/redis/lua/renew.lua] [stores/transitions/store.py _renew] */
+  /* The store carries out that renewal; the parent ignores "not yours". [stores/redis/lua/renew.lua] [stores/transitions.py _renew] */
   :: d_step { c[me].pulse == SENT && UP ->
       if
       :: RENEWABLE(c[me].token) ->
@@ -570,7 +570,7 @@ end:
   :: d_step { c[me].at == POSTING -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == POSTING) -> end_with(LATER) }
 
-  /* The store carries out an asynchronous release. [stores/redis/lua/release.lua] [stores/transitions/store.py _release] */
+  /* The store carries out an asynchronous release. [stores/redis/lua/release.lua] [stores/transitions.py _release] */
   :: d_step { c[me].owed == SENT && UP ->
       if
       :: RELEASABLE(c[me].owed_token) -> free_key()

@@ -18,7 +18,7 @@ from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTi
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.transitions.entries import Entry
+from celery_singleton_lock.stores.transitions import Entry
 from celery_singleton_lock.testing import ManualClock
 
 KEY = Keyspace("unit").leader("beats")

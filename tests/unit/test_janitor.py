@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.stores.transitions.consensus import Name, OwnKeys
+from celery_singleton_lock.stores.consensus import Name, OwnKeys
 from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from tests.harness.deliveries import wait_until
 

@@ -43,17 +43,19 @@ from typing import Any, Final, TypeVar
 from celery_singleton_lock.core.lease import Lease, Record
 from celery_singleton_lock.core.store import RENEWED, Capabilities, Renewal
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.consensus import ConsensusStore, Name, OwnKeys
 from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway, LeaseGone
 from celery_singleton_lock.stores.etcd.leases import TRUSTED, EtcdLeases
-from celery_singleton_lock.stores.transitions.consensus import ConsensusStore, Name, OwnKeys
-from celery_singleton_lock.stores.transitions.entries import (
+from celery_singleton_lock.stores.transitions import (
+    OPERATOR_TIMEOUT,
     Changes,
     Draft,
     Entry,
+    Transition,
     format_value,
     parse_entry,
+    renewal,
 )
-from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, Transition, renewal
 
 Reply = TypeVar("Reply")
 

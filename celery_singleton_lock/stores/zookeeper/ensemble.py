@@ -24,7 +24,7 @@ from kazoo import exceptions as kazoo_errors
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.transitions.entries import (
+from celery_singleton_lock.stores.transitions import (
     Changes,
     Entry,
     format_value,

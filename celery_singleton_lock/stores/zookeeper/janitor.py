@@ -20,7 +20,7 @@ from typing import Any, Final
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.transitions.consensus import Name, OwnKeys
+from celery_singleton_lock.stores.consensus import Name, OwnKeys
 from celery_singleton_lock.stores.zookeeper.ensemble import BUCKETS, Versions, View
 from celery_singleton_lock.stores.zookeeper.sessions import Session
 

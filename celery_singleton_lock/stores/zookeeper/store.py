@@ -56,9 +56,15 @@ from celery_singleton_lock.core.store import (
     Renewal,
 )
 from celery_singleton_lock.errors import SettingsError, StoreUnavailable
-from celery_singleton_lock.stores.transitions.consensus import ConsensusStore, Name, OwnKeys
-from celery_singleton_lock.stores.transitions.entries import Changes, Draft, Entry
-from celery_singleton_lock.stores.transitions.store import OPERATOR_TIMEOUT, Transition, renewal
+from celery_singleton_lock.stores.consensus import ConsensusStore, Name, OwnKeys
+from celery_singleton_lock.stores.transitions import (
+    OPERATOR_TIMEOUT,
+    Changes,
+    Draft,
+    Entry,
+    Transition,
+    renewal,
+)
 from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble, Layout, Seen, Versions, View
 from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
 from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Sessions

@@ -1,14 +1,17 @@
-"""The base class of stores without scripts: each operation is one transition.
+"""Stores without scripts: their entries, and each operation as a transition of the entries.
 
-A transition has the semantics of one Lua script. A store reads the keys of the transition, calls
-its function, and writes the changes if none of the entries that it read has changed meanwhile.
+A transition is a pure function with the semantics of one Lua script. A store reads the keys of the
+transition, calls the function, and writes the changes if none of the entries that it read has
+changed meanwhile.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from celery_singleton_lock.core.key import Keyspace
@@ -31,13 +34,189 @@ from celery_singleton_lock.core.store import (
     Trace,
 )
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.transitions.entries import Claim, Draft, Entry, Held, Marker
 
 Reply = TypeVar("Reply")
 
 #: Seconds to wait for the reply to an operator's request.
 OPERATOR_TIMEOUT: Final = 2.0
 _RANK: Final = {MarkerState.WAITING: 1, MarkerState.FINISHING: 2, MarkerState.DONE: 3}
+# The text of a marker has two blanks. The text of a lease or a claim has three, and a token in the
+# place of the number.
+_MARKER: Final = re.compile(r"([-fd]) ([0-9]+) (\S*)")
+# The fence of a new lease, and its text: the fence is the number that the store gives to the write.
+_WRITE_NUMBER: Final = -1
+_WRITE_NUMBER_TEXT: Final = "="
+# The word in front of the text in etcd and ZooKeeper: `k` for an entry that is renewed, `p` for one
+# that expires, and a number of seconds.
+_WORD: Final = re.compile(r"([kp])([0-9]+(?:\.[0-9]+)?(?:e\+[0-9]+)?) ")
+# Prefix of the text of a last run. No kind of lease and no marker begins with it. In Redis a last
+# run has no prefix.
+_LAST_RUN: Final = "t "
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The state of one attempt, kept beside its lease."""
+
+    state: MarkerState
+    sequence: int
+    nonce: str
+
+
+#: A record is a lease, the reservation or cooling key that a release left, or a claim. Its key is
+#: empty and its ttl is 0, because the entry has them. A text is the last run of a schedule entry,
+#: written by the elected beat. None is a value that this version can't read. It is never changed.
+Value = Record | Marker | str | None
+SomeValue = TypeVar("SomeValue", Record, Marker, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The value of a key and its lifetime.
+
+    Attributes:
+        value: The content.
+        ttl: Seconds left; for a new entry, the seconds that it gets.
+        renewed: Whether the entry lives as long as its holder's heartbeat. Otherwise it expires
+            ``ttl`` seconds from now.
+    """
+
+    value: Value
+    ttl: float
+    renewed: bool = False
+
+    @property
+    def owner(self) -> str:
+        """The token of a lease or the task of a claim; empty for other values."""
+        return self.value.token if isinstance(self.value, Record) else ""
+
+    def record(self, key: str) -> Record | None:
+        """The readable form of a lease or a claim; None for other values."""
+        value = self.value
+        return replace(value, key=key, ttl=self.ttl) if isinstance(value, Record) else None
+
+    def numbered(self, number: int) -> Entry:
+        """The entry as it is read after the store has given ``number`` to the write."""
+        if isinstance(self.value, Record) and self.value.fence == _WRITE_NUMBER:
+            return replace(self, value=replace(self.value, fence=number))
+        return self
+
+    def has_ttl(self, ttl: float) -> bool:
+        """Whether the entry's ttl equals ``ttl``, apart from rounding in the text."""
+        return math.isclose(self.ttl, ttl, rel_tol=1e-3)
+
+
+@dataclass(slots=True)
+class Draft:
+    """The entries that a transition reads, and the changes that it decides on.
+
+    Attributes:
+        entries: The entries that were read; a key without an entry is free.
+        changes: The entry to write for each changed key; None: delete the key.
+        read: The keys that the decision depends on.
+    """
+
+    entries: Mapping[str, Entry]
+    changes: dict[str, Entry | None] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+
+    def get(self, key: str) -> Entry | None:
+        self.read.add(key)
+        return self.changes[key] if key in self.changes else self.entries.get(key)
+
+    def value(self, key: str, kind: type[SomeValue]) -> SomeValue | None:
+        """The value of ``key`` if it is of ``kind``."""
+        entry = self.get(key)
+        return entry.value if entry and isinstance(entry.value, kind) else None
+
+    def record(self, key: str) -> Record | None:
+        entry = self.get(key)
+        return entry.record(key) if entry else None
+
+    def claim(self, key: str) -> Record | None:
+        """The claim of ``key``, if it is one."""
+        value = self.value(key, Record)
+        return value if value and value.kind is Kind.CLAIM else None
+
+    def change_claim(
+        self, change: ClaimChange, task: str, *, holder: Holder | None = None, renewed: bool = False
+    ) -> None:
+        """Change the claim of ``task``, or write it if the key is free. Keep any other entry.
+
+        Args:
+            change: The change.
+            task: The owner of the claim.
+            holder: The holder in a claim that is written to a free key.
+            renewed: Whether the claim is renewed with a lease.
+        """
+        claim = self.claim(change.key)
+        is_own = claim is not None and claim.token == task
+        if not is_own and self.get(change.key) is not None:
+            return
+        if change.phase is None:
+            if is_own:
+                self.changes[change.key] = None
+            return
+        publisher = claim.holder if claim else holder or Holder()
+        new = _record(Kind.CLAIM, task, publisher, phase=change.phase)
+        self.changes[change.key] = Entry(new, change.ttl, renewed)
+
+
+def _record(
+    kind: Kind, token: str, holder: Holder, *, fence: int | None = None, phase: Phase | None = None
+) -> Record:
+    """A record as the value of an entry."""
+    return Record(key="", kind=kind, token=token, fence=fence, holder=holder, ttl=0.0, phase=phase)
+
+
+#: The entry to write for each changed key; None: delete the key.
+Changes = Mapping[str, Entry | None]
+
+
+def format_value(value: Value) -> str:
+    """The text of ``value``, as the Lua scripts write it, except for `=` and the last run's prefix.
+
+    Raises:
+        TypeError: ``value`` is None.
+    """
+    match value:
+        case Record(kind=kind, token=token, fence=fence, phase=phase, holder=holder):
+            third = phase or (_WRITE_NUMBER_TEXT if fence == _WRITE_NUMBER else fence or 0)
+            task = token.partition("|")[0]
+            return f"{kind} {token} {third} {holder.to_json(Token.task_id_of(task))}"
+        case Marker(state, sequence, nonce):
+            return f"{state} {sequence} {nonce}"
+        case str():
+            return f"{_LAST_RUN}{value}"
+    raise TypeError("a value that could not be read can't be written")
+
+
+def parse_value(text: str, number: int) -> Value:
+    """The value of ``text``, which the store wrote under ``number``."""
+    if text.startswith(_LAST_RUN):
+        return text.removeprefix(_LAST_RUN)
+    if match := _MARKER.fullmatch(text):
+        return Marker(MarkerState(match[1]), int(match[2]), match[3])
+    try:
+        kind, token, third, holder = text.split(" ", 3)
+        if kind != Kind.CLAIM:
+            Token.parse(token)  # raises ValueError: only a claim may have another owner
+            third = str(number) if third == _WRITE_NUMBER_TEXT else third
+        return Record.parse("", f"{kind} {token} {third} {holder}", 0.0)
+    except ValueError:
+        return None
+
+
+def parse_entry(text: str, number: int) -> Entry:
+    """The entry of ``text`` behind a word like ``k60``, whose number of seconds becomes its ttl.
+
+    A text without such a word was not written by this library. It never expires.
+    """
+    match = _WORD.match(text)
+    if match is None:
+        return Entry(None, math.inf)
+    value = parse_value(text[match.end() :], number)
+    return Entry(value, float(match[2]), renewed=match[1] == "k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +292,7 @@ class TransitionStore(Store):
             draft.changes[marker] = Entry(new, until)
             # A missing claim is not written again: the newer copy of the message may have run and
             # freed it meanwhile.
-            if claim and new.state is not MarkerState.DONE and draft.value(claim.key, Claim):
+            if claim and new.state is not MarkerState.DONE and draft.claim(claim.key):
                 draft.change_claim(claim, token.task)
 
         self.transact(Transition((marker, *_claim_keys(claim)), decide), timeout)
@@ -122,13 +301,13 @@ class TransitionStore(Store):
         task = request.token.task
 
         def decide(draft: Draft) -> Record | None:
-            entry, claim = draft.get(request.key), draft.value(request.key, Claim)
-            if entry and claim and claim.owner == task:
+            entry, claim = draft.get(request.key), draft.claim(request.key)
+            if entry and claim and claim.token == task:
                 if entry.ttl < request.ttl:
                     draft.changes[request.key] = Entry(claim, request.ttl)
                 return None
-            if entry is None or (claim and claim.owner == request.instead_of):
-                new = Claim(task, Phase.QUEUED, request.holder)
+            if entry is None or (claim and claim.token == request.instead_of):
+                new = _record(Kind.CLAIM, task, request.holder, phase=Phase.QUEUED)
                 draft.changes[request.key] = Entry(new, request.ttl)
                 return None
             record = draft.record(request.key)
@@ -141,7 +320,7 @@ class TransitionStore(Store):
 
     def settle_claim(self, token: Token, change: ClaimChange, /, *, timeout: float = 0) -> None:
         def decide(draft: Draft) -> None:
-            claim = draft.value(change.key, Claim)
+            claim = draft.claim(change.key)
             if claim and (claim.phase is not Phase.RUNNING or change.phase is Phase.RUNNING):
                 draft.change_claim(change, token.task)
 
@@ -149,8 +328,8 @@ class TransitionStore(Store):
 
     def authorize_tick(self, request: AuthorizeTick, /, *, timeout: float = 0) -> Authorization:
         def decide(draft: Draft) -> Authorization:
-            leader, found = draft.value(request.leader, Held), draft.value(request.entry, str)
-            if not leader or leader.kind is not Kind.LEASE or leader.token != request.token:
+            leader, found = draft.record(request.leader), draft.value(request.entry, str)
+            if not leader or (leader.kind, leader.token) != (Kind.LEASE, str(request.token)):
                 return Authorization.DEPOSED
             if found == request.new:
                 return Authorization.AUTHORIZED  # A repeated request, whose first reply was lost.
@@ -209,8 +388,8 @@ def _acquire(draft: Draft, request: Acquire, marker_key: str) -> Granted | Refus
             return Refused(relation=relation, record=draft.record(slot))
     if free is None:
         return _refused_by_other(draft, request, request.slots[0])
-    claim = draft.value(request.claim.key, Claim) if request.claim and request.yields else None
-    if request.claim and claim and claim.owner != request.token.task:
+    claim = draft.claim(request.claim.key) if request.claim and request.yields else None
+    if request.claim and claim and claim.token != request.token.task:
         return _refused_by_other(draft, request, request.claim.key)
     return _grant(draft, request, free)
 
@@ -229,9 +408,11 @@ def _relation(entry: Entry, token: Token) -> Relation | None:
     """How the delivery ``token`` relates to the entry of a slot; None if it may take the slot."""
     value = entry.value
     # Other values are forged or foreign: claims and markers have keys of their own.
-    if not isinstance(value, Held) or value.token.task != token.task:
+    if not isinstance(value, Record) or value.kind is Kind.CLAIM:
         return Relation.OTHER
-    held = value.token
+    held = Token.parse(value.token)
+    if held.task != token.task:
+        return Relation.OTHER
     held_ordinal, ordinal = (held.nesting, held.retries), (token.nesting, token.retries)
     if held_ordinal > ordinal:
         return Relation.LATER
@@ -245,8 +426,8 @@ def _relation(entry: Entry, token: Token) -> Relation | None:
 
 
 def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
-    fence = None if len(request.slots) == 1 else 0
-    lease = Held(Kind.LEASE, request.token, fence, request.holder)
+    fence = _WRITE_NUMBER if len(request.slots) == 1 else None
+    lease = _record(Kind.LEASE, str(request.token), request.holder, fence=fence)
     draft.changes[slot] = Entry(lease, request.ttl, renewed=True)
     if request.claim is not None and not request.keeps_claim:
         claim, task = replace(request.claim, ttl=request.ttl), request.token.task
@@ -272,15 +453,15 @@ def _renew(draft: Draft, lease: Lease) -> Renewal:
     if entry is None:
         return LossReason.GONE
     value = entry.value
-    if not isinstance(value, Held) or value.token != lease.token:
+    if not isinstance(value, Record) or value.token != str(lease.token):
         return LossReason.REPLACED
     if value.kind is not Kind.LEASE:
         return LossReason.DYING if value.kind is Kind.DYING else LossReason.REPLACED
     draft.changes[lease.key] = Entry(value, lease.ttl, renewed=True)
     claimed = draft.get(lease.claim_key) if lease.claim_key else None
-    is_own = claimed and isinstance(claimed.value, Claim) and claimed.owner == lease.token.task
-    if claimed and is_own and claimed.ttl < lease.ttl:
-        draft.changes[lease.claim_key] = Entry(claimed.value, lease.ttl, renewed=True)
+    claim = draft.claim(lease.claim_key) if claimed else None
+    if claimed and claim and claim.token == lease.token.task and claimed.ttl < lease.ttl:
+        draft.changes[lease.claim_key] = Entry(claim, lease.ttl, renewed=True)
     return RENEWED
 
 
@@ -288,12 +469,12 @@ def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
     """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
     reply, holder = Relation.NOT_OURS, Holder()
     for key in request.keys:
-        value = draft.value(key, Held)
-        if value is not None and value.token == request.token:
+        value = draft.value(key, Record)
+        if value is not None and value.token == str(request.token):
             reply, holder = Relation.OURS, value.holder
             if value.kind in (Kind.LEASE, Kind.DYING):
                 draft.changes[key] = _remainder(value, request)
-        elif value is not None and value.token.attempt == request.token.attempt:
+        elif value is not None and value.token.startswith(f"{request.token.attempt}|"):
             reply = Relation.TWIN
     if request.claim is not None and (
         reply is Relation.OURS or (reply is Relation.NOT_OURS and request.claim.phase is None)
@@ -313,8 +494,8 @@ def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
     return reply
 
 
-def _remainder(value: Held, request: Release) -> Entry | None:
+def _remainder(value: Record, request: Release) -> Entry | None:
     if request.become is None:
         return None
-    new = replace(value, kind=request.become, token=request.next_token or request.token)
+    new = replace(value, kind=request.become, token=str(request.next_token or request.token))
     return Entry(new, request.become_ttl)

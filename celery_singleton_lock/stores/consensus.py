@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.stores.transitions.entries import Changes, Draft
-from celery_singleton_lock.stores.transitions.store import Transition, TransitionStore
+from celery_singleton_lock.stores.transitions import Changes, Draft, Transition, TransitionStore
 from celery_singleton_lock.stores.urls import ClusterUrl
 
 #: A key and its owner: the token of a lease or the task of a claim. Two acquires of one key may

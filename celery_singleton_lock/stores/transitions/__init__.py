@@ -1,1 +1,0 @@
-"""State transitions of locks as pure functions, shared by the stores without scripts."""
