@@ -15,11 +15,14 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 from celery_singleton_lock.core.key import KeySpec
 
 _E = TypeVar("_E", bound=StrEnum)
-#: Returns the checked value of an option; called with the option's name and its given value.
-_Check = Callable[[str, Any], Any]
 
 #: Seconds that ``on_conflict="retry"`` waits by default.
 DEFAULT_MAX_WAIT: Final = 3600.0
+# Seconds. A lease is renewed every ttl/3 with a timeout of ttl/6, so one slow reply would lose a
+# shorter lease.
+MIN_TTL: Final = 0.3
+# One script examines all slots of a key.
+_MAX_LIMIT: Final = 1000
 
 
 class ConflictAction(StrEnum):
@@ -55,6 +58,99 @@ class OnDuplicate(StrEnum):
     RAISE = "raise"
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for a name that is close to a known name, else the known names."""
+    known = sorted(known)
+    import difflib  # imported only after a mistake
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
+
+
+def seconds(name: str, value: Any) -> float:
+    """``value`` (a number or timedelta) in seconds, not negative.
+
+    Raises:
+        TypeError: ``value`` is neither.
+        ValueError: ``value`` is negative, infinite or NaN.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r}: give seconds as a number, or a timedelta")
+    if not 0 <= value < 1e9:
+        raise ValueError(f"{name}={value!r}: give seconds from 0 to 1e9")
+    return float(value)
+
+
+def require(
+    is_valid: object, name: str, value: Any, advice: str, error: type[Exception] = ValueError
+) -> None:
+    """Raise ``error`` with the ``advice`` unless the value of the option ``name`` is valid."""
+    if not is_valid:
+        raise error(f"{name}={value!r}: {advice}")
+
+
+def choice(name: str, value: Any, kind: type[_E]) -> _E:
+    """The member of ``kind`` that ``value`` names; else ValueError with a suggestion."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = [str(member) for member in kind]
+        raise ValueError(f"{name}={value!r}{suggestion(str(value), known)}") from None
+
+
+def flag(name: str, value: Any) -> bool:
+    require(isinstance(value, bool), name, value, "give True or False", TypeError)
+    return bool(value)
+
+
+def at_least(name: str, value: Any, least: float, reason: str) -> float:
+    duration = seconds(name, value)
+    require(duration >= least, name, value, f"at least {least} seconds{reason}")
+    return duration
+
+
+def _positive(name: str, value: Any, otherwise: str) -> float:
+    duration = seconds(name, value)
+    require(duration, name, value, f"more than 0 seconds, or {otherwise}")
+    return duration
+
+
+def _limit(name: str, value: Any) -> Any:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    require(is_whole, name, value, "give a whole number", TypeError)
+    require(1 <= value <= _MAX_LIMIT, name, value, f"from 1 to {_MAX_LIMIT}")
+    return value
+
+
+def _scope(name: str, value: Any) -> Any:
+    require(isinstance(value, str), name, value, "give a name as str", TypeError)
+    require(1 <= len(value) <= 200, name, value, "give a name of 1 to 200 characters")
+    return value
+
+
+def option(default: Any, check: Callable[..., Any] = lambda _, value: value, *args: Any) -> Any:
+    """A field of a dataclass whose value a user may give.
+
+    Args:
+        default: The value if none is given. If it is None, None may be given too.
+        check: Called with the option's name, the given value and ``args``. Returns the value,
+            possibly converted, or raises TypeError or ValueError.
+        args: Further arguments of ``check``.
+    """
+    return field(default=default, metadata={"check": (check, args)})
+
+
+def check_option(kind: Any, name: str, value: Any, prefix: str = "") -> Any:
+    """The checked value of the option ``name`` of ``kind``, which errors call ``prefix + name``."""
+    found = kind.__dataclass_fields__[name]
+    if value is None and found.default is None:
+        return None
+    check, args = found.metadata["check"]
+    return check(prefix + name, value, *args)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnConflict:
     """The handling of a call that has not started yet and whose key is held.
@@ -76,7 +172,7 @@ class OnConflict:
 
     def __post_init__(self) -> None:
         # A user may give the action as a plain str, which is not identical to a member.
-        action = choice("OnConflict(action)", ConflictAction, self.action)
+        action = choice("OnConflict(action)", self.action, ConflictAction)
         object.__setattr__(self, "action", action)
         for name in ("delay", "max_delay", "max_wait", "timeout"):
             value = getattr(self, name)
@@ -109,73 +205,44 @@ class OnConflict:
         return cls(action=ConflictAction.WAIT, timeout=seconds("OnConflict.wait(timeout)", timeout))
 
     @classmethod
-    def of(cls, value: OnConflict | str) -> OnConflict:
+    def of(cls, value: Any) -> OnConflict:
+        """The rule that ``value`` is or names; also reads what :meth:`to_header` writes.
+
+        Raises:
+            TypeError, ValueError: ``value`` is no rule.
+        """
         if isinstance(value, OnConflict):
             return value
-        return cls(action=choice("on_conflict", ConflictAction, value))
+        if not isinstance(value, Mapping):
+            return cls(action=choice("on_conflict", value, ConflictAction))
+        action = choice("on_conflict", value.get("action"), ConflictAction)
+        try:
+            if action is ConflictAction.RETRY:
+                return cls.retry(value["delay"], value["max_delay"], value["max_wait"])
+            if action is ConflictAction.WAIT:
+                return cls.wait(value["timeout"])
+        except KeyError as exc:
+            raise ValueError(f"on_conflict={value!r}: {exc} is missing") from None
+        return cls(action=action)
 
     def to_header(self) -> str | dict[str, Any]:
-        """The form in a message; :meth:`from_header` reads it."""
+        """The form in a message; :meth:`of` reads it."""
         if self == OnConflict(action=self.action):
             return str(self.action)
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def __json__(self) -> str | dict[str, Any]:
-        # Called by kombu's encoder: other messages may contain the options of a signature.
-        return self.to_header()
-
-    @classmethod
-    def from_header(cls, value: Any) -> OnConflict:
-        """Raise TypeError or ValueError for a value that :meth:`to_header` didn't write."""
-        if not isinstance(value, Mapping):
-            return cls.of(value)
-        action = choice("on_conflict", ConflictAction, value.get("action"))
-        if action is ConflictAction.RETRY:
-            return cls.retry(value["delay"], value["max_delay"], value["max_wait"])
-        if action is ConflictAction.WAIT:
-            return cls.wait(value["timeout"])
-        return cls(action=action)
+    #: Called by kombu's encoder: other messages may contain the options of a signature.
+    __json__ = to_header
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for a name that is close to a known name, else the known names."""
-    known = sorted(known)
-    import difflib  # imported only after a mistake
-
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
+def _on_conflict(name: str, value: Any) -> OnConflict:
+    is_rule = isinstance(value, (str, Mapping, OnConflict))
+    advice = "give a str, or OnConflict.retry(...) or .wait(...)"
+    require(is_rule, name, value, advice, TypeError)
+    return OnConflict.of(value)
 
 
-def seconds(name: str, value: Any) -> float:
-    """``value`` (a number or timedelta) in seconds, not negative.
-
-    Raises:
-        TypeError: ``value`` is neither.
-        ValueError: ``value`` is negative, infinite or NaN.
-    """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r}: give seconds as a number, or a timedelta")
-    if not 0 <= value < 1e9:
-        raise ValueError(f"{name}={value!r}: give seconds from 0 to 1e9")
-    return float(value)
-
-
-def choice(name: str, kind: type[_E], value: Any) -> _E:
-    """The member of ``kind`` that ``value`` names; else ValueError with a suggestion."""
-    try:
-        return kind(value)
-    except ValueError:
-        known = [str(member) for member in kind]
-        raise ValueError(f"{name}={value!r}{suggestion(str(value), known)}") from None
-
-
-# Seconds. A lease is renewed every ttl/3 with a timeout of ttl/6, so one slow reply would lose a
-# shorter lease.
-MIN_TTL: Final = 0.3
-# One script examines all slots of a key.
-_MAX_LIMIT: Final = 1000
+_SKIP: Final = OnConflict(action=ConflictAction.SKIP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,25 +250,26 @@ class Policy:
     """The complete options of one task. docs/options.md documents each option.
 
     Attributes:
-        impatient: Not an option: the given ``on_conflict`` if ``unique="until_start"`` replaced it.
-            If an upper layer resets ``unique``, this value is restored.
+        on_conflict: The rule that applies, which ``unique="until_start"`` may replace.
+        given_on_conflict: Not an option: the rule as given. It applies again if an upper layer
+            resets ``unique``.
     """
 
-    key: KeySpec = None
-    scope: str | None = None
-    limit: int = 1
-    ttl: float = 60.0
-    max_hold: float | None = None
-    min_hold: float = 0.0
-    on_conflict: OnConflict = field(default_factory=lambda: OnConflict(action=ConflictAction.SKIP))
-    needs_fence: bool = False
-    hold_on_retry: bool = True
-    on_lost: OnLost | None = None  # None: "retry" for acks_late tasks, else "fail"
-    on_store_error: OnStoreError = OnStoreError.RETRY
-    unique: Unique | None = None
-    unique_for: float = 3600.0
-    on_duplicate: OnDuplicate = OnDuplicate.RETURN_EXISTING
-    impatient: OnConflict | None = None
+    key: KeySpec = option(None)  # KeyMaker checks it, because it knows the signature.
+    scope: str | None = option(None, _scope)
+    limit: int = option(1, _limit)
+    ttl: float = option(60.0, at_least, MIN_TTL, "; the lease is renewed every ttl/3")
+    max_hold: float | None = option(None, _positive, "None for no bound")
+    min_hold: float = option(0.0, seconds)
+    on_conflict: OnConflict = option(_SKIP, _on_conflict)
+    needs_fence: bool = option(False, flag)
+    hold_on_retry: bool = option(True, flag)
+    on_lost: OnLost | None = option(None, choice, OnLost)  # None: RETRY if acks_late, else FAIL
+    on_store_error: OnStoreError = option(OnStoreError.RETRY, choice, OnStoreError)
+    unique: Unique | None = option(None, choice, Unique)
+    unique_for: float = option(3600.0, _positive, "the claim ends at once")
+    on_duplicate: OnDuplicate = option(OnDuplicate.RETURN_EXISTING, choice, OnDuplicate)
+    given_on_conflict: OnConflict = _SKIP
 
 
 class CallOptions(TypedDict, total=False):
@@ -214,7 +282,7 @@ class CallOptions(TypedDict, total=False):
     on_duplicate: Literal["return_existing", "skip", "raise"]
 
 
-OPTIONS: Final = frozenset(f.name for f in fields(Policy)) - {"impatient"}
+OPTIONS: Final = frozenset(f.name for f in fields(Policy) if f.metadata)
 CALL_OPTIONS: Final = frozenset(CallOptions.__annotations__)
 #: The options that may be set for all tasks of an app, as ``singleton_lock_<name>``.
 APP_OPTIONS: Final = OPTIONS - {"key", "scope", "limit", "min_hold"}
@@ -236,8 +304,10 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
     if unknown:
         raise TypeError(f"{where}: unknown option {unknown[0]!r}{suggestion(unknown[0], OPTIONS)}")
     try:
-        checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
-        policy = _with_patience(base, replace(base, **checked), named="on_conflict" in options)
+        checked = {name: check_option(Policy, name, value) for name, value in options.items()}
+        given = checked.get("on_conflict", base.given_on_conflict)
+        checked["on_conflict"] = _rule(base, checked, given)
+        policy = replace(base, **checked, given_on_conflict=given)
         _check_together(policy)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
@@ -290,130 +360,42 @@ def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str)
             )
 
 
-def _check_ttl(name: str, value: Any) -> float:
-    ttl = seconds(name, value)
-    if ttl < MIN_TTL:
-        raise ValueError(
-            f"{name}={value!r}: at least {MIN_TTL} seconds; the lease is renewed every ttl/3"
-        )
-    return ttl
+def _rule(base: Policy, checked: Mapping[str, Any], given: OnConflict) -> OnConflict:
+    """The ``on_conflict`` that applies.
 
-
-def _positive(otherwise: str) -> _Check:
-    def check(name: str, value: Any) -> float:
-        if not seconds(name, value):
-            raise ValueError(f"{name}={value!r}: more than 0 seconds, or {otherwise}")
-        return seconds(name, value)
-
-    return check
-
-
-def _one_of(kind: type[StrEnum]) -> _Check:
-    return lambda name, value: choice(name, kind, value)
-
-
-def _or_none(check: _Check) -> _Check:
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def _check_limit(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r}: give a whole number")
-    if not 1 <= value <= _MAX_LIMIT:
-        raise ValueError(f"{name}={value!r}: from 1 to {_MAX_LIMIT}")
-    return value
-
-
-def _check_scope(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r}: give a name as str")
-    if not value or len(value) > 200:
-        raise ValueError(f"{name}={value!r}: give a name of 1 to 200 characters")
-    return value
-
-
-def _check_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: give True or False")
-    return value
-
-
-def _check_on_conflict(name: str, value: Any) -> OnConflict:
-    if isinstance(value, Mapping):
-        try:
-            return OnConflict.from_header(value)  # the value comes from a message
-        except KeyError as exc:
-            raise ValueError(f"{name}={value!r}: {exc} is missing") from None
-    if not isinstance(value, (str, OnConflict)):
-        raise TypeError(f"{name}={value!r}: give a str, or OnConflict.retry(...) or .wait(...)")
-    return OnConflict.of(value)
-
-
-_CHECKS: Final[dict[str, _Check]] = {
-    # KeyMaker checks the key, because it knows the signature.
-    "key": lambda name, value: value,
-    "scope": _or_none(_check_scope),
-    "limit": _check_limit,
-    "ttl": _check_ttl,
-    "max_hold": _or_none(_positive("None for no bound")),
-    "min_hold": seconds,
-    "on_conflict": _check_on_conflict,
-    "needs_fence": _check_flag,
-    "hold_on_retry": _check_flag,
-    "on_lost": _or_none(_one_of(OnLost)),
-    "on_store_error": _one_of(OnStoreError),
-    "unique": _or_none(_one_of(Unique)),
-    "unique_for": _positive("the claim ends at once"),
-    "on_duplicate": _one_of(OnDuplicate),
-}
-
-
-def _with_patience(base: Policy, policy: Policy, *, named: bool) -> Policy:
-    """``policy`` with the ``on_conflict`` that its ``unique`` needs.
+    With ``unique="until_start"`` it waits without a limit: the waiting call represents all calls
+    that were answered with it, so it must not be dropped.
 
     Args:
         base: The lower layer.
-        policy: Both layers, merged.
-        named: Whether the upper layer sets ``on_conflict``.
-    """
-    if policy.unique is not Unique.UNTIL_START:
-        given = policy.on_conflict if named else base.impatient or policy.on_conflict
-        return replace(policy, on_conflict=given, impatient=None)
-    if base.unique is Unique.UNTIL_START and not named:
-        return policy  # the lower layer is adapted already, and may have set "raise"
-    given = policy.on_conflict
-    rule = _patient(given, named=named)
-    return replace(policy, on_conflict=rule, impatient=None if rule == given else given)
-
-
-def _patient(rule: OnConflict, *, named: bool) -> OnConflict:
-    """``on_conflict`` for a call with ``unique="until_start"``, which waits without a limit.
-
-    The waiting call represents all calls that were answered with it, so it must not be dropped.
-
-    Args:
-        rule: The merged ``on_conflict``.
-        named: Whether the upper layer sets it; a lower layer's value is meant for other tasks.
+        checked: The options of the upper layer.
+        given: The merged ``on_conflict`` as given. If only a lower layer sets it, it is meant for
+            other tasks.
 
     Raises:
-        ValueError: The layer itself sets a rule that drops the call.
+        ValueError: The upper layer itself sets a rule that drops the call.
     """
-    if rule.action is ConflictAction.RETRY:
-        if named and rule.max_wait not in (None, DEFAULT_MAX_WAIT):
+    if checked.get("unique", base.unique) is not Unique.UNTIL_START:
+        return given
+    named = "on_conflict" in checked
+    if not named and base.unique is Unique.UNTIL_START:
+        return base.on_conflict
+    if given.action is ConflictAction.RETRY:
+        if named and given.max_wait not in (None, DEFAULT_MAX_WAIT):
             raise ValueError(
-                f'unique="until_start" with max_wait={rule.max_wait:g}: the one waiting call '
+                f'unique="until_start" with max_wait={given.max_wait:g}: the one waiting call '
                 "stands for all others, so it waits as long as it takes. Drop max_wait"
             )
-        return replace(rule, max_wait=None)
+        return replace(given, max_wait=None)
     if not named:
         return OnConflict.retry(max_wait=None)
-    if rule.action in (ConflictAction.SKIP, ConflictAction.REVOKE):
+    if given.action in (ConflictAction.SKIP, ConflictAction.REVOKE):
         raise ValueError(
-            f'unique="until_start" with on_conflict="{rule.action}": the one waiting call stands '
+            f'unique="until_start" with on_conflict="{given.action}": the one waiting call stands '
             'for all others, and would be dropped. Use on_conflict="retry", which is its default, '
             'or unique="until_done"'
         )
-    return rule
+    return given
 
 
 def _check_together(policy: Policy) -> None:

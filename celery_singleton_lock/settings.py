@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Final
 
@@ -18,7 +18,19 @@ from celery import Celery
 
 from celery_singleton_lock.celery_compat import namespace_of
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.policy import APP_OPTIONS, MIN_TTL, Policy, merge, seconds, suggestion
+from celery_singleton_lock.policy import (
+    APP_OPTIONS,
+    MIN_TTL,
+    Policy,
+    at_least,
+    check_option,
+    flag,
+    merge,
+    option,
+    require,
+    seconds,
+    suggestion,
+)
 from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
 from celery_singleton_lock.stores.urls import check_url, masked, split_url
 
@@ -40,11 +52,24 @@ _VISIBILITY_TIMEOUTS: Final = {
 # Seconds. With any broker a twin may arrive an hour late: the broker keeps an unacknowledged
 # message assigned to a connection that it believes to be alive.
 _MIN_MARKER_TTL: Final = 3600.0
+# The settings beside a URL that Celery reads: its TLS options and its transport options.
+_BESIDE: Final = {
+    "result_backend": ("redis_backend_use_ssl", "result_backend_transport_options"),
+    "broker_url": ("broker_use_ssl", "broker_transport_options"),
+}
 _MISSING: Final = object()
-# Seconds. A try of a standby candidate is one script that changes nothing. More than 20 per second
-# have no use.
-_MIN_BEAT_POLL: Final = 0.05
-_MAX_BEAT_NAME_CHARS: Final = 100
+
+
+def _text(name: str, value: Any, pattern: str, advice: str) -> Any:
+    is_valid = isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL)
+    require(is_valid, name, value, advice)
+    return value
+
+
+def _number(name: str, value: Any, end: int, advice: str) -> Any:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    require(is_whole and 0 <= value < end, name, value, f"give a whole number from 0 {advice}")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +97,34 @@ class Settings:
     url: str = field(repr=False)
     url_source: str
     connection_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    prefix: str = "celery"
     policy: Policy = field(default_factory=Policy)
-    fence_base: int = 0
-    allow_eviction: bool = False
-    wait_replicas: int = 0
-    beat_name: str = "celery"
-    beat_ttl: float = 15.0
-    beat_poll: float = 1.0
     visibility_timeout: float | None = None
+    prefix: str = option(
+        "celery", _text, r"[\w.@/-]{1,64}", "give 1 to 64 letters, digits or _ . @ / -"
+    )
+    # Lua's numbers are exact up to 2**53.
+    fence_base: int = option(
+        0, _number, 2**52, "to 2**52, at least the highest fence of the store you leave"
+    )
+    allow_eviction: bool = option(False, flag)
+    wait_replicas: int = option(
+        0,
+        _number,
+        101,
+        "(don't wait), and not above the number of replicas that each master has",
+    )
+    beat_name: str = option(
+        "celery",
+        _text,
+        ".{1,100}",
+        "give a name of 1 to 100 characters; beats of one name elect one leader",
+    )
+    beat_ttl: float = option(
+        15.0, at_least, MIN_TTL, ", because the leader renews every third of it"
+    )
+    # A try of a standby candidate is one script that changes nothing. More than 20 per second have
+    # no use.
+    beat_poll: float = option(1.0, at_least, 0.05, " between two tries of a standby")
 
     @property
     def safe_url(self) -> str:
@@ -110,18 +154,14 @@ def read_settings(app: Celery) -> Settings:
     """
     conf = app.conf
     _refuse_unknown(conf)
-    given = {
-        name: value
-        for name in _NAMES
-        if (value := conf.get(_PREFIX + name, _MISSING)) is not _MISSING
-    }
     try:
-        options = {name: given[name] for name in APP_OPTIONS & set(given)}
-        policy = merge(Policy(), options, where="singleton_lock_* settings")
-        own_settings, visibility_timeout = _own_settings(given), _visibility_timeout(conf)
+        policy = merge(Policy(), _given(conf, APP_OPTIONS), where="singleton_lock_* settings")
+        given = _given(conf, _OWN).items()
+        own = {name: check_option(Settings, name, value, _PREFIX) for name, value in given}
+        visibility_timeout = _visibility_timeout(conf)
     except (TypeError, ValueError) as exc:
         raise SettingsError(str(exc)) from None
-    url, source = _choose_url(conf, given.get("url"))
+    url, source = _choose_url(conf)
     tls_options = _tls_options(conf, source)
     if tls_options:
         # With such options, Celery and kombu use TLS with any scheme.
@@ -136,8 +176,14 @@ def read_settings(app: Celery) -> Settings:
         },
         policy=policy,
         visibility_timeout=visibility_timeout,
-        **{"beat_name": app.main or "celery", **own_settings},
+        **{"beat_name": app.main or "celery", **own},
     )
+
+
+def _given(conf: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The settings of these names that ``conf`` has."""
+    values = {name: conf.get(_PREFIX + name, _MISSING) for name in sorted(names)}
+    return {name: value for name, value in values.items() if value is not _MISSING}
 
 
 def _refuse_unknown(conf: Any) -> None:
@@ -174,7 +220,8 @@ def _warn_once(text: str) -> None:
     logger.warning("singleton: %s", text)
 
 
-def _choose_url(conf: Any, given: Any) -> tuple[str, str]:
+def _choose_url(conf: Any) -> tuple[str, str]:
+    given = conf.get(f"{_PREFIX}url")
     if given is not None:
         if not isinstance(given, str) or "://" not in given:
             # The value is not shown, because it may contain a password.
@@ -219,8 +266,7 @@ def _readable(url: str, setting: str) -> str:
 
 def _tls_options(conf: Any, source: str) -> dict[str, Any]:
     """The TLS options of the setting that the URL was inherited from."""
-    name = {"result_backend": "redis_backend_use_ssl", "broker_url": "broker_use_ssl"}.get(source)
-    options = conf.get(name) if name else None
+    options = conf.get(_BESIDE[source][0]) if source in _BESIDE else None
     if not isinstance(options, Mapping):
         return {}
     return {f"ssl_{key.removeprefix('ssl_')}": value for key, value in options.items()}
@@ -242,69 +288,17 @@ def _sentinel_options(conf: Any, url: str, source: str) -> dict[str, Any]:
     """The master's name and the sentinels' login, from the transport options beside the URL."""
     if not is_sentinel_url(url):
         return {}
-    both = {"result_backend": "result_backend", "broker_url": "broker"}
     # singleton_lock_url may name the same sentinels without these options.
-    for name in [both[source]] if source in both else both.values():
-        options = conf.get(f"{name}_transport_options") or {}
+    for _, setting in [_BESIDE[source]] if source in _BESIDE else _BESIDE.values():
+        options = conf.get(setting) or {}
         found = {key: options[key] for key in ("master_name", "sentinel_kwargs") if key in options}
         if found:
             return found
     return {}
 
 
-def _own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The validated settings that are not options of a task.
-
-    Raises:
-        TypeError, ValueError: A value is wrong.
-    """
-    found = {name: given[name] for name in _RULES if name in given}
-    for name, value in found.items():
-        is_valid, advice = _RULES[name]
-        if not is_valid(value):
-            raise ValueError(f"{_PREFIX}{name}={value!r}: {advice}")
-    for name, (least, reason) in _DURATIONS.items():
-        if name in given:
-            found[name] = seconds(_PREFIX + name, given[name])
-            if found[name] < least:
-                raise ValueError(
-                    f"{_PREFIX}{name}={given[name]!r}: at least {least} seconds{reason}"
-                )
-    return found
-
-
-def _matches(pattern: str) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str) and bool(re.fullmatch(pattern, value, re.DOTALL))
-
-
-def _is_below(end: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
-
-
-_RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "prefix": (_matches(r"[\w.@/-]{1,64}"), "give 1 to 64 letters, digits or _ . @ / -"),
-    "fence_base": (
-        _is_below(2**52),  # Lua's numbers are exact up to 2**53
-        "give a whole number from 0 to 2**52, at least the highest fence of the store you leave",
-    ),
-    "allow_eviction": (lambda value: isinstance(value, bool), "give True or False"),
-    "wait_replicas": (
-        _is_below(101),
-        "give a whole number from 0 (don't wait), and not above the number of replicas that each "
-        "master has",
-    ),
-    "beat_name": (
-        _matches(f".{{1,{_MAX_BEAT_NAME_CHARS}}}"),
-        f"give a name of 1 to {_MAX_BEAT_NAME_CHARS} characters; beats of one name elect one "
-        "leader",
-    ),
-}
-# Shortest durations in seconds.
-_DURATIONS: Final = {
-    "beat_ttl": (MIN_TTL, ", because the leader renews every third of it"),
-    "beat_poll": (_MIN_BEAT_POLL, " between two tries of a standby"),
-}
-_NAMES: Final = APP_OPTIONS | _RULES.keys() | _DURATIONS.keys() | {"url"}
+_OWN: Final = frozenset(f.name for f in fields(Settings) if f.metadata)
+_NAMES: Final = APP_OPTIONS | _OWN | {"url"}
 
 
 def _visibility_timeout(conf: Any) -> float | None:

@@ -291,7 +291,7 @@ def _options(value: Any) -> dict[str, Any]:
     options = {name: value[name] for name in CALL_OPTIONS if name in value}
     if "on_conflict" in options:
         try:
-            options["on_conflict"] = OnConflict.from_header(options["on_conflict"])
+            options["on_conflict"] = OnConflict.of(options["on_conflict"])
         except (TypeError, ValueError, KeyError, AttributeError):
             del options["on_conflict"]
     return options

@@ -106,7 +106,7 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"unique_for": "1h"}, TypeError, "give seconds as a number, or a timedelta"),
         ({"on_duplicate": "return_exising"}, ValueError, "did you mean 'return_existing'"),
         ({"on_duplicate": None}, ValueError, "known: raise, return_existing, skip"),
-        ({"impatient": None}, TypeError, "unknown option 'impatient'"),
+        ({"given_on_conflict": "skip"}, TypeError, "unknown option 'given_on_conflict'"),
         ({"needs_fence": 1}, TypeError, "give True or False"),
         ({"hold_on_retry": "no"}, TypeError, "give True or False"),
     ],
@@ -164,7 +164,7 @@ def test_a_longest_delay_shorter_than_the_first_is_refused() -> None:
     ids=repr,
 )
 def test_a_rule_survives_its_message(rule: OnConflict) -> None:
-    assert OnConflict.from_header(json.loads(json.dumps(rule.to_header()))) == rule
+    assert OnConflict.of(json.loads(json.dumps(rule.to_header()))) == rule
 
 
 _JSON = st.recursive(
@@ -184,7 +184,7 @@ _JSON = st.recursive(
 )
 def test_a_rule_from_elsewhere_is_read_or_refused_with_a_known_error(value: Any) -> None:
     try:
-        rule = OnConflict.from_header(value)
+        rule = OnConflict.of(value)
     except (TypeError, ValueError, KeyError):
         return
     assert rule.action in set(ConflictAction)
@@ -201,7 +201,7 @@ def test_who_may_set_what() -> None:
     assert {"ttl", "on_conflict"} <= CALL_OPTIONS
     assert not {"key", "scope", "limit", "min_hold"} & (CALL_OPTIONS | APP_OPTIONS)
     assert {"unique", "unique_for", "on_duplicate"} <= CALL_OPTIONS & APP_OPTIONS
-    assert "impatient" not in CALL_OPTIONS | APP_OPTIONS
+    assert "given_on_conflict" not in CALL_OPTIONS | APP_OPTIONS
 
 
 # --- unique="until_start": the one waiting call stands for all others ----------------------------
