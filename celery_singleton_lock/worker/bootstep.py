@@ -39,7 +39,6 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        self._heartbeat: ParentHeartbeat | None = None
         app = worker.app
         Runtime.worker_name = worker.hostname
         ParentHeartbeat.running = None
@@ -70,17 +69,10 @@ class SingletonStep(bootsteps.StartStopStep):
         runtime, memory = Runtime.of(worker.app), SharedMemory.current
         if memory is None or not runtime.store.capabilities.renews_for_others:
             return
-        ParentHeartbeat.running = self._heartbeat = ParentHeartbeat(
-            memory, runtime.open_store(), runtime.clock
-        )
-        self._heartbeat.start()
-
-    def stop(self, parent: Any) -> None:
-        """Called by Celery before the pool stops; in a warm shutdown bodies still run."""
-        if self._heartbeat is not None:
-            self._heartbeat.finish(parent.blueprint.shutdown_complete.is_set)
-
-    terminate = stop  # called by Celery in a cold shutdown
+        heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
+        ParentHeartbeat.running = heartbeat
+        # In a warm shutdown, bodies run until the worker's last step has stopped.
+        heartbeat.start(worker.blueprint.shutdown_complete.is_set)
 
 
 def check_tasks(app: Celery, store: Store) -> None:

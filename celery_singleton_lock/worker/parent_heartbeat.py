@@ -40,7 +40,7 @@ Failure handling
 
     The parent never declares a loss: it ignores the reply "not ours", which the child also gets.
 
-    Threads and forks: ``sweep`` runs on this module's thread, ``start`` and ``finish`` on the main
+    Threads and forks: ``sweep`` runs on this module's thread, ``start`` and ``leave`` on the main
     thread, which runs Celery's event loop and must not block. This class has its own store object,
     so the parent's releases do not wait for renewals. Retried releases have their own thread,
     because one part of the store (a shard, a node) may not answer, and renewals must not wait for
@@ -55,9 +55,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import cache
+from math import inf
 from typing import ClassVar, Final
-from weakref import WeakSet
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
@@ -107,27 +106,20 @@ class ParentHeartbeat:
         self._clock = clock
         #: By stamp, the time at which a lease may be renewed again after the last request.
         self._again_at: dict[int, float] = {}
-        #: Stamps of leases whose renewal by the parent is logged already.
-        self._logged: set[int] = set()
         self._is_over: Callable[[], bool] = lambda: False
-        # Each lock is held by its thread inside the store's client, and by a fork.
-        self._renewing, self._retrying = threading.Lock(), threading.Lock()
-        self._locked_by_fork: list[threading.Lock] = []
         # Releases that this object has not tried yet, which come first, and those without a reply.
         self._untried: deque[_Left] = deque()
         self._unanswered: deque[_Left] = deque()
         self._retry_at = 0.0
         self._has_retry_thread = False
 
-    def start(self) -> None:
-        """Start the thread. Called after the pool has forked its first children."""
-        _watch_forks()
-        _running.add(self)
-        native.start_new_thread(self._run, "singleton-parent-heartbeat")
+    def start(self, is_over: Callable[[], bool]) -> None:
+        """Start the thread, which ends when ``is_over()`` is true; until then children may run.
 
-    def finish(self, is_over: Callable[[], bool]) -> None:
-        """End the thread when ``is_over()`` is true; until then children may run."""
+        Called after the pool has forked its first children.
+        """
         self._is_over = is_over
+        native.start_new_thread(self._run, "singleton-parent-heartbeat")
 
     # Renewals.
 
@@ -141,7 +133,6 @@ class ParentHeartbeat:
             one for one in self._memory.of_living() if now < min(one.deadline, one.hold_until)
         ]
         stamps = {one.stamp for one in leases}
-        self._logged &= stamps
         self._again_at = {stamp: at for stamp, at in self._again_at.items() if stamp in stamps}
         late = [one for one in leases if self._due(one) <= now]
         if late:
@@ -169,7 +160,7 @@ class ParentHeartbeat:
         left = min(lease.valid_until for lease in leases) - sent
         timeout = patience(min(lease.ttl for lease in leases), left)
         try:
-            with self._renewing:
+            with _locks["renewal"]:
                 replies = self._store.renew(leases, timeout=timeout)
         except Exception as exc:
             if not isinstance(exc, StoreError):
@@ -181,23 +172,20 @@ class ParentHeartbeat:
     def _record(self, lease: RunningLease, note: LeaseNote, reply: Renewal, sent: float) -> None:
         """Process the reply to a renewal that was sent at ``sent``."""
         now = self._clock.now()
-        next_turn = sent + interval_of(lease.ttl, self._trusted)
         if reply is LossReason.UNREACHABLE:
             self._again_at[lease.stamp] = now + retry_pause(lease.ttl, lease.deadline - now)
-        elif reply is not RENEWED:
-            self._again_at[lease.stamp] = next_turn
-        elif now < lease.deadline:
+            return
+        self._again_at[lease.stamp] = sent + interval_of(lease.ttl, self._trusted)
+        if reply is RENEWED and now < lease.deadline:
             self._memory.advance(lease, sent + trust_of(lease.ttl, self._trusted))
-            self._again_at[lease.stamp] = next_turn
-            if lease.stamp not in self._logged:
-                self._logged.add(lease.stamp)
+            if lease.parents == -inf:  # the first renewal by the parent
                 logger.info(
                     "singleton: pid %s doesn't renew %s; its worker does (a call that keeps the "
                     "GIL, or a stopped process)",
                     lease.pid,
                     note.keys[0],
                 )
-        # Otherwise the reply arrived after the deadline, and the child has declared the loss.
+        # A reply after the deadline has no effect: the child has declared the loss.
 
     # Releases that are retried.
 
@@ -230,7 +218,7 @@ class ParentHeartbeat:
             if now >= until:
                 continue
             try:
-                with self._retrying:
+                with _locks["retry"]:
                     ask(self._store)
             except StoreUnavailable:
                 self._unanswered.append((ask, until))
@@ -270,38 +258,30 @@ class ParentHeartbeat:
         finally:
             self._has_retry_thread = False
 
-    def lock_for_fork(self) -> None:
-        """Wait until no thread of this object is in the store's client. Called by a fork."""
-        locks = (self._renewing, self._retrying)
-        self._locked_by_fork = [lock for lock in locks if lock.acquire(timeout=_FORK_PATIENCE)]
 
-    def unlock_after_fork(self) -> None:
-        while self._locked_by_fork:
-            self._locked_by_fork.pop().release()
-
-
-# Python can't unregister a fork hook. So the hooks are functions of this module that use weak
-# references. An object and its shared memory are freed when its thread has ended.
-_running: WeakSet[ParentHeartbeat] = WeakSet()
-
-
-@cache
-def _watch_forks() -> None:
-    # A child has no parent heartbeat. Its copies of the locks stay locked, and its own forks must
-    # not wait for them.
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_running.clear
-    )
+# Each lock is held by a thread while it is inside the store's client, and by a fork.
+_locks: Final[dict[str, threading.Lock]] = {}
+_locked_by_fork: Final[list[threading.Lock]] = []
 
 
 def _before_fork() -> None:
-    for heartbeat in list(_running):
-        heartbeat.lock_for_fork()
+    """Wait until no thread of this module is inside the store's client."""
+    _locked_by_fork[:] = [one for one in _locks.values() if one.acquire(timeout=_FORK_PATIENCE)]
 
 
 def _after_fork() -> None:
-    for heartbeat in list(_running):
-        heartbeat.unlock_after_fork()
+    while _locked_by_fork:
+        _locked_by_fork.pop().release()
+
+
+def _make_locks() -> None:
+    # Also called in a forked child, which has none of the threads: a lock that one of them held at
+    # the fork would stay locked there, and the child's own forks would wait for it.
+    _locks.update(renewal=threading.Lock(), retry=threading.Lock())
+
+
+_make_locks()
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_make_locks)
 
 
 def _lease(running: RunningLease, note: LeaseNote, clock: Clock) -> Lease:

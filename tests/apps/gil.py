@@ -33,7 +33,7 @@ TTL = float(os.environ.get("TTL", "2"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "gil", "ttl": TTL}
 
 if "pulse" in os.environ.get("WITHOUT", "").split(","):
-    ParentHeartbeat.start = lambda self: None  # type: ignore[method-assign]
+    ParentHeartbeat.start = lambda self, is_over: None  # type: ignore[method-assign]
 
 # As CDLL, but a call keeps the GIL: what a C extension does that never lets go of it.
 _LIBC = ctypes.PyDLL(None)

@@ -659,7 +659,7 @@ def test_one_that_the_store_is_silent_about_does_not_keep_the_others_from_being_
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Bench], ParentHeartbeat]]:
     """Starts the pulse's thread over a bench, on the machine's clock; ends it with the test."""
-    pulses: list[ParentHeartbeat] = []
+    over = threading.Event()
     threads: list[threading.Thread] = []
 
     def start_new_thread(function: Callable[[], None], name: str) -> None:
@@ -668,13 +668,12 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Bench], Paren
 
     def start(bench: Bench) -> ParentHeartbeat:
         monkeypatch.setattr(native, "start_new_thread", start_new_thread)
-        pulses.append(ParentHeartbeat(bench.record, bench.store, SystemClock()))
-        pulses[-1].start()
-        return pulses[-1]
+        pulse = ParentHeartbeat(bench.record, bench.store, SystemClock())
+        pulse.start(over.is_set)
+        return pulse
 
     yield start
-    for pulse in pulses:
-        pulse.finish(lambda: True)
+    over.set()
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive(), "the thread has heard of the end"
@@ -706,14 +705,12 @@ def test_the_thread_goes_on_until_the_pool_is_over(
     bench: Bench, running: Callable[[Bench], ParentHeartbeat]
 ) -> None:
     live, lease = live_bench(ttl=1.5)
-    over = threading.Event()
-    running(live).finish(over.is_set)
+    running(live)
     deadline = time.monotonic() + 30
     while len(live.store.batches) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(live.store.batches) >= 4
     assert not lease.lost
-    over.set()
     lease.end()
 
 
@@ -734,7 +731,10 @@ def test_a_child_is_forked_when_the_pulse_is_out_of_the_stores_client(
 
 
 def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
-    bench: Bench, running: Callable[[Bench], ParentHeartbeat], caplog: pytest.LogCaptureFixture
+    bench: Bench,
+    running: Callable[[Bench], ParentHeartbeat],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     live, lease = live_bench(ttl=0.6)
     live.store.before_renewal = stall = Stall()
@@ -753,7 +753,7 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
         if (pid := os.fork()) == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-    pulse.finish(lambda: True)
+    monkeypatch.setattr(pulse, "_is_over", lambda: True)
     for thread in threading.enumerate():
         if thread.name == "singleton-parent-heartbeat":
             thread.join(30)
@@ -783,8 +783,7 @@ def test_a_pulse_that_has_ended_is_forgotten_with_the_memory_that_it_looked_at()
     """Python unregisters no hook of forks, and each embedded worker has a pulse of its own."""
     record = SharedMemory()
     pulse = ParentHeartbeat(record, FlakyStore(SystemClock()), SystemClock())
-    pulse.start()
-    pulse.finish(lambda: True)
+    pulse.start(lambda: True)
     found, memory = weakref.ref(pulse), weakref.ref(record._memory)
     del pulse, record
     wait_until(lambda: [gc.collect(), found()][1] is None, "the pulse is gone")
