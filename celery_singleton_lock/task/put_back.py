@@ -21,7 +21,7 @@ from kombu import Exchange, Queue
 
 from celery_singleton_lock.celery_compat import delays_natively, driver_of
 from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
-from celery_singleton_lock.worker.origin import reached_with_delay, without_delay
+from celery_singleton_lock.worker.request import reached_with_delay, without_delay
 
 _MAX_DOUBLINGS: Final = 30
 

@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ from celery import Celery
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
+from kombu import Queue
 
 from celery_singleton_lock import celery_compat
 from celery_singleton_lock.celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
@@ -62,7 +64,6 @@ from celery_singleton_lock.publish.header import (
     mint_nonce,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker.origin import find_origin
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.shared_memory import SharedMemory
 
@@ -74,6 +75,9 @@ _PARENT_TIMEOUT: Final = 1.0
 _DYING_SECONDS: Final = 1.0
 # Prefix of this library's headers. Celery makes every header an attribute of the body's request.
 _OURS: Final = "singleton_"
+# Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay.
+# The routing key of the delivered message still has the prefix.
+_DELAY_BITS: Final = re.compile(r"^(?:[01]\.){28}")
 
 
 class SingletonRequestMixin:
@@ -142,16 +146,17 @@ class SingletonRequestMixin:
         origin = find_origin(self.app, exchange, routing_key)
         if origin is None:
             return
+        queue, is_shared = origin
         message = self.request_dict
-        message[QUEUE_KEY] = origin.queue
-        if not origin.is_shared:
+        message[QUEUE_KEY] = queue
+        if not is_shared:
             return
         self._settle_claim(comes_back=False)
         header = dict(self._header())
         if not header:
             message[UNNAMED_KEY] = True
         header.pop("claim", None)
-        header |= {"id": str(self.id), "call": call_in_queue(call_of(header), origin.queue)}
+        header |= {"id": str(self.id), "call": call_in_queue(call_of(header), queue)}
         message[HEADER] = header
 
     def revoked(self) -> bool:
@@ -279,19 +284,20 @@ def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) ->
         ask: A function that sends the request to its argument, a store.
     """
     heartbeat = ParentHeartbeat.running
-    if heartbeat is not None and heartbeat.has_left:
-        if not heartbeat.leave(ask, ttl):
-            why = "too many others wait for the store"
-            logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, why)
+    why: object = "too many others wait for the store"
+    if heartbeat is None or not heartbeat.has_left:
+        try:
+            ask(store)
+            return
+        except StoreError as exc:
+            if heartbeat is not None and isinstance(exc, StoreUnavailable):
+                logger.warning("singleton: %s: freed when the store answers again (%s)", what, exc)
+                heartbeat.leave(ask, ttl)
+                return
+            why = exc
+    elif heartbeat.leave(ask, ttl):
         return
-    try:
-        ask(store)
-    except StoreError as exc:
-        if heartbeat is not None and isinstance(exc, StoreUnavailable):
-            logger.warning("singleton: %s: freed when the store answers again (%s)", what, exc)
-            heartbeat.leave(ask, ttl)
-        else:
-            logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, exc)
+    logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, why)
 
 
 def _release(store: Store, *, call: Release, what: str) -> None:
@@ -324,18 +330,16 @@ def _is_ours(header: str) -> bool:
     return header.startswith(_OURS) and header != TICK_HEADER
 
 
-class SingletonRequest(SingletonRequestMixin, Request):  # type: ignore[misc]
-    """The class that ``SingletonTask.Request`` names."""
-
-
 def mixed_request(base: Any) -> type:
     """A class that extends ``base`` (a Request class or its qualified name) with the mixin."""
     cls: type = symbol_by_name(base)
     if issubclass(cls, SingletonRequestMixin):
         return cls
-    if cls is Request:
-        return SingletonRequest
     return type(f"Singleton{cls.__name__}", (SingletonRequestMixin, cls), {})
+
+
+#: The class that ``SingletonTask.Request`` names.
+SingletonRequest: Final = mixed_request(Request)
 
 
 def _alive(pid: int) -> bool:
@@ -344,3 +348,86 @@ def _alive(pid: int) -> bool:
     except OSError as exc:
         return not isinstance(exc, ProcessLookupError)
     return True
+
+
+# The queue that a message came from. A message has the exchange and routing key with which it was
+# published, but not its queue. So the queue is looked up by these two in the app's configuration,
+# among the queues that this worker consumes.
+
+
+def find_origin(app: Celery, exchange: str, routing_key: str) -> tuple[str, bool] | None:
+    """The queue of a message that this worker received; None if the configuration has none.
+
+    Args:
+        app: The worker's app.
+        exchange: The exchange, except the default one, whose routing keys are names of queues.
+        routing_key: The routing key of the delivered message.
+
+    Returns:
+        The name of the queue, and whether the broker has routed the message to other queues too.
+    """
+    is_delayed = without_delay(routing_key) != routing_key
+    reached = _reached(app, routing_key, None if is_delayed else exchange)
+    # Names of the queues, not the dictionary's keys: before Celery 5.7 the keys are the arguments
+    # of -Q, such as the alias of a Broadcast.
+    consumed = [queue.name for queue in app.amqp.queues.consume_from.values()]
+    if len(consumed) > 1:
+        consumed = [name for name in consumed if name in reached]
+    if not consumed:
+        return None
+    name = consumed[0]
+    # If this worker consumes two such queues, each has a copy, and the copies are
+    # indistinguishable.
+    is_shared = len(consumed) == 1 and (
+        len(reached) > 1 or (name in reached and reached[name].exchange.type == "fanout")
+    )
+    return name, is_shared
+
+
+def reached_with_delay(app: Celery, routing_key: str) -> list[str]:
+    """Names of the queues to which native delayed delivery takes ``routing_key``."""
+    return list(_reached(app, without_delay(routing_key), None))
+
+
+def without_delay(routing_key: str) -> str:
+    """The routing key without the prefix of native delayed delivery."""
+    return _DELAY_BITS.sub("", routing_key)
+
+
+def _reached(app: Celery, routing_key: str, exchange: str | None) -> dict[str, Queue]:
+    """The queues that a message reaches, by name; ``exchange`` None: by native delayed delivery."""
+    words = routing_key.split(".")
+    return {
+        queue.name: queue
+        for queue in app.amqp.queues.values()
+        for bound, key in _bindings(queue)
+        if _lets_pass(bound, key or "", exchange, words)
+    }
+
+
+def _bindings(queue: Any) -> list[tuple[Any, str | None]]:
+    own = [(queue.exchange, queue.routing_key)] if queue.exchange else []
+    return own + [(binding.exchange, binding.routing_key) for binding in queue.bindings or ()]
+
+
+def _lets_pass(bound: Any, key: str, exchange: str | None, words: Sequence[str]) -> bool:
+    """Whether a binding with ``key`` to the exchange ``bound`` passes a message."""
+    pattern = key.split(".")
+    if exchange is None:
+        # Celery binds every exchange that is not direct to the exchange at the end of the delay.
+        return bound.type != "direct" and _matches(["#", *pattern], words)
+    if bound.name != exchange:
+        return False
+    if bound.type == "direct":
+        return pattern == words
+    # A fanout exchange passes all messages. Other types, such as headers, do not route by the key.
+    return bound.type != "topic" or _matches(pattern, words)
+
+
+def _matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether a topic exchange passes ``words``: ``*`` is one word, ``#`` any number of words."""
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(_matches(pattern[1:], words[start:]) for start in range(len(words) + 1))
+    return bool(words) and pattern[0] in ("*", words[0]) and _matches(pattern[1:], words[1:])

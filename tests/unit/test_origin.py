@@ -8,7 +8,7 @@ from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
 from celery_singleton_lock.publish.header import call_in_queue
-from celery_singleton_lock.worker.origin import Origin, find_origin, reached_with_delay
+from celery_singleton_lock.worker.request import find_origin, reached_with_delay
 
 WORK, NEWS = Exchange("work", "topic"), Exchange("news", "fanout")
 DELAYED = "celery_delayed_27"
@@ -34,31 +34,31 @@ def app(*consumed: str) -> Celery:
 @pytest.mark.parametrize(
     ("exchange", "routing_key", "consumed", "found"),
     [
-        ("main", "celery", ["celery", "all"], Origin("celery", False)),
+        ("main", "celery", ["celery", "all"], ("celery", False)),
         ("main", "other", ["celery", "all"], None),
         # One queue is consumed: it is that, whatever has bound it to the exchange.
-        ("unknown", "x", ["celery"], Origin("celery", False)),
+        ("unknown", "x", ["celery"], ("celery", False)),
         ("unknown", "x", ["celery", "all"], None),
-        ("one", "x", ["celery", "bound"], Origin("bound", False)),
-        ("tags", "", ["celery", "red"], Origin("red", False)),
+        ("one", "x", ["celery", "bound"], ("bound", False)),
+        ("tags", "", ["celery", "red"], ("red", False)),
         # Another worker's queue has the message, too.
-        ("work", "report.daily", ["reports", "celery"], Origin("reports", True)),
-        ("work", "report", ["reports", "all"], Origin("all", False)),
-        ("work", "a.z", ["deep", "celery"], Origin("deep", True)),
-        ("work", "a.b.c.z", ["deep", "celery"], Origin("deep", True)),
+        ("work", "report.daily", ["reports", "celery"], ("reports", True)),
+        ("work", "report", ["reports", "all"], ("all", False)),
+        ("work", "a.z", ["deep", "celery"], ("deep", True)),
+        ("work", "a.b.c.z", ["deep", "celery"], ("deep", True)),
         ("work", "a.b.c", ["deep", "celery"], None),
         # It is in both, and can't be told from its copy.
-        ("work", "report.daily", ["reports", "all"], Origin("reports", False)),
-        ("news", "whatever", ["news-1", "celery"], Origin("news-1", True)),
+        ("work", "report.daily", ["reports", "all"], ("reports", False)),
+        ("news", "whatever", ["news-1", "celery"], ("news-1", True)),
         # As `-Q news` names a broadcast.
-        ("news", "whatever", ["news"], Origin("news-1", True)),
+        ("news", "whatever", ["news"], ("news-1", True)),
         # Native delayed delivery has its own exchange, and leads by the key to all but direct ones.
-        (DELAYED, f"{DELAY}report.daily", ["celery", "reports"], Origin("reports", True)),
+        (DELAYED, f"{DELAY}report.daily", ["celery", "reports"], ("reports", True)),
         (DELAYED, f"{DELAY}celery", ["celery", "reports"], None),
     ],
 )
 def test_a_message_came_from_a_queue_that_this_worker_consumes(
-    exchange: str, routing_key: str, consumed: list[str], found: Origin | None
+    exchange: str, routing_key: str, consumed: list[str], found: tuple[str, bool] | None
 ) -> None:
     assert find_origin(app(*consumed), exchange, routing_key) == found
 
