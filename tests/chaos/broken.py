@@ -38,6 +38,7 @@ def _without_owner_check() -> None:
     script = redis_scripts.RELEASE
     script.source = _DELETE
     script.sha = hashlib.sha1(_DELETE, usedforsecurity=False).hexdigest()
+    redis_scripts.Script.known[script.sha] = script
 
 
 def _without_renewal() -> None:

@@ -106,7 +106,7 @@ def claim(store: RedisStore) -> None:
     settle(store, token, claim, Phase.QUEUED)
     mark(store, key, token, MarkerState.WAITING, 1, claim=freed(claim))
     give(store, key, token, claim=freed(claim))
-    store._run(module.PROLONG, ([claim], [token.task, 1000]), TIMEOUT)
+    store._run(module.PROLONG.command([claim], [token.task, "1000"]), TIMEOUT)
 
 
 def lead_and_free(store: RedisStore) -> None:

@@ -27,7 +27,7 @@ from celery_singleton_lock.core.store import (
     Store,
 )
 from celery_singleton_lock.stores.redis import scripts as module
-from celery_singleton_lock.stores.redis.scripts import KeysAndArguments, Script, milliseconds
+from celery_singleton_lock.stores.redis.scripts import Command, Script, milliseconds
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
@@ -56,6 +56,7 @@ class OlderScript(Script):
         folder = Path(__file__).parent / "older"
         self.source = b"".join((folder / f"{name}.lua").read_bytes() for name in names)
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
+        Script.known[self.sha] = self
 
 
 OLDER: Final = {
@@ -71,25 +72,29 @@ _RENEWALS: Final = {
 }
 
 
+def _as_older(command: Command) -> Command:
+    """The same run of the older script, if it has one."""
+    script = Script.known[command[1]]
+    if script is module.RELEASE:  # which was not given the line and its list
+        command = (*command[:2], int(command[2]) - 2, command[3], *command[6:])
+    return ("EVALSHA", OLDER.get(script, script).sha, *command[2:])
+
+
 class OlderStore(RedisStore):
     """Of a worker of the version before."""
 
     def ticket(self, *_: Any, **__: Any) -> None:
         return None  # it wakes no waiters
 
-    def _pipeline(
-        self, script: Script, runs: Sequence[KeysAndArguments], timeout: float, **options: Any
-    ) -> list[Any]:
-        if script is module.RELEASE:  # which was not given the line and its list
-            runs = [([keys[0], *keys[3:]], arguments) for keys, arguments in runs]
-        return super()._pipeline(OLDER.get(script, script), runs, timeout, **options)
+    def _pipeline(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+        return super()._pipeline([*map(_as_older, commands)], timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         arguments: list[Any] = [len(leases)]
         for lease in leases:
             arguments += (str(lease.token), milliseconds(lease.ttl))
-        call = [lease.key for lease in leases], arguments
-        (replies,) = self._pipeline(_RENEW, [call], timeout)
+        command = _RENEW.command([lease.key for lease in leases], arguments)
+        (replies,) = self._pipeline([command], timeout)
         return [_RENEWALS[reply] for reply in replies]
 
     def release_async(self, *_: Any, **__: Any) -> bool:

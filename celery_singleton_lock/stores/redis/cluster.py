@@ -430,7 +430,7 @@ class ClusterStore(RedisStore):
         for lease in leases:
             shards.setdefault(Keyspace.shard(lease.key), []).append(lease)
         chunks = [chunk for shard in shards.values() for chunk in scripts.chunks_of(shard)]
-        replies = self._each(scripts.RENEW, [*map(scripts.renewal_arguments, chunks)], timeout)
+        replies = self._each([*map(scripts.renewal_command, chunks)], timeout)
         # While a slot moves, its keys are on two nodes: each lease needs a request of its own.
         apart: list[Sequence[Lease]] = [
             [lease]
@@ -438,8 +438,8 @@ class ClusterStore(RedisStore):
             if isinstance(reply, redis.exceptions.TryAgainError)
             for lease in chunk
         ]
-        runs = [scripts.renewal_arguments(chunk, claims=False) for chunk in apart]
-        replies += self._each(scripts.RENEW, runs, timeout)
+        alone = [scripts.renewal_command(chunk, claims=False) for chunk in apart]
+        replies += self._each(alone, timeout)
         if all(isinstance(reply, Exception) for reply in replies):
             self._connections.checked(replies)
         found: dict[int, Renewal] = {}
@@ -456,29 +456,29 @@ class ClusterStore(RedisStore):
         self, leases: Sequence[Lease], renewals: Sequence[Renewal], timeout: float
     ) -> None:
         """Prolong the stray claims of renewed leases. After a failure the claims expire."""
-        runs = [
-            ((lease.claim_key,), (lease.token.task, scripts.milliseconds(lease.ttl)))
+        commands = [
+            scripts.PROLONG.command(
+                [lease.claim_key], [lease.token.task, scripts.milliseconds(lease.ttl)]
+            )
             for lease, reply in zip(leases, renewals, strict=True)
             if reply is RENEWED
             and lease.claim_key
             and not Keyspace.same_shard(lease.key, lease.claim_key)
         ]
-        self._each(scripts.PROLONG, runs, timeout)
+        self._each(commands, timeout)
 
-    def _each(
-        self, script: scripts.Script, runs: Sequence[scripts.KeysAndArguments], timeout: float
-    ) -> list[Any]:
-        """The reply or the error of each run of ``script``."""
-        if not runs:
+    def _each(self, commands: Sequence[scripts.Command], timeout: float) -> list[Any]:
+        """The reply or the error of each run of a script."""
+        if not commands:
             return []
-        replies = self._connections.run([*map(script.evalsha, runs)], timeout, check=False)
+        replies = self._connections.run(commands, timeout, check=False)
         forgotten = [
             index
             for index, reply in enumerate(replies)
             if isinstance(reply, redis.exceptions.NoScriptError)
         ]
         if forgotten:
-            loads = [script.eval(runs[index]) for index in forgotten]
+            loads = [scripts.with_source(commands[index]) for index in forgotten]
             again = self._connections.run(loads, timeout, check=False)
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply
@@ -492,7 +492,7 @@ class ClusterStore(RedisStore):
     def _settle_stray(self, token: Token, change: ClaimChange, timeout: float) -> None:
         arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
         try:
-            self._run(scripts.SETTLE_CLAIM, ([change.key], arguments), timeout)
+            self._run(scripts.SETTLE_CLAIM.command([change.key], arguments), timeout)
         except StoreError as exc:
             # Exclusion depends on the lease only. An unsettled claim delays calls until it expires.
             logger.warning("singleton: %s stays until it expires: %s", change.key, exc)

@@ -1,4 +1,4 @@
-"""The Lua scripts, the KEYS and ARGV of their runs, and the packing of commands.
+"""The Lua scripts, the commands that run them, and the packing of commands.
 
 Unused trailing KEYS and ARGV are omitted: every argument costs packing here and parsing in the
 server, most tasks have no claim, and most releases delete the key. Arguments are text, because
@@ -19,10 +19,7 @@ from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.store import RENEWED, Acquire, ClaimChange, Release, Renewal
 
 #: The words of a command.
-Command = tuple[Any, ...]
-
-#: KEYS and ARGV of one run; the keys are of one shard.
-KeysAndArguments = tuple[Sequence[Any], Sequence[Any]]
+Command = Sequence[Any]
 
 
 class Script:
@@ -30,20 +27,33 @@ class Script:
 
     __slots__ = ("sha", "source")
 
+    #: All scripts, by digest.
+    known: Final[dict[str, Script]] = {}
+
     def __init__(self, *names: str) -> None:
         folder = files("celery_singleton_lock.stores.redis") / "lua"
         self.source = b"".join((folder / f"{name}.lua").read_bytes() for name in names)
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
+        Script.known[self.sha] = self
 
-    def evalsha(self, run: KeysAndArguments) -> Command:
-        """The command that runs the script by its digest, if the server knows the script."""
-        keys, arguments = run
+    def command(self, keys: Sequence[str], arguments: Sequence[Any] = ()) -> Command:
+        """The command that runs the script by its digest, if the server knows the script.
+
+        Args:
+            keys: KEYS. All are in one shard.
+            arguments: ARGV.
+        """
         return ("EVALSHA", self.sha, f"{len(keys)}", *keys, *arguments)
 
-    def eval(self, run: KeysAndArguments) -> Command:
-        """The command that runs the script by its source, which loads it into the server."""
-        keys, arguments = run
-        return ("EVAL", self.source, len(keys), *keys, *arguments)
+
+def with_source(command: Command) -> Command:
+    """An EVALSHA command as the EVAL that loads the script into the server and runs it.
+
+    Any other command is returned unchanged.
+    """
+    if command[0] != "EVALSHA":
+        return command
+    return ("EVAL", Script.known[command[1]].source, *command[2:])
 
 
 ACQUIRE: Final = Script("claims", "wait_queue", "acquire")
@@ -65,51 +75,53 @@ _CLAIM_KEY: Final = attrgetter("claim_key")
 _RENEWALS: Final = {0: LossReason.GONE, -1: LossReason.REPLACED, 2: LossReason.DYING}
 
 
-def acquire_arguments(request: Acquire, fence_base: int) -> KeysAndArguments:
-    """The KEYS and ARGV of ``acquire.lua``. Fences are above ``fence_base``."""
-    token, claim = request.token, request.claim
+def acquire_command(request: Acquire, fence_base: str) -> Command:
+    """The run of ``acquire.lua``. Fences are above ``fence_base``."""
+    token, claim, wait_ttl = request.token, request.claim, request.wait_ttl
     key, attempt = request.slots[0], token.attempt
-    keys = Keyspace.beside_acquire(key, attempt)
-    keys += request.slots
-    arguments = [
+    words = ["EVALSHA", ACQUIRE.sha, "", *Keyspace.beside_acquire(key, attempt), *request.slots]
+    if claim is not None:
+        words.append(claim.key)
+    if wait_ttl is not None:
+        words.append(Keyspace.wait_queue(key))
+    words[2] = f"{len(words) - 3}"
+    words += (
         f"{attempt}|{token.nonce}",
-        f"{milliseconds(request.ttl)}",
+        milliseconds(request.ttl),
         f"{request.sequence}",
         request.holder.to_json(token.task_id),
-        f"{fence_base}",
-    ]
+        fence_base,
+    )
     if claim is not None:
-        keys.append(claim.key)
         flags = (request.frees_claim, request.yields, request.keeps_claim)
-        arguments += [phase_of(claim), *("1" if flag else "0" for flag in flags)]
-    if request.wait_ttl is not None:
-        keys.append(Keyspace.wait_queue(key))
-        if claim is None:
-            arguments += ["-", "0", "0", "0"]
-        wait_ttl = f"{milliseconds(request.wait_ttl)}" if request.wait_ttl else "0"
-        arguments += [wait_ttl, request.handoff]
-    return keys, arguments
+        words += (phase_of(claim), *("1" if flag else "0" for flag in flags))
+    elif wait_ttl is not None:
+        words += ("-", "0", "0", "0")
+    if wait_ttl is not None:
+        words += (milliseconds(wait_ttl) if wait_ttl else "0", request.handoff)
+    return words
 
 
-def release_arguments(request: Release) -> KeysAndArguments:
-    """The KEYS and ARGV of ``release.lua``."""
-    token, claim = request.token, request.claim
-    attempt = token.attempt
+def release_command(request: Release) -> Command:
+    """The run of ``release.lua``."""
+    token, claim, become = request.token, request.claim, request.become
+    keys, attempt = request.keys, token.attempt
     # The wait queue is always declared: only the script finds out whether a client waits, and some
     # servers refuse access to undeclared keys.
-    keys = Keyspace.beside_release(request.keys[0], attempt)
-    keys += request.keys
-    arguments = [attempt, token.nonce]
-    if not (request.marker or request.become or claim):
-        return keys, arguments
-    arguments += [str(request.marker or ""), f"{milliseconds(request.marker_ttl)}"]
-    if request.become or claim:
-        become_ttl = f"{milliseconds(request.become_ttl)}"
-        arguments += [str(request.become or ""), become_ttl, str(request.next_token or token)]
+    words = ["EVALSHA", RELEASE.sha, "", *Keyspace.beside_release(keys[0], attempt), *keys]
     if claim is not None:
-        keys.append(claim.key)
-        arguments += [phase_of(claim), f"{milliseconds(claim.ttl)}"]
-    return keys, arguments
+        words.append(claim.key)
+    words[2] = f"{len(words) - 3}"
+    words += (attempt, token.nonce)
+    if not (request.marker or become or claim):
+        return words
+    words += (str(request.marker or ""), milliseconds(request.marker_ttl))
+    if become or claim:
+        next_token = str(request.next_token or token)
+        words += (str(become or ""), milliseconds(request.become_ttl), next_token)
+    if claim is not None:
+        words += (phase_of(claim), milliseconds(claim.ttl))
+    return words
 
 
 def chunks_of(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
@@ -117,25 +129,23 @@ def chunks_of(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
     return [leases[start : start + _CHUNK] for start in range(0, len(leases), _CHUNK)]
 
 
-def renewal_arguments(chunk: Sequence[Lease], *, claims: bool = True) -> KeysAndArguments:
-    """The KEYS and ARGV of ``renew.lua``, without claims in another shard than their lease."""
-    keys = [lease.key for lease in chunk]
+def renewal_command(chunk: Sequence[Lease], *, claims: bool = True) -> Command:
+    """The run of ``renew.lua`` for ``chunk``, without claims in another shard than their lease."""
     begin = f"{Kind.LEASE} "
+    keys = [lease.key for lease in chunk]
     values = [f"{begin}{lease.token} " for lease in chunk]
-    claimed: list[tuple[int, Lease]] = []
+    claimed: list[Lease] = []
     if claims and any(map(_CLAIM_KEY, chunk)):
-        claimed = [
-            (number, lease)
-            for number, lease in enumerate(chunk, start=1)
-            if lease.claim_key and Keyspace.same_shard(lease.key, lease.claim_key)
-        ]
-    keys += [lease.claim_key for _, lease in claimed]
-    values += [f"{number}" for number, _ in claimed]
+        for number, lease in enumerate(chunk, start=1):
+            if lease.claim_key and Keyspace.same_shard(lease.key, lease.claim_key):
+                claimed.append(lease)
+                keys.append(lease.claim_key)
+                values.append(f"{number}")
     ttls = {lease.ttl for lease in chunk}
     if len(ttls) == 1:
-        return keys, [f"{len(chunk)}", f"{milliseconds(*ttls)}", *values]
-    each = [f"{milliseconds(lease.ttl)}" for lease in (*chunk, *(lease for _, lease in claimed))]
-    return keys, [f"{len(chunk)}", "", *values, *each]
+        return RENEW.command(keys, [f"{len(chunk)}", milliseconds(*ttls), *values])
+    each = [milliseconds(lease.ttl) for lease in (*chunk, *claimed)]
+    return RENEW.command(keys, [f"{len(chunk)}", "", *values, *each])
 
 
 def renewals_of(count: int, reply: Sequence[int]) -> list[Renewal]:
@@ -152,13 +162,13 @@ def phase_of(claim: ClaimChange) -> str:
 
 
 @lru_cache(maxsize=64)
-def milliseconds(seconds: float) -> int:
+def milliseconds(seconds: float) -> str:
     """A ttl in ms as an argument; at least 1, because the server refuses 0."""
-    return max(1, round(seconds * 1000))
+    return str(max(1, round(seconds * 1000)))
 
 
 # The RESP length lines, precomputed: formatting the number would double the cost of a word.
-_LENGTHS: Final = tuple(f"${length}" for length in range(512))
+_length_line: Final = tuple(f"${length}" for length in range(512)).__getitem__
 
 
 def pack(commands: Iterable[Sequence[Any]]) -> bytes:
@@ -177,8 +187,8 @@ def _packed(words: Sequence[Any]) -> bytes:
     try:
         # Most words are short ASCII text. Joining them as text avoids a call per word and halves
         # the cost.
-        parts = [""] * (2 * len(words))
-        parts[::2] = map(_LENGTHS.__getitem__, map(len, words))
+        parts = [*words, *words]
+        parts[::2] = map(_length_line, map(len, words))
         parts[1::2] = words
         text = "\r\n".join(parts)
         if text.isascii():

@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import redis
 
@@ -60,6 +60,8 @@ from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators, record_of
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
+
+T = TypeVar("T")
 
 _CAPABILITIES: Final = Capabilities(
     fence=True,
@@ -102,7 +104,7 @@ class RedisStore(RedisOperators):
         connect: Callable[[str, Mapping[str, Any] | None], Connections] = Connections,
     ) -> None:
         self._connections = connect(url, options)
-        self._fence_base = fence_base
+        self._fence_base = f"{fence_base}"
         self._wait_replicas = wait_replicas
         self._queues = WaitQueues()
         self._pending = PendingReleases(self._release)
@@ -138,31 +140,28 @@ class RedisStore(RedisOperators):
         return self._acquire(request, timeout)
 
     def _acquire(self, request: Acquire, timeout: float) -> Granted | Refused:
-        key, run = request.slots[0], scripts.acquire_arguments(request, self._fence_base)
-        fence = run[0][0]  # names the shard
-        just_checked = fence not in self._known_shards and self._check_shards(key, timeout)
-        wait: tuple[scripts.Command, ...] = ()
+        commands = [scripts.acquire_command(request, self._fence_base)]
+        fence = commands[0][3]  # names the shard
+        just_checked = fence not in self._known_shards and self._check_shards(fence, timeout)
         if self._wait_replicas:
             # WAIT follows the script in the pipeline, because a script can't wait for replicas.
-            wait = (("WAIT", self._wait_replicas, scripts.milliseconds(timeout * _WAIT_RATIO)),)
-        reply, *acknowledged = self._pipeline(scripts.ACQUIRE, [run], timeout, then=wait)
+            waited = scripts.milliseconds(timeout * _WAIT_RATIO)
+            commands.append(("WAIT", f"{self._wait_replicas}", waited))
+        replies = self._pipeline(commands, timeout)
+        reply = replies[0]
         if just_checked:
             self._known_shards.add(fence)  # again, if the server had lost the script
         if self._pending.lost:
             self._pending.resend_lost()
         if isinstance(reply, bytes):
-            found: Granted | Refused = Granted(key=key, fence=int(reply) or None)
+            found: Granted | Refused = Granted(key=request.slots[0], fence=int(reply) or None)
         else:
             found = slot_or_refusal(reply)
-        if (
-            acknowledged
-            and acknowledged[0] < self._wait_replicas
-            and not isinstance(found, Refused)
-        ):
+        if self._wait_replicas and isinstance(found, Granted) and replies[1] < self._wait_replicas:
             with suppress(StoreError):  # the ttl frees the key; no body runs with this lease
                 self.release(Release(keys=(found.key,), token=request.token), timeout=timeout)
             raise StoreUnavailable(
-                f"{acknowledged[0]} replica(s) had the grant of {found.key!r} in time, and "
+                f"{replies[1]} replica(s) had the grant of {found.key!r} in time, and "
                 f"wait_replicas asks for {self._wait_replicas}: it was given back"
             )
         return found
@@ -170,8 +169,8 @@ class RedisStore(RedisOperators):
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         # Pending releases are not resent here, because all other leases would wait for that.
         chunks = scripts.chunks_of(leases)
-        runs = [scripts.renewal_arguments(chunk) for chunk in chunks]
-        replies = self._pipeline(scripts.RENEW, runs, timeout) if runs else []
+        commands = [*map(scripts.renewal_command, chunks)]
+        replies = self._pipeline(commands, timeout) if commands else []
         found: list[Renewal] = []
         for chunk, reply in zip(chunks, replies, strict=True):
             found += scripts.renewals_of(len(chunk), reply)
@@ -184,8 +183,7 @@ class RedisStore(RedisOperators):
         return reply
 
     def _release(self, request: Release, timeout: float) -> Relation:
-        run = scripts.release_arguments(request)
-        (reply,) = self._pipeline(scripts.RELEASE, [run], timeout)
+        (reply,) = self._pipeline([scripts.release_command(request)], timeout)
         self._loaded.add(Keyspace.shard(request.keys[0]))
         return Relation(reply.decode())
 
@@ -193,8 +191,7 @@ class RedisStore(RedisOperators):
         if Keyspace.shard(request.keys[0]) not in self._loaded:
             return False  # a NOSCRIPT reply would be read too late
         pending = self._pending.begin(request, timeout, on_reply)
-        command = scripts.RELEASE.evalsha(scripts.release_arguments(request))
-        if self._connections.send_async(command, timeout, pending):
+        if self._connections.send_async(scripts.release_command(request), timeout, pending):
             return True
         self._pending.withdraw(pending)
         return False
@@ -205,8 +202,8 @@ class RedisStore(RedisOperators):
         self._pending.resend_lost(timeout)
 
     def trace(self, key: str, *, timeout: float) -> Trace:
-        keys = [key, Keyspace.fence(key)]
-        value, ttl, fence, now = self._run(scripts.TRACE, (keys, ()), timeout)
+        command = scripts.TRACE.command([key, Keyspace.fence(key)])
+        value, ttl, fence, now = self._run(command, timeout)
         record = None if value is None else record_of(key.encode(), value, ttl)
         return Trace(record=record, fence=int(fence), now=int(now) / 1e6)
 
@@ -223,11 +220,12 @@ class RedisStore(RedisOperators):
         token, claim = request.token, request.claim
         keys = [Keyspace.marker(request.key, token.attempt)]
         ttl_ms = scripts.milliseconds(request.ttl)
-        arguments = [str(request.state), request.sequence, token.nonce, ttl_ms]
+        arguments = [str(request.state), f"{request.sequence}", token.nonce, ttl_ms]
         if claim is not None:
             keys.append(claim.key)
             arguments += [token.task, scripts.phase_of(claim), scripts.milliseconds(claim.ttl)]
-        self._run_repeatable(scripts.MARK, (keys, arguments), timeout)
+        command = scripts.MARK.command(keys, arguments)
+        _repeated(lambda: self._run(command, timeout))
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
         if Keyspace.fence(request.key) not in self._known_shards:
@@ -245,19 +243,14 @@ class RedisStore(RedisOperators):
         admit = self._admit_by_set
         if not self._claims_by_set or request.instead_of or request.wants_ttl:
             admit = self._admit_by_script
-        try:
-            return admit(request, timeout)
-        except StoreUnavailable as exc:
-            if not exc.was_idle:
-                raise
-            return admit(request, timeout)
+        return _repeated(lambda: admit(request, timeout))
 
     def _admit_by_set(self, request: Admit, timeout: float) -> Record | None:
         # A free claim is the common case. SET NX takes it at a quarter of a script's cost to the
         # server. With GET it returns the existing claim otherwise.
         token = request.token
         value = f"{Kind.CLAIM} {token.task} {Phase.QUEUED} {request.holder.to_json(token.task_id)}"
-        ttl_ms = f"{scripts.milliseconds(request.ttl)}"
+        ttl_ms = scripts.milliseconds(request.ttl)
         command = ("SET", request.key, value, "PX", ttl_ms, "NX", "GET")
         try:
             (found,) = self._connections.run([command], timeout)
@@ -277,19 +270,20 @@ class RedisStore(RedisOperators):
     def _admit_by_script(self, request: Admit, timeout: float) -> Record | None:
         token = request.token
         holder = request.holder.to_json(token.task_id)
-        arguments = [token.task, f"{scripts.milliseconds(request.ttl)}", holder, request.instead_of]
-        reply = self._run(scripts.ADMIT, ([request.key], arguments), timeout)
+        arguments = [token.task, scripts.milliseconds(request.ttl), holder, request.instead_of]
+        reply = self._run(scripts.ADMIT.command([request.key], arguments), timeout)
         return _claim_record(request, *reply) if reply else None
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
-        run = [change.key], [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
-        self._run_repeatable(scripts.SETTLE_CLAIM, run, timeout)
+        arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
+        command = scripts.SETTLE_CLAIM.command([change.key], arguments)
+        _repeated(lambda: self._run(command, timeout))
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
         ttl_ms = scripts.milliseconds(request.ttl)
         arguments = [str(request.token), request.expected or "", request.new, ttl_ms]
-        run = [request.leader, request.entry], arguments
-        return Authorization(self._run(scripts.AUTHORIZE_TICK, run, timeout).decode())
+        command = scripts.AUTHORIZE_TICK.command([request.leader, request.entry], arguments)
+        return Authorization(self._run(command, timeout).decode())
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
         # GET instead of MGET: every login has the right to GET, which the scripts need, and a
@@ -300,8 +294,8 @@ class RedisStore(RedisOperators):
     # --- operators -------------------------------------------------------------------------------
 
     def free(self, key: str, token: str | None) -> bool:
-        run = [key, Keyspace.fence(key)], [token or ""]
-        return bool(self._run(scripts.FREE, run, OPERATOR_TIMEOUT))
+        command = scripts.FREE.command([key, Keyspace.fence(key)], [token or ""])
+        return bool(self._run(command, OPERATOR_TIMEOUT))
 
     def inspect(self, key: str) -> Record | None:
         self._drain_open()
@@ -324,47 +318,26 @@ class RedisStore(RedisOperators):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def _run(self, script: scripts.Script, run: scripts.KeysAndArguments, timeout: float) -> Any:
-        """Run ``script`` once, then resend asynchronous releases whose reply was lost."""
-        (reply,) = self._pipeline(script, [run], timeout)
+    def _run(self, command: scripts.Command, timeout: float) -> Any:
+        """Run a script once, then resend asynchronous releases whose reply was lost."""
+        (reply,) = self._pipeline([command], timeout)
         if self._pending.lost:
             self._pending.resend_lost()
         return reply
 
-    def _run_repeatable(
-        self, script: scripts.Script, run: scripts.KeysAndArguments, timeout: float
-    ) -> None:
-        """Run an idempotent ``script``, a second time if it got no reply on an idle connection.
-
-        A NAT or load balancer may have dropped that connection while the server is reachable.
-        """
+    def _pipeline(self, commands: Sequence[scripts.Command], timeout: float) -> list[Any]:
+        """The reply to each command. Load the scripts into a server that has lost them."""
         try:
-            self._run(script, run, timeout)
-        except StoreUnavailable as exc:
-            if not exc.was_idle:
-                raise
-            self._run(script, run, timeout)
-
-    def _pipeline(
-        self,
-        script: scripts.Script,
-        runs: Sequence[scripts.KeysAndArguments],
-        timeout: float,
-        *,
-        then: Sequence[scripts.Command] = (),
-    ) -> list[Any]:
-        """Run ``script`` once per element of ``runs``. Load it into a server that has lost it."""
-        try:
-            return self._connections.run([*map(script.evalsha, runs), *then], timeout)
+            return self._connections.run(commands, timeout)
         except redis.exceptions.NoScriptError:
             # The server was restarted, or SCRIPT FLUSH was called. Only the commands before the
             # first error were executed, and every script may run twice. EVAL loads and runs in one
             # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
-            if script is scripts.ACQUIRE:
+            if commands[0][1] == scripts.ACQUIRE.sha:
                 # The server may have lost its data, with the number of shards, too.
                 self._loaded.clear()
                 self._known_shards.clear()
-            return self._connections.run([*map(script.eval, runs), *then], timeout)
+            return self._connections.run([*map(scripts.with_source, commands)], timeout)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
         """Compare this store's number of shards with the number that is stored in Redis.
@@ -385,7 +358,7 @@ class RedisStore(RedisOperators):
         if note in map(Keyspace.shards_note, list(self._known_shards)):
             self._known_shards.add(Keyspace.fence(key))
             return False
-        noted = int(self._run(scripts.SHARDS, ([note], [self.shards]), timeout))
+        noted = int(self._run(scripts.SHARDS.command([note], [f"{self.shards}"]), timeout))
         if noted != self.shards:
             raise _ShardsDiffer(
                 f"the locks here are kept in {noted} shard(s), says {note!r}, and this app looks "
@@ -408,6 +381,19 @@ def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
 
 class _ShardsDiffer(StoreError):
     """Two apps use different numbers of shards for one prefix."""
+
+
+def _repeated(operation: Callable[[], T]) -> T:
+    """Run an idempotent operation, a second time if it got no reply on an idle connection.
+
+    A NAT or load balancer may have dropped that connection while the server is reachable.
+    """
+    try:
+        return operation()
+    except StoreUnavailable as exc:
+        if not exc.was_idle:
+            raise
+        return operation()
 
 
 def _claim_record(request: Admit, value: bytes, ttl_ms: float) -> Record:

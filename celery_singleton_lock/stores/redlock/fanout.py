@@ -362,7 +362,7 @@ class _NodeStore(RedisStore):
 
     def release_all(self, requests: Iterable[Release], timeout: float) -> None:
         """Send all releases in one round trip. The replies are ignored."""
-        self._pipeline(scripts.RELEASE, [*map(scripts.release_arguments, requests)], timeout)
+        self._pipeline([*map(scripts.release_command, requests)], timeout)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
         """Do nothing: the check would cost each node one more request before the first vote."""
