@@ -167,13 +167,13 @@ class Runtime:
         connections, and it has none of the parent's threads. A lock that another thread held at the
         fork would never be released (a child hung on such a lock 40 of 40 times).
         """
-        runtimes: dict[tuple[int, bool], Runtime] = app.__dict__.setdefault(_ATTRIBUTE, {})
-        key = (os.getpid(), eager)
-        found = runtimes.get(key)
-        if found is None:
+        try:
+            found: Runtime = app.__dict__[_ATTRIBUTE][os.getpid(), eager]
+        except KeyError:
             store = open_store("memory://") if eager else None
             # setdefault() is atomic: two concurrent first callers get the same runtime.
-            found = runtimes.setdefault(key, Runtime(app, store=store))
+            runtimes = app.__dict__.setdefault(_ATTRIBUTE, {})
+            found = runtimes.setdefault((os.getpid(), eager), Runtime(app, store=store))
         return found
 
     @classmethod

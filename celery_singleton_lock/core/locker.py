@@ -118,8 +118,9 @@ class Locker:
             StoreError: The store refuses.
             StoreUnavailable: The store doesn't answer; nothing is held.
         """
-        lease = None
-        self._note(request.slots, request)
+        lease, notes = None, self._lease_notes
+        if notes is not None:
+            self._note(notes, request.slots, request)
         try:
             timeout = timeout_for(request.ttl)
             sent = self.clock.now()
@@ -150,10 +151,10 @@ class Locker:
                 raise StoreUnavailable(
                     f"the grant of {request.slots[0]!r} arrived after its ttl of {lease.ttl} s"
                 )
-            if self._lease_notes is not None:
+            if notes is not None:
                 if len(request.slots) > 1:
-                    self._note((reply.key,), request)
-                lease.shared = self._lease_notes.share(lease)
+                    self._note(notes, (reply.key,), request)
+                lease.shared = notes.share(lease)
             self.heartbeat.add(lease, on_lost)
             if self._events.observes(EventName.ACQUIRED):
                 self._events.emit_for(lease, EventName.ACQUIRED, fence=reply.fence, ttl=ttl)
@@ -200,34 +201,31 @@ class Locker:
         thread or in another task. The lease note stays until the store has confirmed the release:
         if this process dies before that, its parent frees the lease.
         """
+        heartbeat = self.heartbeat
         try:
-            if not self._events.observes(EventName.RELEASED) and self._release_async(
-                lease, request
+            now = self.clock.now()
+            if (
+                self._releases_async
+                and now - lease.acquired_at <= _FRESH
+                and now < lease.valid_until
+                and lease.process == os.getpid()
+                and not self._events.observes(EventName.RELEASED)
+                and heartbeat.let_go(lease)
             ):
-                return
+                lease.released_at = now
+                reply = partial(self._on_reply, lease, request)
+                timeout = timeout_for(lease.ttl)
+                if self.store.release_async(request, timeout=timeout, on_reply=reply):
+                    heartbeat.sent(lease)
+                    return
+                heartbeat.confirmed(lease)
+                lease.released_at = None  # nothing has left this process
         except BaseException:
             # The exception is a soft time limit or SIGTERM. If the release was about to be sent,
             # the heartbeat drains it.
-            self.heartbeat.discard(lease)
+            heartbeat.discard(lease)
             raise
         self.release(lease, request)
-
-    def _release_async(self, lease: Lease, request: Release) -> bool:
-        """Send an asynchronous release; whether it was sent."""
-        now, heartbeat = self.clock.now(), self.heartbeat
-        is_fresh = now < lease.valid_until and now - lease.acquired_at <= _FRESH
-        if not (is_fresh and self._releases_async and lease.process == os.getpid()):
-            return False
-        if not heartbeat.let_go(lease):
-            return False
-        lease.released_at = now
-        on_reply = partial(self._on_reply, lease, request)
-        if self.store.release_async(request, timeout=timeout_for(lease.ttl), on_reply=on_reply):
-            heartbeat.sent(lease)
-            return True
-        heartbeat.confirmed(lease)
-        lease.released_at = None  # nothing has left this process
-        return False
 
     def _on_reply(
         self, lease: Lease, request: Release, outcome: Relation | StoreError, resent: bool
@@ -256,10 +254,10 @@ class Locker:
             pass  # if the lease was granted, its ttl frees the key
         self._strike(request.token)
 
-    def _note(self, keys: Sequence[str], request: Acquire) -> None:
-        if self._lease_notes is not None:
-            claim = request.claim.key if request.claim else ""
-            self._lease_notes.note(keys, str(request.token), request.ttl, claim)
+    @staticmethod
+    def _note(notes: LeaseNotes, keys: Sequence[str], request: Acquire) -> None:
+        claim = request.claim.key if request.claim else ""
+        notes.note(keys, str(request.token), request.ttl, claim)
 
     def _strike(self, token: Token) -> None:
         if self._lease_notes is not None:

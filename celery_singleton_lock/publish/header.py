@@ -93,9 +93,12 @@ class Delivery:
             call_of(header),
         )
         # A replaced task or a retry continues work that has begun.
-        started = bool((request.delivery_info or {}).get("redelivered") or nesting or retries)
-        options, claim = _options(header.get("options")), header.get("claim")
-        new = cls(token=token, started=started, options=options, claim=claim, requeued=requeued)
+        info = request.delivery_info
+        started = bool(nesting or retries or (info and info.get("redelivered")))
+        new = cls(token=token, started=started, requeued=requeued)
+        if token.call and len(header) == 2 and "id" in header:
+            return new  # the header of most messages: id and call
+        new.options, new.claim = _options(header.get("options")), header.get("claim")
         attempt = header.get("attempt")
         # In a header that was written for an earlier attempt, only the above remains valid.
         if attempt is not None and attempt == f"{nesting}.{retries}":

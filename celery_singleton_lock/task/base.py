@@ -119,15 +119,17 @@ class SingletonTask(_Base[P, R]):
         _publish_call()
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        request = self.request  # read once: Celery looks it up in a stack each time
+        # `self.request` is the same at twice the cost. It is read once: it is a stack of a thread.
+        request = self.request_stack.top
         # task(...) is a plain function call, also in the task's own body.
-        if request.called_directly:
+        if request is None or request.called_directly:
             return super().__call__(*args, **kwargs)
-        run = _task_run().of(request)
+        task_run = _task_run()
+        run = task_run.of(request)
         if run is None:
             # The result may also be the value of a skipped call, which Celery stores and which is
             # no R.
-            result: R = _task_run()(self, request).run(None, args, kwargs)
+            result: R = task_run(self, request).run(None, args, kwargs)
             return result
         if run.entered:
             return super().__call__(*args, **kwargs)
@@ -140,9 +142,10 @@ class SingletonTask(_Base[P, R]):
         """Release the lease after the result has been stored.
 
         On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives.
-        The parent's request has no run, so nothing is released there.
+        The parent has no request of this task, so nothing is released there.
         """
-        if (run := _task_run().of(self.request)) is not None:
+        request = self.request_stack.top
+        if request is not None and (run := _task_run().of(request)) is not None:
             run.settle(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
@@ -329,7 +332,7 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     claim.
     """
     if isinstance(sender, SingletonTask):
-        request, task_run = sender.request, _task_run()
+        request, task_run = sender.request_stack.top, _task_run()
         (task_run.of(request) or task_run(sender, request)).settle(state, retval)
 
 

@@ -265,23 +265,25 @@ class TaskRun:
             self.request.__dict__[CARRIED] = Carried(task.name, key, self.claim)
 
     def _operation(self) -> Acquire:
-        runtime, request, delivery = self.runtime, self.request, self.delivery
-        claim, ttl = self.claim, self.policy.ttl
-        return Acquire(
-            slots=runtime.keyspace.slots(self.key, self.policy.limit),
-            token=delivery.token,
+        runtime, delivery, policy = self.runtime, self.delivery, self.policy
+        token = delivery.token
+        request = Acquire(
+            slots=runtime.keyspace.slots(self.key, policy.limit),
+            token=token,
             holder=Holder(
                 task=self.task.name,
-                task_id=delivery.token.task_id,
-                worker=request.hostname or runtime.worker,
+                task_id=token.task_id,
+                worker=self.request.hostname or runtime.worker,
                 pid=os.getpid(),
                 since=runtime.clock.wall(),
             ),
-            ttl=ttl,
+            ttl=policy.ttl,
             sequence=delivery.sequence,
-            claim=None if claim is None else claim.granted(ttl),
-            yields=claim is not None and claim.yields and not delivery.started,
         )
+        if self.claim is not None:
+            request.claim = self.claim.granted(policy.ttl)
+            request.yields = self.claim.yields and not delivery.started
+        return request
 
     def _acquire(self) -> Any:
         """Try until the lease is granted or a refusal ends this delivery.
@@ -289,40 +291,37 @@ class TaskRun:
         Returns:
             The lease, or the value that Celery stores for the refused call.
         """
-        operation, clock, rule = self._operation(), self.runtime.clock, self.policy.on_conflict
+        request, rule = self._operation(), self.policy.on_conflict
         locker = self._locker = self.runtime.locker
-        waiter = Waiter(locker, operation) if rule.action is ConflictAction.WAIT else None
-        arrived_at, waited = clock.now(), 0.0
-        failures, reported = 0, False
-        hard_limit = (self.request.timelimit or (None,))[0] or self.task.time_limit
-        max_hold = self.policy.max_hold
-        if max_hold is None and hard_limit:
-            max_hold = float(hard_limit) + self.policy.ttl
+        waiter = Waiter(locker, request) if rule.action is ConflictAction.WAIT else None
+        waited, failures, reported = 0.0, 0, False
+        max_hold = self._max_hold()
         try:
             while True:
-                asked, conflict = operation, None
-                if waiter is not None or operation.claim is not None:
+                conflict = None
+                if waiter is not None or request.claim is not None:
                     # The decision is made before the request, and not again after the reply: the
                     # script that refuses also frees the claim of a message that ends, and queues a
                     # waiting client.
                     conflict = self._decide(Relation.OTHER, waited)
-                    if operation.claim is not None:
-                        asked = replace(operation, frees_claim=conflict.outcome in _ENDS)
+                    ends = request.claim is not None and conflict.outcome in _ENDS
+                    if request.frees_claim is not ends:
+                        request = replace(request, frees_claim=ends)
                 try:
-                    self._asked = asked
+                    self._asked = request
                     if waiter is None:
-                        reply = locker.acquire(asked, max_hold=max_hold, on_lost=self._on_lost)
+                        reply = locker.acquire(request, max_hold=max_hold, on_lost=self._on_lost)
                     else:
                         waits = conflict is not None and conflict.outcome is Outcome.WAIT
                         options = {"max_hold": max_hold, "on_lost": self._on_lost}
-                        reply = waiter.acquire(asked, waits=waits, **options)
+                        reply = waiter.acquire(request, waits=waits, **options)
                     if isinstance(reply, Lease):
                         self._lease = reply
                         return reply
                     self._asked = None
                     if self._is_of_another_message(reply):
                         self._rename()
-                        operation = replace(operation, token=self.delivery.token)
+                        request = replace(request, token=self.delivery.token)
                         continue
                     if conflict is None or reply.relation is not Relation.OTHER:
                         conflict = self._decide(reply.relation, waited)
@@ -333,12 +332,21 @@ class TaskRun:
                         reported = True
                     waiter.wait(reply, rule.timeout - waited)
                 except StoreError as exc:
-                    operation = self._retain(operation, exc, failures)
+                    request = self._retain(request, exc, failures)
                     failures += 1
-                waited = clock.now() - arrived_at
+                if waiter is not None:
+                    waited = waiter.waited()
         finally:
             if waiter is not None:
                 waiter.leave()
+
+    def _max_hold(self) -> float | None:
+        """Seconds after which renewal stops; by default ttl after the hard time limit."""
+        if self.policy.max_hold is not None:
+            return self.policy.max_hold
+        limits = self.request.timelimit
+        hard_limit = (limits and limits[0]) or self.task.time_limit
+        return float(hard_limit) + self.policy.ttl if hard_limit else None
 
     def _retain(self, operation: Acquire, error: StoreError, failures: int) -> Acquire:
         """Put the message back after a failure of the store, or pause if the broker fails too.

@@ -45,6 +45,7 @@ class Waiter:
         self._ticket = locker.store.ticket(
             request.slots[0], request.token.nonce, timeout=timeout_for(request.ttl)
         )
+        self._arrived_at = self._clock.now()
         self._counted = False  # whether the store may count this client in the queue
         self._handoff = ""
         self._tries = 0
@@ -70,6 +71,10 @@ class Waiter:
         elif reply.relation is Relation.OTHER:
             self._counted = joins
         return reply
+
+    def waited(self) -> float:
+        """Seconds since the client came."""
+        return self._clock.now() - self._arrived_at
 
     def wait(self, refused: Refused, longest: float) -> None:
         """Wait until the next try.
