@@ -120,7 +120,7 @@ class SingletonTask(_Base[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         # `self.request` is the same at twice the cost. It is read once: it is a stack of a thread.
-        request = self.request_stack.top
+        request: Any = self.request_stack.top
         # task(...) is a plain function call, also in the task's own body.
         if request is None or request.called_directly:
             return super().__call__(*args, **kwargs)
@@ -144,7 +144,7 @@ class SingletonTask(_Base[P, R]):
         On a hard time limit Celery 5.7 calls this in the worker parent while the child still lives.
         The parent has no request of this task, so nothing is released there.
         """
-        request = self.request_stack.top
+        request: Any = self.request_stack.top
         if request is not None and (run := _task_run().of(request)) is not None:
             run.settle(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
