@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from celery_singleton_lock.policy import CallOptions, OnConflict
     from celery_singleton_lock.publish.apply_async import claim_and_send
-    from celery_singleton_lock.publish.skipped import is_skipped
+    from celery_singleton_lock.publish.values import is_skipped
     from celery_singleton_lock.task.base import SingletonTask
     from celery_singleton_lock.task.context import current_lease, hold
     from celery_singleton_lock.task.decorator import singleton_task
@@ -75,7 +75,7 @@ _LATER = {
     "claim_and_send": "publish.apply_async",
     "current_lease": "task.context",
     "hold": "task.context",
-    "is_skipped": "publish.skipped",
+    "is_skipped": "publish.values",
     "lease_acquired": "instrumentation.signals",
     "lease_conflict": "instrumentation.signals",
     "lease_lost": "instrumentation.signals",

@@ -7,7 +7,7 @@ last.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,16 +19,13 @@ from celery_singleton_lock.celery_compat import dump_models
 from celery_singleton_lock.core.key import PER_TASK, digest
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.policy import CallOptions, Policy, check_call, merge, suggestion
-from celery_singleton_lock.publish.arguments import stable_rest
 from celery_singleton_lock.publish.claim import Publication, carry_claim, continues
-from celery_singleton_lock.publish.header import HEADER, add_header, count_published
+from celery_singleton_lock.publish.header import HEADER, Send, add_header, counting
+from celery_singleton_lock.publish.values import stable_rest
 from celery_singleton_lock.runtime import Runtime
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
-
-#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
-Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
 # This library's header of the message that a base class is publishing.
 _header: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("singleton_header", default=None)
@@ -66,7 +63,7 @@ def publish_call(
     if task.publishes_through_others:
         send = _keeping(header, send)
     if running is not None:
-        send = _counting(running, send)
+        send = counting(running, send)
     policy = task.singleton_policy(header.get("options"))
     # The configuration is read last, because that costs as much as all the steps above.
     if policy.unique is None or app.conf.task_always_eager:
@@ -147,9 +144,7 @@ def claim_and_send(
 
     def send(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
         sent_args, sent_kwargs = list(args or ()), dict(kwargs or {})
-        result = app.send_task(name, sent_args, sent_kwargs, task_id=task_id, **options)
-        count_published(running, task_id)
-        return result
+        return app.send_task(name, sent_args, sent_kwargs, task_id=task_id, **options)
 
     rest = key or _digest(args or (), kwargs or {})
     publication = Publication(
@@ -163,18 +158,8 @@ def claim_and_send(
         expires=options.get("expires"),
         drops_in_canvas="on_duplicate" in given,
     )
-    return publication.publish(lambda: send(task_id, options))
-
-
-def _counting(running: Any, send: Send) -> Send:
-    """``send``, which also counts the message for the ``running`` task."""
-
-    def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
-        result = send(task_id, options)
-        count_published(running, task_id)
-        return result
-
-    return send_and_count
+    publish = send if running is None else counting(running, send)
+    return publication.publish(lambda: publish(task_id, options))
 
 
 def _keeping(header: Mapping[str, Any], send: Send) -> Send:

@@ -36,14 +36,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from celery import Celery, states
 from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
-from celery.utils.time import maybe_iso8601
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock.celery_compat import limit_backend_timeouts, result_meta
 from celery_singleton_lock.core.events import Event, EventName
@@ -52,7 +52,7 @@ from celery_singleton_lock.core.lease import Holder, Phase, Record, Token
 from celery_singleton_lock.core.store import Admit, ClaimChange
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
 from celery_singleton_lock.policy import OnDuplicate, Policy, Unique, seconds
-from celery_singleton_lock.publish.skipped import SkippedResult, skipped_value
+from celery_singleton_lock.publish.values import SkippedResult, skipped_value
 from celery_singleton_lock.runtime import Runtime
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -83,8 +83,8 @@ _MAX_CLOCK_DIFFERENCE: Final = 60.0
 _MAX_ORPHANS: Final = 1000
 # Names of the tasks whose rpc:// results this process has warned about.
 _warned: Final[set[str]] = set()
-#: Attribute of a running request that contains its :class:`Carried` claim.
-CARRIED: Final = "singleton_claim"
+#: Attribute of a running request that refers to its ``TaskRun``.
+TASK_RUN: Final = "singleton_task_run"
 #: Attribute of a running request: the key of the claim of the message that continues it.
 CONTINUED: Final = "singleton_continued"
 
@@ -106,10 +106,9 @@ class Claim:
     duplicate: bool = False
 
     @classmethod
-    def of(cls, policy: Policy, keyspace: Keyspace, task: str, lock_key: str) -> Claim:
-        """The claim of a call of ``task`` that needs ``lock_key``; the policy has ``unique``."""
+    def of(cls, policy: Policy, key: str) -> Claim:
+        """The claim in ``key`` of a call; the policy has ``unique``."""
         assert policy.unique is not None
-        key = keyspace.claim(task, lock_key)
         return cls(key=key, unique=policy.unique, unique_for=policy.unique_for)
 
     def to_header(self) -> dict[str, Any]:
@@ -202,15 +201,6 @@ class Claim:
         return self.freed()
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """The claim of a running task, with the task and lock key for which it was created."""
-
-    task: str
-    lock_key: str
-    claim: Claim
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Publication:
     """A message about to be published with a claim.
@@ -245,7 +235,7 @@ class Publication:
             StoreUnavailable: The store does not answer, and ``on_duplicate`` is ``"raise"``.
             Exception: ``send`` raised it; the claim is free then.
         """
-        claim = Claim.of(self.policy, self.runtime.keyspace, self.task, self.key)
+        claim = Claim.of(self.policy, self.runtime.keyspace.claim(self.task, self.key))
         self.header["claim"] = claim.to_header()
         token = Token(self.task_id, 0, 0, "-", self.header["call"])
         try:
@@ -268,7 +258,10 @@ class Publication:
                 raise
         running = self.runtime.app.current_worker_task
         is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
-        if _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited):
+        # If a call of until_start finds a claim that is running, the two calls have different
+        # terms. The first may be running already although the second needs a later run.
+        is_covered = claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
+        if is_covered and (self.drops_in_canvas or not is_awaited):
             return self._answer(existing)
         self.header["claim"]["duplicate"] = True
         return send()
@@ -323,12 +316,9 @@ class Publication:
         """The result that the caller gets instead of publishing a message."""
         runtime, on_duplicate = self.runtime, self.policy.on_duplicate
         task_id, holder = Token.task_id_of(existing.token), existing.holder
-        name, data = (
-            EventName.DUPLICATE,
-            {"outcome": str(on_duplicate), "phase": str(existing.phase)},
-        )
         call = {"key": existing.key, "task": self.task, "task_id": self.task_id}
-        runtime.events.emit(Event(name=name, **call, holder=holder, data=data))
+        data = {"outcome": str(on_duplicate), "phase": str(existing.phase)}
+        runtime.events.emit(Event(name=EventName.DUPLICATE, **call, holder=holder, data=data))
         if on_duplicate is OnDuplicate.SKIP:
             value = skipped_value(self.task, self.key, holder)
             return SkippedResult(self.task_id, value, self.task)
@@ -365,11 +355,11 @@ def carry_claim(
     runtime: Runtime, request: Any, header: dict[str, Any], task: str, key: str, policy: Policy
 ) -> None:
     """Pass the claim of ``request`` to the message that continues it, without a request."""
-    carried = request.__dict__.get(CARRIED)
-    if isinstance(carried, Carried) and (carried.task, carried.lock_key) == (task, key):
-        claim = carried.claim  # with the key that its publisher computed
-    else:
-        claim = Claim.of(policy, runtime.keyspace, task, key)
+    run = request.__dict__.get(TASK_RUN)
+    claim = getattr(run, "claim", None)  # with the key that its publisher computed
+    # The type is checked, because headers of foreign publishers become attributes of the request.
+    if not isinstance(claim, Claim) or (run.task.name, run.key) != (task, key):
+        claim = Claim.of(policy, runtime.keyspace.claim(task, key))
     header["claim"] = claim.to_header()
     request.__dict__[CONTINUED] = claim.key
 
@@ -436,15 +426,6 @@ def _gives_way(runtime: Runtime, existing: Record, caller: Holder) -> bool:
     return _has_ended(runtime, existing)
 
 
-def _stands_for(existing: Record, claim: Claim) -> bool:
-    """Whether the call that has the claim does the work of the call that requests it.
-
-    If the two calls have different terms, the first may be running already although the second
-    needs a later run.
-    """
-    return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
-
-
 def _has_ended(runtime: Runtime, existing: Record) -> bool:
     """Whether the result backend has a final state of the call that has the claim."""
     app = runtime.app
@@ -460,9 +441,8 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
         done = maybe_iso8601(done) if isinstance(done, str) else done
         if not isinstance(done, datetime):
             return True
-        if done.tzinfo is None:
-            done = done.replace(tzinfo=UTC)
-        return bool(done.timestamp() > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
+        ended_at = maybe_make_aware(done).timestamp()
+        return bool(ended_at > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
     except Exception:
         return False  # there is no result backend, or it does not answer: the claim counts
 

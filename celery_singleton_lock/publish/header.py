@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.policy import CALL_OPTIONS, OnConflict
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
+Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"
@@ -210,24 +216,29 @@ def add_header(
         header = {**earlier, "call": call_of(earlier)}
     else:
         header = {"id": task_id, "call": os.urandom(4).hex()}
-        if earlier and earlier.get("options"):
-            header["options"] = earlier["options"]
     if options is not None:
         header["options"] = _plain(options)
+    elif earlier and earlier.get("options"):
+        header["options"] = earlier["options"]
     headers[HEADER] = header
     message["headers"] = headers
     return header
 
 
-def count_published(running: Any, task_id: str) -> None:
-    """Note that the ``running`` task has sent a message with ``task_id``.
+def counting(running: Any, send: Send) -> Send:
+    """``send``, which also counts the messages that the ``running`` task sends, by their id.
 
-    This is called after the broker has accepted the message. So a body that repeats a failed send
+    A message is counted after the broker has accepted it. So a body that repeats a failed send
     makes no second call, and lease and claim keep the name of the first.
     """
-    if running is not None:
+
+    def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
+        result = send(task_id, options)
         published = running.request.__dict__.setdefault(_PUBLISHED, {})
         published[task_id] = published.get(task_id, 0) + 1
+        return result
+
+    return send_and_count
 
 
 def _within(
@@ -258,8 +269,6 @@ def _within(
             # self.retry(headers=...) and base classes drop the headers of the message.
             header = delivery.call_header()
         header |= {"call": token.call, "requeued": requeued}
-    if earlier.get("options"):
-        header["options"] = earlier["options"]
     return header
 
 

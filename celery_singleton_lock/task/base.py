@@ -8,6 +8,7 @@ them in its bootstep, before its pool forks.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, wraps
@@ -20,8 +21,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from celery_singleton_lock.celery_compat import dump_models, hide_setting
 from celery_singleton_lock.core.key import KeyMaker
 from celery_singleton_lock.policy import OPTIONS, CallOptions, Policy, check_call, merge
-from celery_singleton_lock.publish.arguments import as_sent as see_as_sent
-from celery_singleton_lock.publish.arguments import validate
+from celery_singleton_lock.publish.values import as_sent as see_as_sent
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
@@ -300,6 +300,32 @@ def _definer_after(name: str, cls: type) -> type:
     """The class after SingletonTask in the MRO of ``cls`` that defines ``name``."""
     after = cls.__mro__[cls.__mro__.index(SingletonTask) + 1 :]
     return next(base for base in after if name in base.__dict__)
+
+
+def validate(
+    policy: Mapping[str, Any], name: str, body: Callable[..., Any], *, is_bound: bool
+) -> None:
+    """Check the ``policy`` of the task ``name``.
+
+    Args:
+        policy: The options of the policy.
+        name: The name of the task in errors.
+        body: The function that the task runs.
+        is_bound: Whether its first argument is the task, which callers do not give.
+
+    Raises:
+        TypeError, ValueError: An option is wrong, or the key doesn't fit the signature.
+    """
+    where = f"@singleton_task on {name}"
+    merged = merge(Policy(), policy, where=where)
+    signature = inspect.signature(body)
+    if is_bound:
+        parameters = list(signature.parameters.values())[1:]
+        signature = signature.replace(parameters=parameters)
+    try:
+        KeyMaker(merged.key, signature, json.dumps)
+    except (TypeError, ValueError) as exc:
+        raise type(exc)(f"{where}: {exc}") from None
 
 
 def singleton_base(base: Any) -> type:

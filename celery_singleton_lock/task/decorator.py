@@ -13,8 +13,7 @@ from celery.local import Proxy
 from celery_singleton_lock.celery_compat import create_in_all_apps, real_app, task_from_function
 from celery_singleton_lock.core.key import KeySpec
 from celery_singleton_lock.policy import OPTIONS
-from celery_singleton_lock.publish.arguments import validate
-from celery_singleton_lock.task.base import SingletonTask, singleton_base
+from celery_singleton_lock.task.base import SingletonTask, singleton_base, validate
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -74,7 +74,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import LockConflict, StoreError
 from celery_singleton_lock.policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
-from celery_singleton_lock.publish.claim import CARRIED, CONTINUED, Carried, Claim, seconds_until
+from celery_singleton_lock.publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
 from celery_singleton_lock.publish.header import (
     HEADER,
     UNNAMED_KEY,
@@ -82,7 +82,7 @@ from celery_singleton_lock.publish.header import (
     is_unnamed,
     mint_nonce,
 )
-from celery_singleton_lock.publish.skipped import skipped_value
+from celery_singleton_lock.publish.values import skipped_value
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, Pace, decide
 from celery_singleton_lock.task.context import held_here, held_lease
@@ -93,8 +93,6 @@ from celery_singleton_lock.task.wait import Waiter
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# The attribute of a request that refers to its run.
-_KEY: Final = "singleton_task_run"
 # Refusals that end the message.
 _ENDS: Final = (Outcome.SKIP, Outcome.REVOKE, Outcome.RAISE)
 _NOT_RUN: Final = (
@@ -153,14 +151,14 @@ class TaskRun:
             self.claim = Claim.from_header(delivery.claim, runtime.keyspace)
         self.acks_late = bool(task.acks_late) and not self.eager
         self._body = Body()
-        request.__dict__[_KEY] = self
+        request.__dict__[TASK_RUN] = self
 
     @classmethod
     def of(cls, request: Any) -> TaskRun | None:
         """The run of ``request``; None: none has begun."""
         # The type is checked: headers of foreign publishers become attributes of the request too,
         # and such an attribute must not count as a run.
-        found = request.__dict__.get(_KEY)
+        found = request.__dict__.get(TASK_RUN)
         return found if isinstance(found, cls) else None
 
     def run(
@@ -260,9 +258,7 @@ class TaskRun:
             and not self.eager
         ):
             # The message has no claim, so the task holds one while it runs.
-            self.claim = Claim.of(policy, keyspace, task.name, key)
-        if self.claim is not None:
-            self.request.__dict__[CARRIED] = Carried(task.name, key, self.claim)
+            self.claim = Claim.of(policy, keyspace.claim(task.name, key))
 
     def _operation(self) -> Acquire:
         runtime, delivery, policy = self.runtime, self.delivery, self.policy

@@ -5,7 +5,7 @@ The pytest plugin of this package provides the fixture ``singleton_store``.
 
 from __future__ import annotations
 
-from celery_singleton_lock.publish.skipped import is_skipped
+from celery_singleton_lock.publish.values import is_skipped
 from celery_singleton_lock.testing.stage import ManualClock, SingletonStore, hold_lock, lose_lease
 
 __all__ = ["ManualClock", "SingletonStore", "hold_lock", "is_skipped", "lose_lease"]

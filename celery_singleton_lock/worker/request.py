@@ -258,7 +258,7 @@ class SingletonRequestMixin:
         policy = self.task.singleton_policy()
         claim = Claim.from_header(self._header().get("claim"), Runtime.of(self.app).keyspace)
         if claim is None and key and policy.unique:
-            claim = Claim(key=key, unique=policy.unique, unique_for=policy.unique_for)
+            claim = Claim.of(policy, key)
         if claim is None:
             return None
         if comes_back:

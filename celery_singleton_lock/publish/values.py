@@ -1,48 +1,33 @@
-"""A task's signature, the validation of its key, and its arguments after serialization."""
+"""Values that pass through messages: a task's arguments, and the value of a skipped call."""
 
 from __future__ import annotations
 
-import inspect
-import json
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
+from celery import states
+from celery.result import EagerResult, ResultBase
 from kombu import serialization
 from kombu.exceptions import KombuError
 
 from celery_singleton_lock.core.key import SCALARS, KeyMaker
 from celery_singleton_lock.errors import LockKeyError
-from celery_singleton_lock.policy import Policy, merge
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.core.lease import Holder
+
+    _EagerResult = EagerResult[Any]
+else:
+    # Before Celery 5.7 the class is not generic at runtime.
+    _EagerResult = EagerResult
+
+
+_MARK: Final = "__singleton__"
+_SKIPPED: Final = "skipped"
 
 _TEXT: Final = frozenset({str})
 # The types that may be iterated. Iterating another type may exhaust it.
 _SEQUENCES: Final = frozenset({list, tuple})
-
-
-def validate(
-    policy: Mapping[str, Any], name: str, body: Callable[..., Any], *, is_bound: bool
-) -> None:
-    """Check the ``policy`` of the task ``name``.
-
-    Args:
-        policy: The options of the policy.
-        name: The name of the task in errors.
-        body: The function that the task runs.
-        is_bound: Whether its first argument is the task, which callers do not give.
-
-    Raises:
-        TypeError, ValueError: An option is wrong, or the key doesn't fit the signature.
-    """
-    where = f"@singleton_task on {name}"
-    merged = merge(Policy(), policy, where=where)
-    signature = inspect.signature(body)
-    if is_bound:
-        parameters = list(signature.parameters.values())[1:]
-        signature = signature.replace(parameters=parameters)
-    try:
-        KeyMaker(merged.key, signature, json.dumps)
-    except (TypeError, ValueError) as exc:
-        raise type(exc)(f"{where}: {exc}") from None
 
 
 def as_sent(args: Any, kwargs: Any, serializer: str = "json") -> tuple[Any, Any]:
@@ -106,3 +91,40 @@ def _culprit(key_maker: KeyMaker, seen: Any, seen_again: Any) -> str:
     spec = key_maker.spec
     name = getattr(spec, "__name__", repr(spec))
     return f"The arguments are the same each time: make {name} depend on nothing else"
+
+
+def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
+    """The value of a call of ``task`` that was skipped because ``holder`` has ``key``."""
+    return {_MARK: _SKIPPED, "task": task, "key": key, "holder": holder.for_error()}
+
+
+class SkippedResult(_EagerResult):
+    """The result of a call that was not published (``on_duplicate="skip"``): ready, and falsy.
+
+    Args:
+        task_id: The id that the message would have had.
+        value: The value that ``get()`` returns; see :func:`skipped_value`.
+        task: Name of the task.
+    """
+
+    def __init__(self, task_id: str, value: Mapping[str, Any], task: str) -> None:
+        super().__init__(task_id, value, states.SUCCESS, name=task)
+        self._arguments = (task_id, value, task)
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce_args__(self) -> tuple[Any, ...]:
+        return self._arguments  # for copies and pickles
+
+
+def is_skipped(result: Any) -> bool:
+    """Whether a call was skipped because another call held its key.
+
+    Args:
+        result: The value of ``.get()``, or an AsyncResult or EagerResult, which is read without
+            waiting: a call that has not ended counts as not skipped.
+    """
+    if isinstance(result, ResultBase):
+        result = result.result if result.ready() else None  # type: ignore[attr-defined]
+    return isinstance(result, Mapping) and result.get(_MARK) == _SKIPPED
