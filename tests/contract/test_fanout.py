@@ -60,9 +60,9 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_node_gets_the_requests_of_all_callers_in_the_order_of_the_calls(fanout: Fanout) -> None:
     seen: list[tuple[Node, int]] = []
     go_on = threading.Event()
-    fanout.ask(lambda node: go_on.wait(10), timeout=0, enough=bool)
+    fanout.ask(lambda node: go_on.wait(10), timeout=0, decide=bool)
     for number in range(100):
-        fanout.ask(lambda node, number=number: seen.append((node, number)), timeout=0, enough=bool)
+        fanout.ask(lambda node, number=number: seen.append((node, number)), timeout=0, decide=bool)
     go_on.set()
     fanout.drain()
     for node in fanout.nodes:
@@ -79,7 +79,7 @@ def test_a_silent_node_has_a_thread_of_its_own(fanout: Fanout) -> None:
 
     try:
         for _ in range(10):
-            poll = fanout.ask(operation, timeout=5, enough=lambda poll: poll.has_majority)
+            poll, _ = fanout.ask(operation, timeout=5, decide=lambda poll: poll.has_majority)
             assert (poll.answers, poll.pending) == (["answer"] * 2, 1)
     finally:
         go_on.set()
@@ -87,8 +87,8 @@ def test_a_silent_node_has_a_thread_of_its_own(fanout: Fanout) -> None:
 
 def test_an_error_that_is_not_the_stores_is_raised_by_the_caller(fanout: Fanout) -> None:
     with pytest.raises(ZeroDivisionError):
-        fanout.ask(lambda node: 1 / 0, timeout=5, enough=lambda poll: False)
-    poll = fanout.ask(lambda node: 1, timeout=5, enough=lambda poll: False)
+        fanout.ask(lambda node: 1 / 0, timeout=5, decide=lambda poll: False)
+    poll, _ = fanout.ask(lambda node: 1, timeout=5, decide=lambda poll: False)
     assert poll.answers == [1, 1, 1], "the threads go on"
 
 
@@ -103,7 +103,7 @@ def test_a_connection_that_breaks_while_idle_costs_no_request(fanout: Fanout) ->
             raise error
         return "answer"
 
-    poll = fanout.ask(breaks_once, timeout=5, enough=lambda poll: False)
+    poll, _ = fanout.ask(breaks_once, timeout=5, decide=lambda poll: False)
     assert poll.answers == ["answer"] * 3
 
 
@@ -158,7 +158,7 @@ def test_no_child_is_forked_while_a_thread_is_inside_the_client(fanout: Fanout) 
         CLOCK.sleep(0.02)
         inside.remove(node)
 
-    fanout.ask(operation, timeout=0, enough=bool)
+    fanout.ask(operation, timeout=0, decide=bool)
     pid = os.fork()
     if pid == 0:
         os._exit(len(inside))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Record
+from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase, Record
 from celery_singleton_lock.core.store import (
     RENEWED,
     Authorization,
@@ -134,21 +136,33 @@ def test_a_release(replies: str, expected: Relation | None) -> None:
 
 def test_what_stands_is_told_with_the_time_that_a_majority_has_it() -> None:
     a = [record("a", ttl) for ttl in (9.0, 1.0, 5.0, 7.0)]
-    found = votes.standing(poll(*a, record("b")))
+    a_has, b_has, free = [votes.answer("k", one) for one in (a[0], record("b"), None)]
+    found = votes.standing(poll(*(votes.answer("k", one) for one in a), b_has))
     assert found is not None
     assert (found.token, found.ttl, found.fence) == ("a", 5.0, None)
-    assert votes.standing(poll(a[0], a[1], None, None, None)) is None
-    assert votes.standing(poll(a[0], a[1], None, None, DOWN)) is not None
+    assert votes.standing(poll(a_has, a_has, free, free, free)) is None
+    assert votes.standing(poll(a_has, a_has, free, free, DOWN)) is not None
 
 
 def test_an_admission() -> None:
-    assert votes.admitted(poll(None, None, None, PENDING, PENDING))
-    split = poll(None, None, record("a"), record("a"), DOWN)
-    assert not votes.admitted(split)
-    assert votes.claimant(split) is None
-    suspected = votes.claimant(split, suspected=True)
+    free, taken = votes.answer("k", None), votes.answer("k", record("a"))
+    assert votes.acquired(poll(free, free, free, PENDING, PENDING), ("k",)) == Granted(
+        key="k", fence=None
+    )
+    split = poll(free, free, taken, taken, DOWN)
+    assert votes.acquired(split, ("k",)) is None
+    suspected = votes.suspect(split)
     assert suspected is not None
-    assert suspected.token == "a"
+    assert votes.holder(suspected) == "a"
+
+
+def test_a_claim_has_the_phase_that_most_nodes_name() -> None:
+    phases = (Phase.QUEUED, Phase.RUNNING, Phase.RUNNING)
+    claims = [replace(record("a"), kind=Kind.CLAIM, phase=phase) for phase in phases]
+    refused = votes.acquired(poll(*(votes.answer("k", claim) for claim in claims)), ("k",))
+    assert isinstance(refused, Refused)
+    assert refused.record is not None
+    assert refused.record.phase is Phase.RUNNING
 
 
 def test_no_majority_is_a_refusal_only_where_a_majority_refuses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import queue
 import weakref
@@ -20,11 +21,12 @@ from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis import scripts
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore, slot_or_refusal
 from celery_singleton_lock.stores.redlock.url import NodeUrl
 from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 #: Seconds that a node has for one request. No caller waits longer. A connection without a reply for
 #: this time is closed, and a request that was queued for longer is not sent any more.
@@ -76,12 +78,11 @@ class Fanout:
     def ask(
         self,
         operation: Callable[[Node], T],
-        *,
         timeout: float,
-        enough: Callable[[Poll[T]], object],
+        decide: Callable[[Poll[T]], D],
         release: Release | None = None,
-    ) -> Poll[T]:
-        """Run ``operation`` for all nodes, and return when the answers are ``enough``.
+    ) -> tuple[Poll[T], D]:
+        """Run ``operation`` for all nodes until the answers decide, and return the decision.
 
         The requests of all callers reach each node in the order of their calls. A node that has not
         answered when this returns still gets the request.
@@ -89,27 +90,26 @@ class Fanout:
         Args:
             operation: Runs in the node's thread.
             timeout: Seconds to wait. Errors of single nodes count as answers.
-            enough: Whether the answers so far decide.
+            decide: The decision that follows from the answers so far; false: undecided.
             release: The release that a node has to repeat if it doesn't answer; None: none.
         """
         nodes = self.nodes
-        deadline = self._clock.now() + timeout
+        now = self._clock.now()
+        deadline = now + timeout
         poll: Poll[T] = Poll(len(nodes), self.majority)
         inbox = native.inbox()
+        job = Job(operation, inbox.put, now + NODE_TIMEOUT, release)
         for node in nodes:
-            node.submit(operation, inbox.put, release)
-        shortened = False
-        while poll.pending and not enough(poll):
+            node.submit(job)
+        while not (decision := decide(poll)) and poll.pending:
             now = self._clock.now()
-            if poll.has_majority and not shortened:
-                deadline, shortened = min(deadline, now + _MINORITY_TIMEOUT), True
-            if now >= deadline:
-                break
+            if poll.has_majority:
+                deadline = min(deadline, now + _MINORITY_TIMEOUT)
             try:
-                poll.add(inbox.get(timeout=deadline - now))
+                poll.add(inbox.get(timeout=max(0.0, deadline - now)))
             except queue.Empty:
                 break
-        return poll
+        return poll, decision
 
     def drain(self) -> None:
         """Wait until all queued requests, such as releases, have been sent to the nodes.
@@ -117,7 +117,7 @@ class Fanout:
         The wait for a minority that does not answer is short.
         """
         if os.getpid() in self._nodes:
-            self.ask(lambda node: None, timeout=_DRAIN_TIMEOUT, enough=lambda poll: False)
+            self.ask(lambda node: None, _DRAIN_TIMEOUT, lambda poll: False)
 
     def close(self) -> None:
         """Send the queued requests, then end the threads and close the connections."""
@@ -166,11 +166,11 @@ def _end_threads(nodes: dict[int, tuple[Node, ...]]) -> None:
         node.stop()
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
     operation: Callable[[Node], Any]
-    deliver: Callable[[Any], object]
+    deliver: Callable[[Any], object]  # called once, with the result or the exception
     send_until: float
-    release: Release | None
+    release: Release | None = None
 
 
 class Node:
@@ -187,8 +187,8 @@ class Node:
         self.store = _NodeStore(url.url, options={"redis_connect_func": self._greet})
         self.run_id = ""
         self._clock = clock
-        # The latest possible time of the server's start; None if unknown.
-        self._started_at: float | None = None
+        # The latest possible time of the server's start; -inf if unknown.
+        self._started_at = -math.inf
         # Releases that were sent and got no reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
         # Releases that may not have been carried out, oldest first. They are sent before the next
@@ -199,27 +199,24 @@ class Node:
         self._running: Any = native.allocate_lock()  # held by the thread, and never released
         self._ended: Any = native.make_queue()
 
-    def submit(
-        self,
-        operation: Callable[[Node], Any],
-        deliver: Callable[[Any], object],
-        release: Release | None = None,
-    ) -> None:
-        """Queue ``operation``. ``deliver`` is called once, with the result or the exception."""
+    def submit(self, job: Job) -> None:
+        """Queue ``job``."""
         if self._jobs.qsize() >= _MAX_QUEUED:
-            deliver(StoreUnavailable(f"{self.url} does not answer, and its queue is full"))
+            job.deliver(StoreUnavailable(f"{self.url} does not answer, and its queue is full"))
             return
         if not self._is_running:
             try:
                 native.start_new_thread(self._run, f"singleton-{self.url}")
             except RuntimeError as exc:  # too many threads, or the end of the interpreter
-                deliver(StoreUnavailable(f"{self.url}: {exc}"))
+                job.deliver(StoreUnavailable(f"{self.url}: {exc}"))
                 return
             self._is_running = True
             _started.add(self)
-        self._jobs.put(_Job(operation, deliver, self._clock.now() + NODE_TIMEOUT, release))
+        self._jobs.put(job)
 
-    def acquire(self, request: Acquire, min_age: float) -> Granted | GrantWithoutVote | Refused:
+    def acquire(
+        self, request: Acquire, run: PackedRun, min_age: float
+    ) -> Granted | GrantWithoutVote | Refused:
         """See `Store.acquire`.
 
         A grant does not count within ``min_age`` seconds of the server's start, nor while an
@@ -227,21 +224,23 @@ class Node:
         """
         self._send_owed()
         asked_at = self._clock.now()
-        reply = self.store.acquire(request, timeout=NODE_TIMEOUT)
-        if not isinstance(reply, Granted):
-            return reply
-        started_at = self._started_at
-        is_young = bool(min_age) and started_at is not None and started_at > asked_at - min_age
-        self._forget_arrived()
-        if is_young or request.token in self._unconfirmed:
-            return GrantWithoutVote(key=reply.key)
-        return reply
+        reply = self.store.run(run)
+        if isinstance(reply, bytes):
+            answer: Granted | Refused = Granted(key=request.slots[0], fence=None)
+        else:
+            answer = slot_or_refusal(reply)
+        if isinstance(answer, Refused):
+            return answer
+        is_young = min_age > 0 and self._started_at > asked_at - min_age
+        if is_young or self._may_be_released(request.token):
+            return GrantWithoutVote(key=answer.key)
+        return answer
 
-    def release(self, request: Release) -> Relation:
+    def release(self, request: Release, run: PackedRun) -> Relation:
         """See `Store.release`."""
         self._send_owed()
         try:
-            return self.store.release(request, timeout=NODE_TIMEOUT)
+            return Relation(self.store.run(run).decode())
         except StoreUnavailable as exc:
             if exc.was_sent:
                 self._note_unconfirmed([request])
@@ -263,10 +262,14 @@ class Node:
             self._ended.get(timeout=2 * NODE_TIMEOUT)
 
     def _note_unconfirmed(self, requests: Iterable[Release]) -> None:
-        self._forget_arrived()
-        for request in requests:
-            self._unconfirmed.pop(request.token, None)  # the new entry is the latest
-            self._unconfirmed[request.token] = self._clock.now()
+        now = self._clock.now()
+        recent = {t: at for t, at in self._unconfirmed.items() if at > now - _LONGEST_DELAY}
+        self._unconfirmed = recent | {request.token: now for request in requests}
+
+    def _may_be_released(self, token: Token) -> bool:
+        """Whether a release by ``token`` that got no reply may still arrive."""
+        failed_at = self._unconfirmed.get(token) if self._unconfirmed else None
+        return failed_at is not None and failed_at > self._clock.now() - _LONGEST_DELAY
 
     def _owe(self, request: Release | None) -> None:
         """Note a release that got no reply. Otherwise the vote would stay until its ttl ends.
@@ -293,41 +296,37 @@ class Node:
             pass  # the node would refuse a repeated release again
         self._owed.clear()
 
-    def _forget_arrived(self) -> None:
-        """Forget releases that have arrived by now or cannot arrive any more."""
-        oldest = self._clock.now() - _LONGEST_DELAY
-        while self._unconfirmed:
-            token, failed_at = next(iter(self._unconfirmed.items()))
-            if failed_at > oldest:
-                break
-            del self._unconfirmed[token]
-
     def _run(self) -> None:
         """Serve the queue. Runs on the node's thread."""
         # An exception from a signal handler in submit() may lead to a second thread, which would
         # break the order.
         if not self._running.acquire(False):
             return
-        while (job := self._jobs.get()) is not None:
-            # The calling thread may have ended, and its gevent hub with it.
-            with suppress(Exception):
-                job.deliver(self._answer(job))
-            del job  # an idle thread must not keep the caller's objects alive
+        while self._serve(self._jobs.get()):
+            pass
         self.store.close()
         self._ended.put(None)
 
-    def _answer(self, job: _Job) -> Any:
+    def _serve(self, job: Job | None) -> bool:
+        """Run ``job``. An idle thread must not keep it, nor the caller's objects, alive."""
+        if job is None:
+            return False
         try:
-            return self._send(job)
+            answer = self._answer(job)
         except StoreUnavailable as exc:
             self._owe(job.release)
-            return StoreUnavailable(f"{self.url}: {exc}")
+            answer = StoreUnavailable(f"{self.url}: {exc}")
         except StoreError as exc:
-            return StoreError(f"{self.url}: {exc}")
+            answer = StoreError(f"{self.url}: {exc}")
         except Exception as exc:  # raised again in the caller's thread
-            return exc
+            answer = exc
+        try:
+            job.deliver(answer)
+        except Exception:
+            pass  # the calling thread may have ended, and its gevent hub with it
+        return True
 
-    def _send(self, job: _Job) -> Any:
+    def _answer(self, job: Job) -> Any:
         if self._clock.now() > job.send_until:
             raise StoreUnavailable("not sent, because earlier requests got no reply")
         try:
@@ -357,8 +356,34 @@ class Node:
             self._started_at = self._clock.now() - uptime
 
 
+class PackedRun(NamedTuple):
+    """The run of a script, packed once for all nodes."""
+
+    script: scripts.Script
+    arguments: scripts.KeysAndArguments
+    packed: bytes
+
+    @classmethod
+    def of(cls, script: scripts.Script, arguments: scripts.KeysAndArguments) -> PackedRun:
+        return cls(script, arguments, scripts.pack([script.evalsha(arguments)]))
+
+
 class _NodeStore(RedisStore):
     """A RedisStore that does not compare the number of shards: Redlock always has one shard."""
+
+    def run(self, run: PackedRun) -> Any:
+        """The reply to ``run``, as `_pipeline` gets it."""
+        connections = self._connections
+        connection = connections.take(NODE_TIMEOUT)
+        try:
+            connection.send(run.packed, 1)
+            replies = connection.replies()
+        finally:
+            connection.end()
+        try:
+            return connections.checked(replies)[0]
+        except redis.exceptions.NoScriptError:
+            return connections.run([run.script.eval(run.arguments)], NODE_TIMEOUT)[0]
 
     def release_all(self, requests: Iterable[Release], timeout: float) -> None:
         """Send all releases in one round trip. The replies are ignored."""

@@ -3,8 +3,16 @@
 Overview
     The algorithm is that of redis.io, "Distributed Locks with Redis". Each node runs the same
     scripts as for a single RedisStore. A request goes to all nodes at once, and the client waits
-    until the answers decide. ``acquirer`` has the sequence of an acquire, ``votes`` the decisions,
-    ``fanout`` the threads and queues.
+    until the answers decide. ``votes`` has the decisions, ``fanout`` the threads and queues.
+    Sequence of an acquire::
+
+        t0 -> send to all --majority--> in time? -> settle the claim on all -> Granted
+               |   |   |                  +-- no --> give back on all -> StoreUnavailable
+               |   |   +-- another holder has a majority, or a node knows (done, twin ...)
+               |   |                    -> give back on all -> Refused
+               |   +-- no majority answers -> give back on all -> StoreUnavailable
+               +-- split vote -> give back on all -> random pause -> t0 again, until the timeout:
+                     then Refused if another holder may have a majority, else StoreUnavailable
 
 Guarantees
     A lease is granted by a majority of the nodes or not at all. Its validity is the ttl less the
@@ -48,12 +56,15 @@ Failure handling
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.lease import Lease, LossReason, Record, Token
+from celery_singleton_lock.core.lease import Lease, LossReason, Record, Token, drift
 from celery_singleton_lock.core.store import (
     Acquire,
     Admit,
@@ -71,13 +82,27 @@ from celery_singleton_lock.core.store import (
     Trace,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.acquirer import Acquirer
-from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node
+from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node, PackedRun
 from celery_singleton_lock.stores.redlock.url import read_nodes
-from celery_singleton_lock.stores.redlock.votes import Poll
+from celery_singleton_lock.stores.redlock.votes import Answer, Poll, Votes
 
 T = TypeVar("T")
+D = TypeVar("D")
+
+# Seconds to wait for the nodes that granted to confirm the give-back. Nothing depends on their
+# replies.
+_GIVE_BACK_TIMEOUT: Final = 0.25
+# The pause after a split vote is random between zero and this, and the maximum doubles each time.
+# With two contenders half of the pauses differ by more than an attempt takes; with many
+# contenders, most do so soon.
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.25
+# A vote that stays split for more attempts may be split by holders, not by contenders.
+_ATTEMPTS: Final = 3
+# Not the global generator: processes that seed it alike would split their votes endlessly.
+_RANDOM: Final = random.SystemRandom()
 
 
 class RedlockStore(Store):
@@ -89,9 +114,9 @@ class RedlockStore(Store):
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         nodes = read_nodes(url)
-        clock = clock or SystemClock()
-        self._fanout = Fanout(nodes.members, clock)
-        self._acquirer = Acquirer(self._fanout, clock, nodes.quarantine)
+        self._clock = clock or SystemClock()
+        self._quarantine = nodes.quarantine
+        self._fanout = Fanout(nodes.members, self._clock)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -100,31 +125,40 @@ class RedlockStore(Store):
         )
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
-        """See `Store.acquire`. May make several attempts within ``timeout``.
+        """See `Store.acquire`. May make several attempts within ``timeout``, and one give-back.
 
         The caller reads its clock before the first attempt, so its deadline is earlier than the ttl
         of the attempt that won.
         """
-        return self._acquirer.acquire(request, timeout)
+        poll, verdict, asked_at = self._contend(
+            request.slots[0],
+            timeout,
+            vote=partial(self._attempt, request),
+            suspect=lambda poll: votes.suspect(poll) or self._all_taken(request),
+            give_back=partial(self._give_back, request),
+            attempts=_ATTEMPTS,
+        )
+        if isinstance(verdict, Granted):
+            self._keep(request, verdict, poll, asked_at, timeout)
+        return verdict
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         """See `Store.renew`. A lease is renewed if a majority of the nodes still has it."""
         if not leases:
             return []
 
+        def decide(poll: Poll[list[Renewal]]) -> bool:
+            return poll.has_majority and LossReason.UNREACHABLE not in votes.renewed(poll, count)
+
+        count = len(leases)
         poll = self._ask_majority(
-            lambda node: node.store.renew(leases, timeout=NODE_TIMEOUT),
-            timeout,
-            lambda poll: (
-                poll.has_majority and LossReason.UNREACHABLE not in votes.renewed(poll, len(leases))
-            ),
+            lambda node: node.store.renew(leases, timeout=NODE_TIMEOUT), timeout, decide
         )
-        return votes.renewed(poll, len(leases))
+        return votes.renewed(poll, count)
 
     def release(self, request: Release, *, timeout: float) -> Relation:
         """See `Store.release`. OURS if a majority had the lease; sent to all nodes in any case."""
-        poll = self._acquirer.release(request, timeout)
-        reply = votes.released(poll)
+        poll, reply = self._release(request, timeout, votes.released)
         if reply is None:
             raise poll.error()
         return reply
@@ -132,21 +166,41 @@ class RedlockStore(Store):
     def mark(self, request: Mark, *, timeout: float) -> None:
         """See `Store.mark`. A majority must write it. Any later majority includes such a node."""
 
-        def mark(node: Node) -> None:
-            node.store.mark(request, timeout=NODE_TIMEOUT)
-
-        self._ask_majority(mark, timeout, _has_majority)
+        self._ask_majority(
+            lambda node: node.store.mark(request, timeout=NODE_TIMEOUT),
+            timeout,
+            lambda poll: poll.has_majority,
+        )
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
-        """See `Store.admit`. A majority must claim the key; a split vote is repeated."""
-        return self._acquirer.admit(request, timeout)
+        """See `Store.admit`. A majority must claim the key; a split vote is repeated.
+
+        At the end of the timeout, a message that may have a majority counts as published. A
+        withdrawal may take back an earlier claim of the same message, which is then published
+        again. That claim had no majority, so it refused no other message.
+        """
+
+        def claim(node: Node) -> Answer:
+            return votes.answer(request.key, node.store.admit(request, timeout=NODE_TIMEOUT))
+
+        _, verdict, _ = self._contend(
+            request.key,
+            timeout,
+            vote=lambda attempt, left: self._fanout.ask(
+                claim, left, lambda poll: votes.acquired(poll, (request.key,))
+            ),
+            suspect=votes.suspect,
+            give_back=partial(self._withdraw, request),
+            attempts=math.inf,
+        )
+        return verdict.record if isinstance(verdict, Refused) else None
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         """See `Store.settle_claim`. A majority must answer."""
         self._ask_majority(
             lambda node: node.store.settle_claim(token, change, timeout=NODE_TIMEOUT),
             timeout,
-            _has_majority,
+            lambda poll: poll.has_majority,
         )
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
@@ -197,7 +251,9 @@ class RedlockStore(Store):
 
     def inspect(self, key: str) -> Record | None:
         """The record that a majority has, or may have if the silent nodes also have it."""
-        return votes.standing(self._ask_majority(lambda node: node.store.inspect(key)))
+        poll = self._inspect(key, NODE_TIMEOUT)
+        poll.check()
+        return votes.standing(poll)
 
     def scan(self, pattern: str) -> Iterator[Record]:
         """See `Store.scan`; the records are those of :meth:`inspect`. Reads node after node."""
@@ -210,7 +266,7 @@ class RedlockStore(Store):
                 found.add(exc)
         found.check()
         for key in sorted(set().union(*found.answers)):
-            answers = [records.get(key) for records in found.answers]
+            answers = [votes.answer(key, records.get(key)) for records in found.answers]
             record = votes.standing(Poll(found.nodes, found.majority, answers, found.errors))
             if record is not None:
                 yield record
@@ -247,16 +303,162 @@ class RedlockStore(Store):
         self,
         operation: Callable[[Node], T],
         timeout: float = NODE_TIMEOUT,
-        enough: Callable[[Poll[T]], object] = lambda poll: False,
+        decide: Callable[[Poll[T]], object] = lambda poll: None,
     ) -> Poll[T]:
-        """The answers that arrive until they are ``enough`` or the timeout ends.
+        """The answers that arrive until they decide or the timeout ends.
 
         Raises:
             StoreUnavailable, StoreError: A majority did not answer.
         """
-        poll = self._fanout.ask(operation, timeout=timeout, enough=enough)
+        poll, _ = self._fanout.ask(operation, timeout, decide)
         poll.check()
         return poll
+
+    def _inspect(self, key: str, timeout: float) -> Votes:
+        return self._fanout.ask(
+            lambda node: votes.answer(key, node.store.inspect(key)), timeout, lambda poll: None
+        )[0]
+
+    def _contend(
+        self,
+        name: str,
+        timeout: float,
+        vote: Callable[[int, float], tuple[Votes, Granted | Refused | None]],
+        suspect: Callable[[Votes], Refused | None],
+        give_back: Callable[[Votes, Refused | None], None],
+        attempts: float,
+    ) -> tuple[Votes, Granted | Refused, float]:
+        """Vote, give back, pause and vote again until the votes decide.
+
+        Args:
+            name: The key, for messages.
+            timeout: Seconds.
+            vote: One attempt, by its number and the seconds that are left.
+            suspect: The refusal by a task that may have a majority.
+            give_back: Called after each attempt that was not granted.
+            attempts: The number of split votes after which ``suspect`` decides before the timeout.
+
+        Returns:
+            The last votes, the decision, and the time at which the last attempt began.
+        """
+        deadline = self._clock.now() + timeout
+        named = ""
+        for attempt, pause in enumerate(_pauses()):
+            asked_at = self._clock.now()
+            poll, verdict = vote(attempt, deadline - asked_at)
+            if isinstance(verdict, Granted):
+                return poll, verdict, asked_at
+            over = self._clock.now() + pause >= deadline
+            if verdict is not None and not over and votes.contended(poll):
+                # The other holder's majority may consist of votes of two of its attempts, the first
+                # of which was given back meanwhile. Only the same token twice counts.
+                named, before = votes.holder(verdict), named
+                verdict = verdict if named == before else None
+            if verdict is None and poll.has_majority and (over or attempt >= attempts):
+                verdict = suspect(poll)
+            give_back(poll, verdict)
+            if verdict is not None:
+                return poll, verdict, asked_at
+            poll.check()
+            if over:
+                break
+            self._clock.sleep(pause)
+        raise StoreUnavailable(
+            f"the votes for {name!r} are split: contenders came at once {attempt + 1} times, and "
+            "none has a majority. No holder is known; try again"
+        )
+
+    def _attempt(
+        self, request: Acquire, attempt: int, timeout: float
+    ) -> tuple[Votes, Granted | Refused | None]:
+        if attempt or request.claim is not None:
+            # The vote may be split on one slot only. The claim is settled after the vote: a grant
+            # by a minority must not free it.
+            start = attempt % len(request.slots)
+            slots = request.slots[start:] + request.slots[:start]
+            request = replace(request, slots=slots, frees_claim=False, keeps_claim=True)
+        return self._vote(request, timeout)
+
+    def _vote(self, request: Acquire, timeout: float) -> tuple[Votes, Granted | Refused | None]:
+        min_age = request.ttl if self._quarantine is None else self._quarantine
+        run = PackedRun.of(scripts.ACQUIRE, scripts.acquire_arguments(request, fence_base=0))
+        return self._fanout.ask(
+            lambda node: node.acquire(request, run, min_age),
+            timeout,
+            lambda poll: votes.acquired(poll, request.slots),
+        )
+
+    def _all_taken(self, request: Acquire) -> Refused | None:
+        """A refusal, if other tokens hold a majority of the nodes for every one of several slots.
+
+        The votes do not show this. A node with a free slot grants it although all other nodes
+        refuse that slot, and a node that refuses returns the holder of the first slot only.
+        """
+        if len(request.slots) == 1:
+            return None
+        record = None
+        for slot in request.slots:
+            record = votes.standing(self._inspect(slot, _GIVE_BACK_TIMEOUT))
+            if record is None or record.token == str(request.token):
+                return None
+        return Refused(relation=Relation.OTHER, record=record)
+
+    def _keep(
+        self, request: Acquire, granted: Granted, poll: Votes, asked_at: float, timeout: float
+    ) -> None:
+        """Finish an acquire that a majority has granted."""
+        unused = tuple(slot for slot in request.slots if slot != granted.key)
+        if unused and (poll.silent or votes.given(poll) > votes.given(poll, granted.key)):
+            self._undo(Release(keys=unused, token=request.token), 0)
+        problem = ""
+        if request.claim is not None:
+            # The same token acquires the lease again on all nodes, so that a majority settles the
+            # claim.
+            again = replace(request, slots=(granted.key,), yields=False, frees_claim=False)
+            if not isinstance(self._vote(again, timeout)[1], Granted):
+                problem = "the claim of its message could not be settled"
+        took = self._clock.now() - asked_at
+        if took >= request.ttl - drift(request.ttl):
+            problem = f"the votes took {took:.3f} s, and its ttl is {request.ttl} s"
+        if problem:
+            self._undo(Release(keys=request.slots, token=request.token), 0)
+            raise StoreUnavailable(f"the grant of {granted.key!r} was given back: {problem}")
+
+    def _give_back(self, request: Acquire, poll: Votes, verdict: Refused | None) -> None:
+        """Release by token on all nodes, and free the claim if the refusal ends the message."""
+        claim = None
+        ends = verdict is not None and verdict.relation is Relation.OTHER
+        if ends and request.claim is not None and request.frees_claim:
+            claim = ClaimChange(key=request.claim.key, phase=None)
+        given = votes.given(poll)
+        if claim is None and not given and not poll.silent:
+            return  # all nodes have refused
+        if str(request.token) in votes.holders(poll):
+            return  # the worker parent has turned the lease into a dying key, which must stay
+        release = Release(keys=request.slots, token=request.token, claim=claim)
+        self._undo(release, max(given, poll.majority if claim else 0))
+
+    def _withdraw(self, request: Admit, poll: Votes, verdict: Refused | None) -> None:
+        """Give a claim back on all nodes."""
+        given = votes.given(poll)
+        if not given and not poll.silent:
+            return
+        change = ClaimChange(key=request.key, phase=None)
+        self._fanout.ask(
+            lambda node: node.store.settle_claim(request.token, change, timeout=NODE_TIMEOUT),
+            _GIVE_BACK_TIMEOUT,
+            lambda poll: len(poll.answers) >= given,
+        )
+
+    def _undo(self, request: Release, replies: int) -> None:
+        """Release on all nodes, and wait a moment for some ``replies``."""
+        self._release(request, _GIVE_BACK_TIMEOUT, lambda poll: len(poll.answers) >= replies)
+
+    def _release(
+        self, request: Release, timeout: float, decide: Callable[[Poll[Relation]], D]
+    ) -> tuple[Poll[Relation], D]:
+        run = PackedRun.of(scripts.RELEASE, scripts.release_arguments(request))
+        return self._fanout.ask(lambda node: node.release(request, run), timeout, decide, request)
 
     def _check_identities(self) -> None:
         seen: dict[str, Node] = {}
@@ -269,8 +471,12 @@ class RedlockStore(Store):
                 )
 
 
-def _has_majority(poll: Poll[None]) -> bool:
-    return poll.has_majority
+def _pauses() -> Iterator[float]:
+    """An endless series of random pauses between attempts, in seconds."""
+    longest = _FIRST_PAUSE
+    while True:
+        yield _RANDOM.uniform(0, longest)
+        longest = min(2 * longest, _LONGEST_PAUSE)
 
 
 def _may_evict(memory: dict[str, str]) -> bool:

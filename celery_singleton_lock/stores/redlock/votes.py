@@ -13,7 +13,6 @@ task has the key proves nothing: that vote may be about to be given back.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
@@ -105,12 +104,8 @@ class GrantWithoutVote:
     key: str
 
 
-Votes = Poll[Granted | GrantWithoutVote | Refused]
-
-
-def granted(votes: Votes, slot: str) -> bool:
-    """Whether any node has granted ``slot``."""
-    return any(not isinstance(a, Refused) and a.key == slot for a in votes.answers)
+Answer = Granted | GrantWithoutVote | Refused
+Votes = Poll[Answer]
 
 
 def acquired(votes: Votes, slots: Sequence[str]) -> Granted | Refused | None:
@@ -128,12 +123,13 @@ def acquired(votes: Votes, slots: Sequence[str]) -> Granted | Refused | None:
         contenders have votes that they will give back.
     """
     refusals = _refusals(votes)
-    for relation in _KNOWLEDGE:
+    for relation in _KNOWLEDGE if refusals else ():
         for refused in refusals:
             if refused.relation is relation:
                 return _without_fence(refused)
-    tally = Counter(answer.key for answer in votes.answers if isinstance(answer, Granted))
-    slot, most = (tally.most_common(1) or [("", 0)])[0]
+    granted = [answer.key for answer in votes.answers if isinstance(answer, Granted)]
+    slot = max(slots, key=granted.count)
+    most = granted.count(slot)
     if most >= votes.majority:
         return Granted(key=slot, fence=None)
     if most + votes.pending >= votes.majority:
@@ -158,7 +154,34 @@ def suspect(votes: Votes) -> Refused | None:
     """The refusal by a task that has a majority if all undecided nodes are counted for it."""
     refused, count = _most_named(_refusals(votes))
     in_doubt = votes.silent + sum(isinstance(a, GrantWithoutVote) for a in votes.answers)
-    return refused if count and count + in_doubt >= votes.majority else None
+    return refused if count + in_doubt >= votes.majority else None
+
+
+def standing(votes: Votes) -> Record | None:
+    """The record that a majority has, or may have if all silent nodes also have it.
+
+    The record's ttl is the time after which no majority has it any more.
+    """
+    refused = suspect(votes)
+    if refused is None or refused.record is None:
+        return None
+    same = [r for r in _refusals(votes) if holder(r) == refused.record.token]
+    left = sorted((r.record.ttl for r in same if r.record), reverse=True)
+    return replace(refused.record, ttl=left[min(votes.majority, len(left)) - 1])
+
+
+def answer(key: str, record: Record | None) -> Answer:
+    """What a node has at ``key``, as an answer to a client that wants the key."""
+    if record is None:
+        return Granted(key=key, fence=None)
+    return Refused(relation=Relation.OTHER, record=record)
+
+
+def given(votes: Votes, slot: str = "") -> int:
+    """The number of nodes that have granted ``slot``; empty: any slot."""
+    return sum(
+        not isinstance(answer, Refused) and slot in ("", answer.key) for answer in votes.answers
+    )
 
 
 def holder(refused: Refused) -> str:
@@ -210,36 +233,6 @@ def released(poll: Poll[Relation]) -> Relation | None:
     return Relation.NOT_OURS
 
 
-def admitted(poll: Poll[Record | None]) -> bool:
-    """Whether a majority has the claim for this message."""
-    return poll.answers.count(None) >= poll.majority
-
-
-def claimant(poll: Poll[Record | None], *, suspected: bool = False) -> Record | None:
-    """The message whose claim a majority has, or may have if ``suspected``."""
-    record, count = _most_held(poll)
-    if suspected and record is not None:
-        count += poll.silent
-    return record if count >= poll.majority else None
-
-
-def contested(poll: Poll[Record | None]) -> bool:
-    """Whether the nodes name different messages: some votes may be given back soon."""
-    return len({record.token if record else "" for record in poll.answers}) > 1
-
-
-def standing(poll: Poll[Record | None]) -> Record | None:
-    """The record that a majority has, or may have if all silent nodes also have it.
-
-    The record's ttl is the time after which no majority has it any more.
-    """
-    record, count = _most_held(poll)
-    if record is None or count + poll.silent < poll.majority:
-        return None
-    left = sorted((r.ttl for r in poll.answers if r and r.token == record.token), reverse=True)
-    return replace(record, ttl=left[min(poll.majority, len(left)) - 1])
-
-
 def authorized(poll: Poll[Authorization]) -> Authorization | None:
     """AUTHORIZED or DEPOSED if decided; None: undecided, or the last runs of the nodes differ."""
     if poll.answers.count(Authorization.AUTHORIZED) >= poll.majority:
@@ -256,11 +249,13 @@ def last_run(texts: Sequence[str | None], majority: int) -> str | None:
     after that, and every majority includes a node with the newest run. A run on a minority may
     never have been authorized. It counts nevertheless: a missed run is better than a repeated one.
     """
-    counts = Counter(text for text in texts if text is not None)
-    if not counts:
+    runs = [text for text in texts if text is not None]
+    if not runs:
         return None
-    [(most, count)] = counts.most_common(1)
-    return most if count >= majority else max(counts, key=lambda text: (_time_of(text), text))
+    most = max(runs, key=runs.count)
+    if runs.count(most) >= majority:
+        return most
+    return max(runs, key=lambda text: (_time_of(text), text))
 
 
 def _time_of(text: str) -> float:
@@ -272,32 +267,22 @@ def _time_of(text: str) -> float:
     return -math.inf if math.isnan(at) else at
 
 
-def _most_held(poll: Poll[Record | None]) -> tuple[Record | None, int]:
-    """The record of the token that most nodes have, and the number of these nodes.
-
-    The phases may differ for a moment. The record has the most frequent phase.
-    """
-    records = [record for record in poll.answers if record is not None]
-    if not records:
-        return None, 0
-    [(token, count)] = Counter(record.token for record in records).most_common(1)
-    same = [record for record in records if record.token == token]
-    [(look, _)] = Counter((record.kind, record.phase) for record in same).most_common(1)
-    chosen = next(record for record in same if (record.kind, record.phase) == look)
-    return replace(chosen, fence=None), count
-
-
 def _refusals(votes: Votes) -> list[Refused]:
     return [answer for answer in votes.answers if isinstance(answer, Refused)]
 
 
 def _most_named(refusals: Sequence[Refused]) -> tuple[Refused | None, int]:
-    """A refusal by the holder that most nodes name, and the number of these nodes."""
+    """A refusal by the holder that most nodes name, and the number of these nodes.
+
+    The nodes' records of it may differ for a moment. The refusal has the most frequent phase.
+    """
     if not refusals:
         return None, 0
-    [(most, count)] = Counter(map(holder, refusals)).most_common(1)
-    chosen = next(refused for refused in refusals if holder(refused) == most)
-    return _without_fence(chosen), count
+    names = [*map(holder, refusals)]
+    most = max(names, key=names.count)
+    same = [refused for refused in refusals if holder(refused) == most]
+    looks = [refused.record and (refused.record.kind, refused.record.phase) for refused in same]
+    return _without_fence(same[looks.index(max(looks, key=looks.count))]), len(same)
 
 
 def _without_fence(refused: Refused) -> Refused:
