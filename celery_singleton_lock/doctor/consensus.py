@@ -9,18 +9,17 @@ import math
 import re
 import socket
 import ssl
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.urls import ClusterUrl
 
 if TYPE_CHECKING:
+    from celery_singleton_lock.stores.urls import ClusterUrl
     from celery_singleton_lock.stores.zookeeper.sessions import Session
 
-_PORTS: Final = {"etcd": 2379, "zookeeper": 2181}
 # Seconds to wait for one reply of one member.
 _TIMEOUT: Final = 2.0
 # Seconds to wait for a session with the ensemble. A try with an unreachable member may precede it.
@@ -38,6 +37,8 @@ _LOGIN_REMEDIES: Final = {
     "etcd": "etcdctl auth enable, and a login in singleton_lock_url; or client certificates",
     "zookeeper": "a user and password in singleton_lock_url, before the first lock is taken",
 }
+NO_SIZE: Final = note("cluster", "its members are unknown: the login may not list them")
+NO_ALARMS: Final = note("alarms", "they are unknown: the login may not list them")
 _SERVING: Final = frozenset({"leader", "follower", "observer", "standalone"})
 # Seconds; ZooKeeper rounds to milliseconds.
 _ROUNDING: Final = 0.01
@@ -46,16 +47,8 @@ _HARM: Final = "a dead holder blocks others so much longer"
 _THREE: Final = "three, on hosts that fail independently"
 
 
-def _url(context: Context) -> ClusterUrl:
-    options = context.settings.connection_options
-    # Opening the store has checked the options already.
-    known = {"ca", "cert", "key", "api_path"}
-    port = _PORTS[context.kind]
-    return ClusterUrl.parse(context.settings.url, port=port, known=known, options=options)
-
-
 def check_login(context: Context) -> Findings:
-    url = context.once(_url)
+    url = context.store.url
     if url.username:
         yield ok("login", f"as {url.username}")
     elif context.kind == "etcd" and "cert" in url.options:
@@ -72,16 +65,14 @@ def visit_etcd(context: Context) -> list[Server]:
     """The members that the URL names, each with its own view: version, leader, id."""
     from celery_singleton_lock.stores.etcd.gateway import Gateway
 
-    url, members = context.once(_url), list[Server]()
+    url, members = context.store.url, list[Server]()
     for host, port in url.hosts:
         gateway = Gateway(replace(url, hosts=((host, port),)), context.clock)
         context.stack.enter_context(closing(gateway))
         member = Server(name=f"{host}:{port}", link=gateway, product="etcd")
-        try:
+        with member.visited():
             member.info = _ask(context, member, "maintenance/status")
             member.version = str(member.info.get("version", ""))
-        except StoreError as exc:
-            member.error = exc
         members.append(member)
     return members
 
@@ -90,14 +81,9 @@ def _ask(context: Context, member: Server, path: str, **body: Any) -> Any:
     return member.link.request(path, body, context.clock.now() + _TIMEOUT, repeatable=True)
 
 
-def _leader(member: Server) -> str:
-    """The id of the leader that the member follows; 0 if it follows none."""
-    return str(member.info.get("leader", "0"))
-
-
 def _led(context: Context) -> list[Server]:
     """The members that follow a leader."""
-    return [member for member in context.granting if _leader(member) != "0"]
+    return [member for member in context.granting if str(member.info.get("leader", "0")) != "0"]
 
 
 def check_etcd_members(context: Context) -> Findings:
@@ -108,7 +94,7 @@ def check_etcd_members(context: Context) -> Findings:
             text = f"{member.name} follows no leader: it is cut off, or there is no majority"
             remedy = "look at its log, and at the network between the members"
             yield warning("members", text, remedy)
-        elif str(member.info["header"]["member_id"]) == _leader(member):
+        elif str(member.info["header"]["member_id"]) == str(member.info["leader"]):
             leader = member.name
     if led:
         yield ok("members", f"{len(led)} of {named} named ones follow a leader: {leader}")
@@ -147,21 +133,19 @@ def check_alarms(context: Context) -> Findings:
 def check_shortest_ttl(context: Context) -> Findings:
     """The ttl that is granted instead of one second; it depends on the election timeout."""
     for member in _led(context)[:1]:
-        try:
+        with suppress(StoreError):  # check_leases or check_alarms has reported it
             granted = _ask(context, member, "lease/grant", TTL=1, ID=0)
             _ask(context, member, "lease/revoke", ID=granted["ID"])
-        except StoreError:
-            return  # check_leases or check_alarms has reported it
-        shortest, ttl = float(granted["TTL"]), context.ttls[0]
-        uneven = ", ".join(f"{ttl:g}" for ttl in context.ttls if ttl != math.ceil(ttl))
-        if shortest > math.ceil(ttl):
-            text = f"no lease of less than {shortest:g} s, for a ttl of {ttl:g} s: {_HARM}"
-            yield warning("ttl", text, "a longer ttl, or a shorter --election-timeout")
-        elif uneven:
-            text = f"a dead holder's key is free after ttl={uneven} rounded up"
-            yield note("ttl", f"etcd keeps whole seconds: {text}")
-        else:
-            yield ok("ttl", f"{shortest:g} s are possible")
+            shortest, ttl = float(granted["TTL"]), context.ttls[0]
+            uneven = ", ".join(f"{ttl:g}" for ttl in context.ttls if ttl != math.ceil(ttl))
+            if shortest > math.ceil(ttl):
+                text = f"no lease of less than {shortest:g} s, for a ttl of {ttl:g} s: {_HARM}"
+                yield warning("ttl", text, "a longer ttl, or a shorter --election-timeout")
+            elif uneven:
+                text = f"a dead holder's key is free after ttl={uneven} rounded up"
+                yield note("ttl", f"etcd keeps whole seconds: {text}")
+            else:
+                yield ok("ttl", f"{shortest:g} s are possible")
 
 
 # --- ZooKeeper ------------------------------------------------------------------------------------
@@ -173,10 +157,10 @@ def visit_zookeeper(context: Context) -> list[Server]:
     ``4lw.commands.whitelist`` can't disable that word, because ZooKeeper's own scripts need it. A
     proxy may block it. So only a session shows whether there is a majority.
     """
-    url, members = context.once(_url), list[Server]()
+    url, members = context.store.url, list[Server]()
     for host, port in url.hosts:
         member = Server(name=f"{host}:{port}", product="ZooKeeper")
-        try:
+        with member.visited():
             plain = socket.create_connection((host, port), timeout=_TIMEOUT)
             with plain, _secured(plain, url, host) as connection:
                 connection.sendall(b"srvr")
@@ -185,8 +169,6 @@ def visit_zookeeper(context: Context) -> list[Server]:
             if "Mode" not in fields:
                 raise OSError(answer.strip() or "it closed the connection")
             member.info, member.version = fields, fields.get("Zookeeper version", "")
-        except OSError as exc:
-            member.error = exc if str(exc) else OSError(repr(exc))
         members.append(member)
     return members
 
@@ -217,7 +199,7 @@ def _sessions(context: Context) -> tuple[dict[float, Session], str]:
 
     sessions: dict[float, Session] = {}
     for ttl in dict.fromkeys((context.ttls[0], context.ttls[-1])):
-        session = Session(context.once(_url), ttl, context.clock)
+        session = Session(context.store.url, ttl, context.clock)
         context.stack.enter_context(closing(session))
         try:
             session.start(context.clock.now() + _SESSION_TIMEOUT)
@@ -252,7 +234,7 @@ def check_sessions(context: Context) -> Findings:
 
 def check_rights(context: Context) -> Findings:
     """Whether this login, and no other, may change the nodes: each belongs to its creator."""
-    username, (sessions, problem) = context.once(_url).username, context.once(_sessions)
+    username, (sessions, problem) = context.store.url.username, context.once(_sessions)
     if not username or problem:
         return  # check_login or check_sessions reports it
     closed, unguarded = _foreign(context, sessions[context.ttls[-1]])

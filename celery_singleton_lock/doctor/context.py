@@ -1,16 +1,17 @@
-"""The context that a check of the doctor receives, and the findings that it yields."""
+"""A check of the doctor, the context that it receives, and the findings that it yields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from celery import Celery
 
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime, singleton_tasks
 from celery_singleton_lock.stores import is_sentinel_url
 
@@ -76,6 +77,14 @@ class Server:
     clock_ahead: float | None = None
     reply_time: float = 0.0
 
+    @contextmanager
+    def visited(self) -> Iterator[None]:
+        """Note an exception as the reason for a missing answer."""
+        try:
+            yield
+        except (StoreError, OSError) as exc:
+            self.error = exc if str(exc) else OSError(repr(exc))
+
 
 class Context:
     """One app, its store and the servers of that store.
@@ -110,8 +119,7 @@ class Context:
     @cached_property
     def servers(self) -> list[Server]:
         """The servers of the store, each visited once."""
-        visit = self._visits.get(self.kind)
-        return visit(self) if visit else []
+        return self._visits[self.kind](self)
 
     @property
     def granting(self) -> list[Server]:
@@ -122,8 +130,7 @@ class Context:
         """The result of ``ask``, which is called once for all checks."""
         if ask not in self._results:
             self._results[ask] = ask(self)
-        result: T = self._results[ask]
-        return result
+        return cast(T, self._results[ask])
 
     @cached_property
     def ttls_by_task(self) -> dict[str, float]:
@@ -139,3 +146,42 @@ class Context:
     def ttls(self) -> list[float]:
         """The ttls, in seconds, of all tasks and of the beat leader; the shortest first."""
         return sorted({self.settings.beat_ttl, *self.ttls_by_task.values()})
+
+
+class Check(NamedTuple):
+    """A row of the table of checks.
+
+    Attributes:
+        findings: The function that checks. It takes the context.
+        stores: The kinds of store that it applies to; None: every store.
+        per_server: Whether the function also takes a server, and is called for each that grants
+            leases.
+        needs_locks: Whether the check is skipped after another check has found an error.
+        denied: The finding if the login lacks a right that the check needs.
+    """
+
+    findings: Callable[..., Findings]
+    stores: Collection[str] | None
+    per_server: bool = False
+    needs_locks: bool = False
+    denied: Finding | None = None
+
+    def run(self, context: Context) -> Findings:
+        """Yield the findings; an error of the store is one of them."""
+        try:
+            yield from self._of_each(context) if self.per_server else self.findings(context)
+        except StoreError as exc:
+            if self.denied and not isinstance(exc, StoreUnavailable):
+                yield self.denied
+            else:
+                yield warning("store", str(exc), "run doctor again")
+
+    def _of_each(self, context: Context) -> Findings:
+        """The findings about each server; equal findings become one."""
+        names: dict[Finding, list[str]] = {}
+        for server in context.granting:
+            for finding in self.findings(context, server):
+                names.setdefault(finding, []).append(server.name)
+        for finding, where in names.items():
+            prefix = f"{', '.join(where)}: " if any(where) else ""
+            yield replace(finding, text=f"{prefix}{finding.text}")

@@ -6,6 +6,7 @@ import os
 import secrets
 import statistics
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from celery_singleton_lock.beat.election import check_leader_ttl
@@ -45,12 +46,9 @@ def check_processes(context: Context) -> Findings:
 
 def check_shards(context: Context) -> Findings:
     """Whether all apps with this prefix use the same number of shards."""
-    try:
-        problems = context.store.problems(context.runtime.keyspace.lock("", ""))
-    except StoreError:
-        return  # check_leases reports it
-    for problem in problems:
-        yield error("shards", problem, "one singleton_lock_url for all apps of this prefix")
+    with suppress(StoreError):  # check_leases reports it
+        for problem in context.store.problems(context.runtime.keyspace.lock("", "")):
+            yield error("shards", problem, "one singleton_lock_url for all apps of this prefix")
 
 
 def check_leases(context: Context) -> Findings:
@@ -74,7 +72,8 @@ def check_leases(context: Context) -> Findings:
         text = f"{median * 1000:.1f} ms a reply; {shortest} with ttl={ttl:g} s waits {wait:.0f} ms"
         yield warning("latency", text, "a longer ttl, or a store that is nearer")
     # It comes last, because an error of the store ends this check.
-    yield from _check_waiting(context)
+    if context.store.capabilities.wakes_waiters:
+        yield from _check_waiting(context)
 
 
 def _operation_time(context: Context) -> float:
@@ -98,17 +97,13 @@ def _operation_time(context: Context) -> float:
     )
     renewed = store.renew([lease], timeout=MAX_TIMEOUT)
     released = store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
-    took = (clock.now() - begin) / 3
-    replies = (isinstance(granted, Granted), renewed, released)
-    if replies != (True, [RENEWED], Relation.OURS):
+    if (isinstance(granted, Granted), renewed, released) != (True, [RENEWED], Relation.OURS):
         raise StoreError(f"a lease of its own was not kept: {granted}, {renewed}, {released}")
-    return took
+    return (clock.now() - begin) / 3
 
 
 def _check_waiting(context: Context) -> Findings:
     """Whether the login has the rights to wake waiting calls."""
-    if not context.store.capabilities.wakes_waiters:
-        return
     key = context.runtime.keyspace.lock("singleton-doctor", secrets.token_hex(8))
     missing = context.store.missing_rights(key)
     if missing:
@@ -120,6 +115,9 @@ def _check_waiting(context: Context) -> Findings:
         yield note("waiting", text, f"grant {rights}, see docs/options.md")
     else:
         yield ok("waiting", "a call that waits for a key is woken when the key is released")
+
+
+NO_SCAN: Final = note("keys", "SCAN is denied, so foreign keys are unknown")
 
 
 def check_keys(context: Context) -> Findings:

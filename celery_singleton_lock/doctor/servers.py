@@ -1,22 +1,24 @@
-"""Checks of a store's servers, one by one and against each other; visits to Redis servers."""
+"""Checks of a store's servers; visits to single Redis servers, Redlock, Sentinel and Cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.lease import drift
 from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.stores.redis.cluster import Address, Topology
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, info_of
+from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
 from celery_singleton_lock.stores.redlock.url import read_nodes
+from celery_singleton_lock.stores.urls import Hosts
 
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
-_SECTIONS: Final = ("server", "memory", "persistence", "replication")
 # The number of clock readings. The quickest one counts, because a slow reply makes it inaccurate.
 _READINGS: Final = 3
 # Seconds. Leases on one server don't depend on its clock, but `since` in records and the age of a
@@ -40,6 +42,20 @@ _UNREACHABLE: Final = {
     "etcd": ("members", "start it; or member remove, and take it out of the URL"),
     "zookeeper": ("members", "start it, and look at its log; or take it out of the URL"),
 }
+_SLOTS: Final = 16384
+# The minimum number of voters: of sentinels, and of a cluster's masters. A failover needs the votes
+# of a majority, and with two voters no majority is left after the loss of one.
+_FEWEST: Final = 3
+NO_QUORUM: Final = note(
+    "quorum",
+    "SENTINEL CKQUORUM is denied, so whether a failover could be decided is unknown",
+    "grant +sentinel|ckquorum",
+)
+NO_STATE: Final = note(
+    "cluster",
+    "CLUSTER INFO is denied, so the state of the cluster is unknown",
+    "grant +cluster|info +cluster|nodes",
+)
 
 
 # --- visits to Redis servers ----------------------------------------------------------------------
@@ -47,8 +63,7 @@ _UNREACHABLE: Final = {
 
 def visit_one(context: Context) -> list[Server]:
     """The only server of the store."""
-    [link] = context.store.servers()
-    return [visit_redis(context, "", link)]
+    return [replace(_visit(context, link), name="") for link in context.store.servers()]
 
 
 def visit_nodes(context: Context) -> list[Server]:
@@ -56,41 +71,38 @@ def visit_nodes(context: Context) -> list[Server]:
     nodes = []
     for member in read_nodes(context.settings.url).members:
         link = context.stack.enter_context(closing(Connections(member.url)))
-        node = visit_redis(context, str(member), link)
+        node = replace(_visit(context, link), name=str(member))
         if node.info.get("aof_enabled") == "1":
             with suppress(StoreError):  # CONFIG may be denied
-                node.info |= fields_of(command(link, "CONFIG", "GET", "appendfsync"))
+                node.info |= _fields_of(_command(link, "CONFIG", "GET", "appendfsync"))
         nodes.append(node)
     return nodes
 
 
-def visit_redis(context: Context, name: str, link: Any, *, grants: bool = True) -> Server:
+def _visit(context: Context, link: Any, *, grants: bool = True) -> Server:
     """Read a server's INFO and clock, as far as the login has the rights."""
-    server = Server(name=name, link=link, grants=grants, product="Redis")
-    try:
-        for section in _SECTIONS:
+    server = Server(name=link.address, link=link, grants=grants, product="Redis")
+    with server.visited():
+        for section in ("server", "memory", "persistence", "replication"):
             server.info |= info_of(link, section)
-    except StoreError as exc:
-        server.error = exc
-        return server
-    server.version = server.info.get("redis_version", "")
-    if "valkey_version" in server.info:
-        server.product, server.version = "Valkey", server.info["valkey_version"]
-    with suppress(StoreError):  # TIME may be denied
-        readings = [_read_clock(context, link) for _ in range(_READINGS)]
-        server.reply_time, server.clock_ahead = min(readings)
+        server.version = server.info.get("redis_version", "")
+        if "valkey_version" in server.info:
+            server.product, server.version = "Valkey", server.info["valkey_version"]
+        with suppress(StoreError):  # TIME may be denied
+            readings = [_read_clock(context, link) for _ in range(_READINGS)]
+            server.reply_time, server.clock_ahead = min(readings)
     return server
 
 
 def _read_clock(context: Context, link: Any) -> tuple[float, float]:
     """The duration of TIME and the lead of the server's clock, in seconds."""
     sent = context.clock.wall()
-    seconds, micros = command(link, "TIME")
+    seconds, micros = _command(link, "TIME")
     received = context.clock.wall()
     return received - sent, int(seconds) + int(micros) / 1e6 - (sent + received) / 2
 
 
-def command(link: Any, *words: Any) -> Any:
+def _command(link: Any, *words: Any) -> Any:
     """The reply to one command.
 
     Raises:
@@ -99,10 +111,127 @@ def command(link: Any, *words: Any) -> Any:
     return link.run([words], OPERATOR_TIMEOUT)[0]
 
 
-def fields_of(reply: Any) -> dict[str, str]:
+def _fields_of(reply: Any) -> dict[str, str]:
     """The names and values of a reply in RESP2 or RESP3."""
     flat = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
     return {name.decode(): value.decode() for name, value in flat.items()}
+
+
+# --- Sentinel: visits -----------------------------------------------------------------------------
+
+
+class _Watch(NamedTuple):
+    """The app's master in the view of the sentinels.
+
+    Attributes:
+        connections: The connections to the sentinels and, with ``at()``, to the servers.
+        asked: The sentinels, each with its report on the master.
+        informed: The sentinels that know the master.
+        master: The master that the first of them reports; None if no sentinel knows it.
+        replicas: The first one's report on each replica; None if there is no report.
+    """
+
+    connections: SentinelConnections
+    asked: list[Server]
+    informed: list[Server]
+    master: Server | None
+    replicas: list[dict[str, str]] | None
+
+
+def _watch(context: Context) -> _Watch:
+    connections = SentinelConnections(context.settings.url, context.settings.connection_options)
+    context.stack.enter_context(closing(connections))
+    name, master, replicas = connections.master_name, None, None
+    asked = [Server(name=link.address, link=link) for link in connections.sentinels]
+    for sentinel in asked:
+        with sentinel.visited():
+            sentinel.info = _fields_of(_command(sentinel.link, "SENTINEL", "MASTER", name))
+    informed = [sentinel for sentinel in asked if sentinel.info]
+    for sentinel in informed[:1]:
+        link = connections.at(sentinel.info["ip"], int(sentinel.info["port"]))
+        master = _visit(context, link)
+        with suppress(StoreError):  # SENTINEL REPLICAS may be denied
+            reply = _command(sentinel.link, "SENTINEL", "REPLICAS", name)
+            replicas = [_fields_of(fields) for fields in reply]
+    return _Watch(connections, asked, informed, master, replicas)
+
+
+def visit_sentinel(context: Context) -> list[Server]:
+    """The master, if it answers, and its replicas with the report of a sentinel in `info`."""
+    watch = context.once(_watch)
+    if watch.master is None or watch.master.error:
+        return []
+    servers = [watch.master]
+    for fields in watch.replicas or []:
+        link = watch.connections.at(fields["ip"], int(fields["port"]))
+        replica = _visit(context, link, grants=False)
+        replica.info |= fields
+        servers.append(replica)
+    return servers
+
+
+# --- Cluster: visits ------------------------------------------------------------------------------
+
+
+class _View(NamedTuple):
+    """The cluster in the view of one node.
+
+    Attributes:
+        link: The connections to that node.
+        shards: For each master: the number of its slots, and its replicas.
+    """
+
+    link: Any
+    shards: dict[Address, tuple[int, list[Address]]]
+
+
+def _view(context: Context) -> _View | None:
+    """The view of the first node that answers; None if no node does."""
+    links: list[Connections] = []
+    with suppress(StoreError):
+        links = list(context.store.servers())
+    for link in [*links, *(links[0].at(*seed) for seed in _seeds(context) if links)]:
+        view = _View(link, {})
+        with suppress(StoreError):
+            for row in _command(link, "CLUSTER", "SLOTS"):
+                master, *replicas = Topology([row], _address(link)).nodes
+                slots, known = view.shards.get(master, (0, []))
+                view.shards[master] = (slots + row[1] - row[0] + 1, [*known, *replicas])
+            return view
+    return None
+
+
+def _seeds(context: Context) -> tuple[Address, ...]:
+    return Hosts.of(context.settings.url, default_port=6379).addresses
+
+
+def visit_cluster(context: Context) -> list[Server]:
+    """All nodes, including nodes that only the URL or CLUSTER NODES names."""
+    view = context.once(_view)
+    if view is None:
+        return []
+    replicas = [replica for _, replicas in view.shards.values() for replica in replicas]
+    addresses = dict.fromkeys([*view.shards, *replicas, *_known(view), *_seeds(context)])
+    return [_visit(context, view.link.at(*each), grants=each in view.shards) for each in addresses]
+
+
+def _known(view: _View) -> Iterator[Address]:
+    """The nodes of CLUSTER NODES: CLUSTER SLOTS leaves out nodes that fail."""
+    with suppress(StoreError):  # CLUSTER NODES may be denied
+        for line in _command(view.link, "CLUSTER", "NODES").decode().splitlines():
+            address, flags = line.split()[1:3]
+            host, _, port = address.partition(",")[0].partition("@")[0].rpartition(":")
+            if "noaddr" not in flags and "handshake" not in flags:
+                yield host or _address(view.link)[0], int(port)
+
+
+def _address(link: Any) -> Address:
+    host, _, port = link.address.rpartition(":")
+    return host, int(port)
+
+
+def _name(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
 
 
 # --- each server ----------------------------------------------------------------------------------
@@ -116,22 +245,6 @@ def check_reachability(context: Context) -> Findings:
             yield warning(subject, f"{server.name}: {server.error}", remedy)
 
 
-def per_server(check: Callable[[Context, Server], Findings]) -> Callable[[Context], Findings]:
-    """Turn a check of one server into a check of every granting server; merge equal findings."""
-
-    def check_each(context: Context) -> Findings:
-        names: dict[Any, list[str]] = {}
-        for server in context.granting:
-            for finding in check(context, server):
-                names.setdefault(finding, []).append(server.name)
-        for finding, where in names.items():
-            prefix = f"{', '.join(where)}: " if any(where) else ""
-            yield replace(finding, text=f"{prefix}{finding.text}")
-
-    return check_each
-
-
-@per_server
 def check_version(context: Context, server: Server) -> Findings:
     if not server.info:
         text = "INFO is denied: version, eviction policy, persistence and replicas are unknown"
@@ -146,7 +259,6 @@ def check_version(context: Context, server: Server) -> Findings:
             yield warning("server", f"{name} is older than what this library is tested with", newer)
 
 
-@per_server
 def check_eviction(context: Context, server: Server) -> Findings:
     policy = server.info.get("maxmemory_policy", "noeviction")
     limit = server.info.get("maxmemory", "0")
@@ -162,7 +274,6 @@ def check_eviction(context: Context, server: Server) -> Findings:
         yield ok("eviction", policy)
 
 
-@per_server
 def check_persistence(context: Context, server: Server) -> Findings:
     """Whether a restart forgets leases. See check_votes for Redlock's stricter requirements."""
     if server.info.get("aof_enabled") == "1":
@@ -180,14 +291,10 @@ def check_persistence(context: Context, server: Server) -> Findings:
         yield warning("persistence", text, remedy)
 
 
-def _replicas(server: Server) -> int:
-    return int(server.info.get("connected_slaves", "0"))
-
-
-@per_server
 def check_wait_replicas(context: Context, server: Server) -> Findings:
     """Whether a master has as many replicas as a grant waits for."""
-    connected, wanted = _replicas(server), context.settings.wait_replicas
+    connected = int(server.info.get("connected_slaves", "0"))
+    wanted = context.settings.wait_replicas
     if not server.info or not wanted:
         return
     text = f"{connected} replicas are connected, and singleton_lock_wait_replicas={wanted}: "
@@ -199,10 +306,9 @@ def check_wait_replicas(context: Context, server: Server) -> Findings:
         yield note("wait_replicas", text, "one replica more than that, or accept it")
 
 
-@per_server
 def check_replication(context: Context, server: Server) -> Findings:
     """Whether there are replicas: a failover loses leases, and Redlock's nodes must have none."""
-    replicas, is_redlock = _replicas(server), context.kind == "redlock"
+    replicas, is_redlock = int(server.info.get("connected_slaves", "0")), context.kind == "redlock"
     if server.info.get("role") == "slave" and is_redlock:
         text = "is a replica: it has no vote, and promoted it would bring another's votes along"
         remedy = "REPLICAOF NO ONE: the nodes of Redlock are masters that don't know each other"
@@ -232,7 +338,6 @@ def check_majority(context: Context) -> Findings:
         yield error("nodes", text, "start the others, or correct singleton_lock_url")
 
 
-@per_server
 def check_latency(context: Context, node: Server) -> Findings:
     ttl = context.ttls[0]
     if is_slow(node.reply_time, ttl):
@@ -256,7 +361,6 @@ def check_identities(context: Context) -> Findings:
         first.setdefault(run_id, node.name)
 
 
-@per_server
 def check_votes(context: Context, node: Server) -> Findings:
     """Whether a node could grant a lease a second time after a restart."""
     info, longest = node.info, context.ttls[-1]
@@ -283,6 +387,159 @@ def check_votes(context: Context, node: Server) -> Findings:
             yield note("nodes", text, "wait")
 
 
+# --- Sentinel: checks -----------------------------------------------------------------------------
+
+
+def check_sentinels(context: Context) -> Findings:
+    _, asked, informed, _, _ = context.once(_watch)
+    if all(isinstance(sentinel.error, StoreUnavailable) for sentinel in asked):
+        text = f"none of {len(asked)} answers: {asked[0].error}"
+        yield error("sentinels", text, "start them, or correct singleton_lock_url")
+        return
+    for sentinel in asked:
+        remedy = "give the login in the URL the right to SENTINEL, and the right master_name"
+        if isinstance(sentinel.error, StoreUnavailable):
+            remedy = "start it, or take it out of singleton_lock_url"
+        if sentinel.error:
+            yield warning("sentinels", f"{sentinel.name}: {sentinel.error}", remedy)
+    if not informed:
+        return
+    yield ok("sentinels", f"{len(informed)} of {len(asked)} named ones answer")
+    # Each sentinel reports the number of other sentinels that it knows.
+    count = 1 + max(int(sentinel.info.get("num-other-sentinels", "0")) for sentinel in informed)
+    if count < _FEWEST:
+        text = f"there are {count} for this master: without one of them no failover is decided"
+        yield warning("sentinels", text, f"{_FEWEST} or more, on hosts that fail independently")
+    if count > len(asked):
+        text = f"{count} watch this master, and the URL names {len(asked)}, which may fail together"
+        yield note("sentinels", text, "name all of them in singleton_lock_url")
+
+
+def check_quorum(context: Context) -> Findings:
+    """Whether a failover could be decided, in the view of one sentinel."""
+    watch = context.once(_watch)
+    for sentinel in watch.informed[:1]:
+        name = watch.connections.master_name
+        try:
+            yield ok("quorum", _command(sentinel.link, "SENTINEL", "CKQUORUM", name).decode())
+        except StoreError as exc:
+            if "NOQUORUM" not in str(exc):
+                raise
+            text = f"no failover can be decided, says {sentinel.name}: {exc}"
+            remedy = "start the other sentinels; `sentinel monitor` of their configuration sets it"
+            yield error("quorum", text, remedy)
+
+
+def check_master(context: Context) -> Findings:
+    """Whether the sentinels agree on the master, and it answers."""
+    connections, _, informed, master, _ = context.once(_watch)
+    named: dict[str, list[str]] = {}
+    for sentinel in informed:
+        address = f"{sentinel.info['ip']}:{sentinel.info['port']}"
+        named.setdefault(address, []).append(sentinel.name)
+    if len(named) > 1:
+        views = "; ".join(f"{', '.join(names)}: {address}" for address, names in named.items())
+        text = f"the sentinels name different masters, during a failover or a partition ({views})"
+        remedy = "run doctor again in a minute; then look at the network between them"
+        yield warning("master", text, remedy)
+    for name in [each.name for each in informed if "o_down" in each.info.get("flags", "")][:1]:
+        text = f"{name} and a quorum of others think that it is down"
+        yield error("master", text, "wait for the failover; if none comes, see `quorum`")
+    if master and master.error:
+        remedy = "wait for the failover; if the sentinels reach it, look at the network from here"
+        yield error("master", f"{master.name}: {master.error}", remedy)
+    elif master:
+        yield ok("master", f"{connections.master_name} is {master.name}")
+
+
+def check_min_replicas(context: Context) -> Findings:
+    for master in context.granting:
+        # INFO contains that field only if min-replicas-to-write is set.
+        if master.info and "min_slaves_good_slaves" not in master.info:
+            yield note(
+                "min-replicas",
+                "min-replicas-to-write is not set: a master that is cut off from all others goes "
+                "on granting to clients that reach it, until it is demoted",
+                "min-replicas-to-write 1, min-replicas-max-lag 3, and the fence for what matters",
+            )
+
+
+def check_replicas(context: Context) -> Findings:
+    if not context.servers:
+        return
+    if context.once(_watch).replicas is None:
+        yield note("replicas", "SENTINEL REPLICAS is denied, so they are unknown")
+        return
+    usable = 0
+    # check_reachability reports the others.
+    for replica in [each for each in context.servers[1:] if not each.error]:
+        flags, link = replica.info.get("flags", ""), replica.info.get("master-link-status", "ok")
+        if "down" not in flags and link == "ok":
+            usable += 1
+        else:
+            text = f"{replica.name} is out of step (flags {flags}, link {link}): it may lack leases"
+            remedy = "look at its log; it needs the master's login and address"
+            yield warning("replicas", text, remedy)
+    if usable:
+        yield ok("replicas", f"{usable} in step, as the sentinels see them")
+    else:
+        text = "there is none that could be promoted: if the master ends, there are no locks"
+        yield warning("replicas", text, "a replica or two, on other hosts")
+
+
+# --- Cluster: checks ------------------------------------------------------------------------------
+
+
+def check_state(context: Context) -> Findings:
+    view = context.once(_view)
+    if view is None:
+        text = "no node says what the cluster looks like"
+        yield error("cluster", text, "start the nodes, or correct singleton_lock_url")
+        return
+    info = _command(view.link, "CLUSTER", "INFO").decode()
+    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    state, size = fields.get("cluster_state", ""), fields.get("cluster_size", "?")
+    down, assigned = (fields.get(f"cluster_slots_{name}", "?") for name in ("fail", "assigned"))
+    if state == "ok":
+        yield ok("cluster", f"state ok, {size} masters have slots")
+        return
+    yield error(
+        "cluster",
+        f"state {state}, says {view.link.address}: {down} slots are down, {assigned} of {_SLOTS} "
+        "assigned",
+        "wait for the failover; a master without a replica has to be started again. Meanwhile "
+        "cluster-require-full-coverage no keeps the other slots at work",
+    )
+
+
+def check_slots(context: Context) -> Findings:
+    """Whether every slot has a master that answers, and every master a replica and a successor."""
+    view = context.once(_view)
+    if view is None:
+        return
+    answering = {server.name for server in context.servers if not server.error}
+    missing = _SLOTS - sum(slots for slots, _ in view.shards.values())
+    silent = sum(slots for each, (slots, _) in view.shards.items() if _name(each) not in answering)
+    problem = "the keys in them can't be taken"
+    if missing:
+        text = f"{missing} of {_SLOTS} have no master: {problem}"
+        yield error("slots", text, "redis-cli --cluster fix, or CLUSTER ADDSLOTS")
+    if silent:
+        text = f"{silent} of {_SLOTS} have a master that doesn't answer: {problem}"
+        yield error("slots", text, "wait for the failover, or start it again")
+    if not missing and not silent:
+        yield ok("slots", f"all {_SLOTS} have a master that answers")
+    masters = len(view.shards)
+    yield ok("shards", f"{context.store.shards}, on {masters} masters")
+    if masters < _FEWEST:
+        text = f"{masters} have slots: when one ends, no majority is left to elect another"
+        yield warning("masters", text, f"{_FEWEST} or more")
+    for master, (_, replicas) in view.shards.items():
+        if answering.isdisjoint(map(_name, replicas)):
+            text = "is a master without a replica that answers: its end takes its slots away"
+            yield warning("replicas", f"{_name(master)} {text}", "a replica, on another host")
+
+
 # --- clocks ---------------------------------------------------------------------------------------
 
 
@@ -295,30 +552,26 @@ def check_clocks(context: Context) -> Findings:
     )
     if context.kind == "redis":
         for ahead, _, _ in readings:
-            yield from _compare_with_host(ahead)
+            if abs(ahead) <= _FROM_THIS_HOST:
+                yield ok("clock", f"{ahead:+.2f} s from this host")
+            else:
+                harm = "if the clock is stepped back, leases end early or late"
+                yield warning("clock", f"{ahead:+.1f} s from this host: {harm}", _NTP)
     elif len(readings) > 1:
-        yield from _compare_clocks(context, readings)
+        yield from _compare(context, readings)
 
 
-def _compare_with_host(ahead: float) -> Findings:
-    if abs(ahead) <= _FROM_THIS_HOST:
-        yield ok("clock", f"{ahead:+.2f} s from this host")
-    else:
-        harm = "if the clock is stepped back, leases end early or late"
-        yield warning("clock", f"{ahead:+.1f} s from this host: {harm}", _NTP)
-
-
-def _compare_clocks(context: Context, readings: list[tuple[float, float, str]]) -> Findings:
+def _compare(context: Context, readings: list[tuple[float, float, str]]) -> Findings:
     """One server may succeed another, so their clocks must agree."""
     (slow, slow_reply, slowest), (fast, fast_reply, fastest) = readings[0], readings[-1]
     harm = "after a failover to the slower one, fences may be lower than before"
-    allowed, ttl = _BETWEEN_MASTERS, context.ttls[0]
+    allowed, ttl, apart = _BETWEEN_MASTERS, context.ttls[0], f"{fast - slow:.3f} s"
     if context.kind == "redlock":
         allowed = drift(ttl)
         harm = f"a lease of {ttl:g} s allows for {allowed:.3f} s, should one of them be stepped"
     # The error of each clock is up to half the time of a reply.
     if fast - slow - (fast_reply + slow_reply) / 2 <= allowed:
-        yield ok("clock", f"{len(readings)} servers within {fast - slow:.3f} s")
+        yield ok("clock", f"{len(readings)} servers within {apart}")
     else:
-        text = f"the clock of {fastest} is {fast - slow:.3f} s ahead of that of {slowest}: {harm}"
+        text = f"the clock of {fastest} is {apart} ahead of that of {slowest}: {harm}"
         yield warning("clock", text, _NTP)

@@ -90,7 +90,8 @@ class ConsensusStore(TransitionStore):
         fence_base: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._url = ClusterUrl.parse(url, port=self.port, known=self.options, options=options)
+        #: Members, login and options.
+        self.url = ClusterUrl.parse(url, port=self.port, known=self.options, options=options)
         self._clock = clock or SystemClock()
         self._fence_base = fence_base
         self._start()

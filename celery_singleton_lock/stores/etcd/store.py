@@ -106,10 +106,10 @@ class EtcdStore(ConsensusStore):
     def _start(self) -> None:
         # A fork must not expire the keys that its parent keeps alive.
         super()._start()
-        self._gateway = Gateway(self._url, self._clock)
+        self._gateway = Gateway(self.url, self._clock)
         self._leases = EtcdLeases(self._gateway, self._clock)
         self._own: OwnKeys[_Own] = OwnKeys()
-        self._prefix = f"{self._url.path}/" if self._url.path else ""
+        self._prefix = f"{self.url.path}/" if self.url.path else ""
 
     @property
     def capabilities(self) -> Capabilities:

@@ -108,11 +108,11 @@ class ZooKeeperStore(ConsensusStore):
         self._own: OwnKeys[Own] = OwnKeys()
         self._janitor = Janitor(self._own, self._clock, self._expire_late, self._sweep)
         sessions = Sessions(
-            self._url,
+            self.url,
             self._clock,
             lambda session: any(own.session is session for own in list(self._own.all.values())),
         )
-        layout = Layout(f"/{self._url.path or _DEFAULT_ROOT}")
+        layout = Layout(f"/{self.url.path or _DEFAULT_ROOT}")
         self._ensemble = Ensemble(sessions, layout, self._clock, self._fence_base)
         self._taken: set[str] = set()
         #: The paths of all buckets, for operators.
