@@ -129,7 +129,7 @@ def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_col
             call = Release(keys=(new_key(),), token=new_token())
             begun = posted.begin(call, 5.0, lambda *outcome: heard.append(outcome))
             assert node.send_async(("GET", "reply"), 5.0, begun)
-        (connection,) = node._idle_for(5.0)
+        (connection,) = node._idle[0, 5.0]
         assert select.select([connection.fileno()], [], [], 5.0)[0], "the fourth has replied"
         begin = time.monotonic()
         nodes.drain(PATIENCE)

@@ -118,7 +118,7 @@ def test_threads_whose_connections_break_at_once_close_the_others_together(
         def close_idle(self) -> None:
             pass
 
-    idle: Any = connections._idle_for(TIMEOUT)
+    idle: Any = connections._idle[0, TIMEOUT]
     errors: list[Exception] = []
 
     def drop_often() -> None:

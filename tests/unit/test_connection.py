@@ -26,7 +26,7 @@ def connected() -> Iterator[Connected]:
     ours.settimeout(TIMEOUT)
     client._sock = ours
     client._parser.on_connect(client)
-    connection = Connection(connections, client)
+    connection = Connection(connections, client, connections._idle[0, TIMEOUT])
     with ours, theirs, closing(connection):
         connection.send(pack([("PING",)]), 1)
         yield connection, theirs

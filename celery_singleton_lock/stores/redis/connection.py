@@ -23,9 +23,11 @@ from __future__ import annotations
 import socket
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import redis
+import redis.cluster
 import redis.connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -55,16 +57,6 @@ _BROKEN: Final = (
 
 # CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
-# redis-py 5 and 6 recognize these errors only on connections of the cluster client.
-_OF_CLUSTERS: Final[dict[str, type[redis.exceptions.ResponseError]]] = {
-    "ASK": redis.exceptions.AskError,
-    "CLUSTERDOWN": redis.exceptions.ClusterDownError,
-    "CROSSSLOT": redis.exceptions.ClusterCrossSlotError,
-    "MASTERDOWN": redis.exceptions.MasterDownError,
-    "MOVED": redis.exceptions.MovedError,
-    "TRYAGAIN": redis.exceptions.TryAgainError,
-}
-
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
 # the server has closed gets no reply, so it is unknown whether a release was executed or the lease
 # was lost with the server. The check costs a system call. A task with an empty body releases sooner
@@ -104,6 +96,9 @@ class Connections:
             # replace our timeouts (redis-py 7's maintenance notifications).
             self._options = connection_options(url, options)
             self._options["protocol"] = 2
+            # redis-py 5 recognizes the errors of a Cluster only with this parser.
+            if parser := getattr(redis.cluster, "ClusterParser", None):
+                self._options["parser_class"] = parser
             self._make = self._options.pop("connection_class", redis.connection.Connection)
             if issubclass(self._make, redis.connection.Connection):  # not a Unix socket
                 self._options.setdefault("socket_keepalive", True)
@@ -119,7 +114,7 @@ class Connections:
             raise SettingsError(
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
-        self._idle: defaultdict[tuple[int, float], deque[Connection]] = defaultdict(deque)
+        self._idle: defaultdict[tuple[int, float], _Idle] = defaultdict(_Idle)
         self._clock = clock or SystemClock()
         #: The current time in seconds, to compute the age of idle connections.
         self.now = self._clock.now
@@ -135,7 +130,7 @@ class Connections:
         other = object.__new__(Connections)
         other._options = {**self._options, "host": host, "port": port}
         other._make, other._clock, other.now = self._make, self._clock, self.now
-        other._idle = defaultdict(deque)
+        other._idle = defaultdict(_Idle)
         return other
 
     def home_of(self, key: str, timeout: float) -> Connections:
@@ -192,18 +187,16 @@ class Connections:
         Raises:
             StoreUnavailable, StoreError: The server can't be reached, or refuses the login.
         """
-        idle = self._idle_for(timeout)
+        idle = self._idle[native.socket_owner(), timeout]
         try:
             connection = idle.pop()
         except IndexError:
-            connection = self._connect(timeout)
-        else:
-            age = self.now() - connection.idle_since
-            if age > _CHECKED_AFTER and connection.is_stale(age):
-                connection.close_idle()
-                _close_all(idle)  # the others have been idle for longer
-                connection = self._connect(timeout)
-        connection.pool = idle
+            return self._connect(timeout, idle)
+        age = self.now() - connection.idle_since
+        if age > _CHECKED_AFTER and connection.is_stale(age):
+            connection.close_idle()
+            _close_all(idle)  # the others have been idle for longer
+            return self._connect(timeout, idle)
         return connection
 
     def send_async(self, command: Command, timeout: float, pending: PendingRelease) -> bool:
@@ -213,7 +206,7 @@ class Connections:
             Whether the release was sent. This requires an idle connection without a pending reply.
             Otherwise a synchronous release costs no more.
         """
-        idle = self._idle_for(timeout)
+        idle = self._idle[native.socket_owner(), timeout]
         try:
             connection = idle.pop()
         except IndexError:
@@ -222,7 +215,6 @@ class Connections:
         if connection.pending is not None or (age > _CHECKED_AFTER and connection.is_stale(age)):
             idle.append(connection)
             return False
-        connection.pool = idle
         try:
             connection.send(pack((command,)), 1)
             # Its reply is left to the connection's next use.
@@ -250,7 +242,6 @@ class Connections:
                     idle.remove(connection)
                 except ValueError:
                     continue  # in use by another thread, which reads the pending reply
-                connection.pool = idle
                 try:
                     connection.replies(until)
                 except StoreError:
@@ -261,7 +252,7 @@ class Connections:
     def has_idle(self, timeout: float) -> bool:
         """Whether the next command would be sent without connecting first."""
         try:
-            connection = self._idle_for(timeout)[-1]
+            connection = self._idle[native.socket_owner(), timeout][-1]
         except IndexError:
             return False
         return self.now() - connection.idle_since <= MAX_IDLE
@@ -274,7 +265,9 @@ class Connections:
     def close(self) -> None:
         """Close all idle connections. A connection in use is closed after its use."""
         while self._idle:
-            _close_all(self._idle.popitem()[1])
+            idle = self._idle.popitem()[1]
+            idle.closed = True
+            _close_all(idle)
 
     def failure(
         self, error: Exception, *, was_idle: bool = False, was_sent: bool = True
@@ -301,7 +294,7 @@ class Connections:
     def greet(self, client: Any) -> None:
         """Check a new connection before its first use. A plain server needs no check."""
 
-    def _connect(self, timeout: float) -> Connection:
+    def _connect(self, timeout: float, idle: _Idle) -> Connection:
         client = self.new(timeout)
         try:
             client.connect()
@@ -311,12 +304,9 @@ class Connections:
             if not isinstance(exc, _READ_ERRORS):
                 raise
             raise self.failure(exc, was_sent=False) from exc
-        return Connection(self, client)
+        return Connection(self, client, idle)
 
-    def _idle_for(self, timeout: float) -> deque[Connection]:
-        return self._idle[native.socket_owner(), timeout]
-
-    def _of_this_thread(self) -> list[deque[Connection]]:
+    def _of_this_thread(self) -> list[_Idle]:
         thread = native.socket_owner()
         return [idle for (owner, _), idle in list(self._idle.items()) if owner == thread]
 
@@ -327,21 +317,22 @@ class Connection:
     Args:
         owner: The object that maps the errors.
         client: The connected connection of redis-py.
+        idle: The idle connections that this one returns to.
 
     Attributes:
         pending: The release whose reply comes before the reply to the next command.
-        pool: The pool to return to when the use ends; None: the connection is not in use.
         idle_since: The end of the last use, by the owner's clock; 0: it was never idle.
     """
 
-    __slots__ = ("_client", "_owner", "_unread", "idle_since", "pending", "pool")
+    __slots__ = ("_client", "_idle", "_owner", "_unread", "idle_since", "pending")
 
-    def __init__(self, owner: Connections, client: Any) -> None:
+    def __init__(self, owner: Connections, client: Any, idle: _Idle) -> None:
         self._owner = owner
         self._client = client
+        self._idle = idle
+        # The number of replies to read; -1: the connection is closed.
         self._unread = 0
         self.pending: PendingRelease | None = None
-        self.pool: deque[Connection] | None = None
         self.idle_since = 0.0
 
     def fileno(self) -> int:
@@ -381,7 +372,7 @@ class Connection:
                 try:
                     reply = client.read_response(disable_decoding=True, disconnect_on_error=False)
                 except redis.exceptions.ResponseError as exc:
-                    reply = _classified(exc)
+                    reply = exc
                 replies.append(reply)
             self._unread = 0
             if until is not None:
@@ -401,30 +392,21 @@ class Connection:
         Raises:
             StoreUnavailable, StoreError: The connection is broken.
         """
-        client = self._client
-        if not native.is_readable(client._sock):
-            return []
         try:
-            client._sock.settimeout(_ARRIVED)
-            reply = read(client)
-        except redis.exceptions.TimeoutError:
-            return []  # a part of it, or bytes of TLS that belong to no reply
+            replies = self._read_arrived()
         except _READ_ERRORS as exc:
             raise self._owner.failure(exc, was_idle=self.idle_since > 0) from exc
-        client._sock.settimeout(client.socket_timeout)
-        self._unread = 0
-        return [reply]
+        if replies:
+            self._unread = 0
+        return replies
 
     def end(self) -> None:
-        """Return to the pool if every reply was read, else close the connection. Idempotent."""
-        pool, self.pool = self.pool, None
-        if pool is None:
-            return
-        if self._unread:
+        """Return to the idle connections, or close the connection unless every reply was read."""
+        if self._unread or self._idle.closed:
             self.close()
         else:
             self.idle_since = self._owner.now()
-            pool.append(self)
+            self._idle.append(self)
 
     def is_stale(self, age: float) -> bool:
         """Whether the connection was idle for too long, or was closed by the server."""
@@ -435,7 +417,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection. A pending release is lost."""
-        self.pool = None
+        self._unread = -1
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.lose()
@@ -448,19 +430,40 @@ class Connection:
         another reply.
         """
         pending = self.pending
-        if pending is not None and native.is_readable(self._client._sock):
-            try:
-                self._client._sock.settimeout(_ARRIVED)
-                reply = read(self._client)
-            except _READ_ERRORS:
-                pass
-            else:
-                self.pending = None
-                pending.acknowledge(reply)
+        replies: list[Any] = []
+        if pending is not None:
+            with suppress(*_READ_ERRORS):
+                replies = self._read_arrived()
+        if pending is not None and replies:
+            self.pending = None
+            pending.acknowledge(replies[0])
         self.close()
 
+    def _read_arrived(self) -> list[Any]:
+        """The next reply, if it has arrived completely; else empty."""
+        client = self._client
+        if not native.is_readable(client._sock):
+            return []
+        client._sock.settimeout(_ARRIVED)
+        try:
+            reply = read(client)
+        except redis.exceptions.TimeoutError:
+            return []  # a part of it, or bytes of TLS that belong to no reply
+        client._sock.settimeout(client.socket_timeout)
+        return [reply]
 
-def _close_all(idle: deque[Connection]) -> None:
+
+class _Idle(deque[Connection]):
+    """The idle connections of one timeout, and of one thread where threads are patched.
+
+    Attributes:
+        closed: Whether a connection in use is closed after its use.
+    """
+
+    closed = False
+
+
+def _close_all(idle: _Idle) -> None:
     while True:
         try:
             connection = idle.pop()
@@ -479,16 +482,7 @@ def read(client: Any) -> Any:
         # The connection stays open: after a timeout the caller may wait for the rest of the reply.
         return client.read_response(disable_decoding=True, disconnect_on_error=False)
     except redis.exceptions.ResponseError as exc:
-        return _classified(exc)
-
-
-def _classified(error: redis.exceptions.ResponseError) -> redis.exceptions.ResponseError:
-    """``error`` as an instance of redis-py's class for the first word of its message."""
-    if type(error) is redis.exceptions.ResponseError:
-        word, _, rest = str(error).partition(" ")
-        if word in _OF_CLUSTERS:
-            return _OF_CLUSTERS[word](rest)
-    return error
+        return exc
 
 
 def _mapped(error: Exception, address: str) -> StoreError:
