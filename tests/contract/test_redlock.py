@@ -446,7 +446,7 @@ def test_a_release_without_a_reply_bars_its_token_for_a_minute(
     release_without_a_reply(nodes, store, key, token, 2, 3, 4)
     node = store._fanout.nodes[4]
     call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
-    run = fanout.PackedRun.of(scripts.ACQUIRE, scripts.acquire_arguments(call, 0))
+    run = fanout.Packed.of(scripts.acquire_command(call, "0"))
     assert node.acquire(call, run, 0) == GrantWithoutVote(key=key)
     node._unconfirmed[token] -= 60
     assert isinstance(node.acquire(call, run, 0), Granted)

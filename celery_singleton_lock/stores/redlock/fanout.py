@@ -215,7 +215,7 @@ class Node:
         self._jobs.put(job)
 
     def acquire(
-        self, request: Acquire, run: PackedRun, min_age: float
+        self, request: Acquire, run: Packed, min_age: float
     ) -> Granted | GrantWithoutVote | Refused:
         """See `Store.acquire`.
 
@@ -236,7 +236,7 @@ class Node:
             return GrantWithoutVote(key=answer.key)
         return answer
 
-    def release(self, request: Release, run: PackedRun) -> Relation:
+    def release(self, request: Release, run: Packed) -> Relation:
         """See `Store.release`."""
         self._send_owed()
         try:
@@ -356,22 +356,21 @@ class Node:
             self._started_at = self._clock.now() - uptime
 
 
-class PackedRun(NamedTuple):
-    """The run of a script, packed once for all nodes."""
+class Packed(NamedTuple):
+    """A command, packed once for all nodes."""
 
-    script: scripts.Script
-    arguments: scripts.KeysAndArguments
+    command: scripts.Command
     packed: bytes
 
     @classmethod
-    def of(cls, script: scripts.Script, arguments: scripts.KeysAndArguments) -> PackedRun:
-        return cls(script, arguments, scripts.pack([script.evalsha(arguments)]))
+    def of(cls, command: scripts.Command) -> Packed:
+        return cls(command, scripts.pack((command,)))
 
 
 class _NodeStore(RedisStore):
     """A RedisStore that does not compare the number of shards: Redlock always has one shard."""
 
-    def run(self, run: PackedRun) -> Any:
+    def run(self, run: Packed) -> Any:
         """The reply to ``run``, as `_pipeline` gets it."""
         connections = self._connections
         connection = connections.take(NODE_TIMEOUT)
@@ -383,7 +382,7 @@ class _NodeStore(RedisStore):
         try:
             return connections.checked(replies)[0]
         except redis.exceptions.NoScriptError:
-            return connections.run([run.script.eval(run.arguments)], NODE_TIMEOUT)[0]
+            return connections.run([scripts.with_source(run.command)], NODE_TIMEOUT)[0]
 
     def release_all(self, requests: Iterable[Release], timeout: float) -> None:
         """Send all releases in one round trip. The replies are ignored."""

@@ -84,7 +84,7 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node, PackedRun
+from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node, Packed
 from celery_singleton_lock.stores.redlock.url import read_nodes
 from celery_singleton_lock.stores.redlock.votes import Answer, Poll, Votes
 
@@ -381,7 +381,7 @@ class RedlockStore(Store):
 
     def _vote(self, request: Acquire, timeout: float) -> tuple[Votes, Granted | Refused | None]:
         min_age = request.ttl if self._quarantine is None else self._quarantine
-        run = PackedRun.of(scripts.ACQUIRE, scripts.acquire_arguments(request, fence_base=0))
+        run = Packed.of(scripts.acquire_command(request, fence_base="0"))
         return self._fanout.ask(
             lambda node: node.acquire(request, run, min_age),
             timeout,
@@ -457,7 +457,7 @@ class RedlockStore(Store):
     def _release(
         self, request: Release, timeout: float, decide: Callable[[Poll[Relation]], D]
     ) -> tuple[Poll[Relation], D]:
-        run = PackedRun.of(scripts.RELEASE, scripts.release_arguments(request))
+        run = Packed.of(scripts.release_command(request))
         return self._fanout.ask(lambda node: node.release(request, run), timeout, decide, request)
 
     def _check_identities(self) -> None:
