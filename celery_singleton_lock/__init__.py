@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnavailable,
     )
-    from celery_singleton_lock.instrumentation.signals import (
+    from celery_singleton_lock.instrumentation import (
         lease_acquired,
         lease_conflict,
         lease_lost,
@@ -76,10 +76,10 @@ _LATER = {
     "current_lease": "task.context",
     "hold": "task.context",
     "is_skipped": "publish.values",
-    "lease_acquired": "instrumentation.signals",
-    "lease_conflict": "instrumentation.signals",
-    "lease_lost": "instrumentation.signals",
-    "lease_released": "instrumentation.signals",
+    "lease_acquired": "instrumentation",
+    "lease_conflict": "instrumentation",
+    "lease_lost": "instrumentation",
+    "lease_released": "instrumentation",
     "singleton_task": "task.decorator",
 }
 

@@ -13,14 +13,13 @@ from celery import Celery
 from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.events import EventName, Events
+from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.locker import LeaseNotes, Locker
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.instrumentation.logging import LEVELS, log_event
-from celery_singleton_lock.instrumentation.signals import SIGNALS, Monitor, send_signal
+from celery_singleton_lock.instrumentation import Monitor, is_observed, log_event, send_signal
 from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
 from celery_singleton_lock.stores import open_store, shards_of
 
@@ -57,7 +56,7 @@ class Runtime:
     ) -> None:
         self.app = app
         self.clock = clock or SystemClock()
-        self.events = Events([log_event, send_signal, Monitor(app)], _is_observed)
+        self.events = Events([log_event, send_signal, Monitor(app)], is_observed)
         #: Claims without a message that could not be freed: the name of the task, by key.
         self.orphans: dict[str, str] = {}
         #: The result backend with the timeouts of a publisher; created when it is needed.
@@ -184,16 +183,6 @@ class Runtime:
             runtimes.pop(key, None)
         else:
             runtimes[key] = runtime
-
-
-def _is_observed(name: EventName) -> bool:
-    """Whether any sink currently uses events of this name."""
-    # One function for all sinks, because each task calls it three times.
-    if logger.isEnabledFor(LEVELS[name]):
-        return True
-    if name in SIGNALS and SIGNALS[name].receivers:
-        return True
-    return name is EventName.CONFLICT and bool(Monitor.worker)
 
 
 def singleton_tasks(app: Any) -> list[Any]:

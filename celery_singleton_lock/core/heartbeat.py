@@ -29,8 +29,8 @@ State model::
 Failure handling
     A failed sweep is logged and repeated: the thread never ends before close(). ``add``,
     ``discard`` and ``declare`` run on the threads of the bodies, ``sweep`` on the heartbeat's own.
-    The guard is held for dictionary operations only, never over I/O. A forked child creates a new
-    heartbeat.
+    They share the registry of leases without a lock: each of its changes is one step of the
+    interpreter. A forked child creates a new heartbeat.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class Heartbeat:
         self._leases: dict[Lease, Callable[[Lease], None]] = {}
         # Asynchronous releases without a reply, each with the time at which to drain the store.
         self._let_go: dict[Lease, float] = {}
-        self._guard: Any = native.allocate_lock()
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
         self._wakes_at = 0.0
         # The shortest interval, in seconds, of the leases that were added since the last sweep.
         self._shortest = _FOREVER
         self._running = False
+        self._start: Any = native.allocate_lock()  # held by the thread that runs
         self._closed = False
 
     def __len__(self) -> int:
@@ -114,22 +114,19 @@ class Heartbeat:
         lease.due = due = lease.acquired_at + interval * (1 - _JITTER * random())
         lease.turn = turn = due if due < lease.valid_until else lease.valid_until
         lease.failures = 0
-        with self._guard:
-            self._leases[lease] = on_lost
-            if interval < self._shortest:
-                self._shortest = interval
-            start = not self._running
-            ring = turn < self._wakes_at
-        if start:
+        if interval < self._shortest:
+            self._shortest = interval
+        self._leases[lease] = on_lost  # before _wakes_at is read: see sweep()
+        if not self._running:
             # The new thread sets _running. If this method set it, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.
             native.start_new_thread(self._run, "singleton-heartbeat")
-        elif ring:
+        elif turn < self._wakes_at:
             self._ring()
 
     def discard(self, lease: Lease) -> None:
         """Stop renewing ``lease``; the reply to a renewal in flight is ignored."""
-        # One dictionary operation needs no guard, and an exception thrown into this thread (a soft
+        # One dictionary operation needs no lock, and an exception thrown into this thread (a soft
         # time limit) must not find it held.
         self._leases.pop(lease, None)
         lease.end()
@@ -198,22 +195,21 @@ class Heartbeat:
             self._declare_overdue()
         self._collect()
         now = self._clock.now()
-        with self._guard:
-            shortest, self._shortest = self._shortest, _FOREVER
-            leases = self._snapshot()
-            if min(map(_TURN, leases), default=_FOREVER) <= now:
-                for lease in leases:
-                    # The worker parent has extended the deadline, or max_hold has ended renewal.
-                    _plan(lease, lease.due, now)
-            turns = [*self._let_go.values(), *map(_TURN, leases)]
-            if turns:
-                self._wakes_at = min(turns)
-            else:
-                # The next lease probably has no shorter interval, so adding it does not have to
-                # wake this thread, which would cost the body as much as a round trip. After an
-                # interval without a lease, the thread sleeps until it is woken.
-                self._wakes_at = now + shortest * _EARLIEST
-            return None if self._wakes_at == _FOREVER else max(0.0, self._wakes_at - now)
+        # A lease that is added from here on wakes the thread, unless the snapshot below has it: its
+        # turn is compared with _wakes_at after the lease is in _leases.
+        self._wakes_at = _FOREVER
+        shortest, self._shortest = self._shortest, _FOREVER
+        leases = self._snapshot()
+        if min(map(_TURN, leases), default=_FOREVER) <= now:
+            for lease in leases:
+                # The worker parent has extended the deadline, or max_hold has ended renewal.
+                _plan(lease, lease.due, now)
+        turns = [*self._let_go.values(), *map(_TURN, leases)]
+        # Without a lease: the next one probably has no shorter interval, so adding it does not have
+        # to wake this thread, which would cost the body as much as a round trip. After an interval
+        # without a lease, the thread sleeps until it is woken.
+        self._wakes_at = wakes_at = min(turns) if turns else now + shortest * _EARLIEST
+        return None if wakes_at == _FOREVER else max(0.0, wakes_at - now)
 
     def _collect(self) -> None:
         now = self._clock.now()
@@ -229,7 +225,7 @@ class Heartbeat:
         self._declare_overdue()
 
     def _snapshot(self) -> list[Lease]:
-        # list() is one step of the interpreter. A release takes no guard, so it may run between any
+        # list() is one step of the interpreter. A body may add or release a lease between any
         # two steps of a loop over the dictionary.
         return list(self._leases)
 
@@ -365,10 +361,9 @@ class Heartbeat:
             pass  # the lock is released already: the thread will wake
 
     def _run(self) -> None:
-        with self._guard:
-            if self._running:
-                return  # two bodies added the first lease at once, and each started a thread
-            self._running = True
+        if not self._start.acquire(blocking=False):
+            return  # two bodies added the first lease at once, and each started a thread
+        self._running = True
         while not self._closed:
             try:
                 pause = self.sweep()

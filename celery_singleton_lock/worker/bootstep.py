@@ -17,7 +17,7 @@ from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Acquire, Release, Store
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.instrumentation.signals import Monitor
+from celery_singleton_lock.instrumentation import Monitor
 from celery_singleton_lock.policy import Policy, check_claim_options
 from celery_singleton_lock.publish.claim import RPC_CURE, sends_results_to_first_caller
 from celery_singleton_lock.publish.header import mint_nonce

@@ -19,7 +19,7 @@ from celery import _state
 from celery import signals as celery_signals
 from celery.utils.dispatch import Signal
 
-from celery_singleton_lock.instrumentation import signals as our_signals
+from celery_singleton_lock import instrumentation as our_signals
 
 # What every new app of this process is given when it is first used; private, and not in the stubs.
 _ON_APP_FINALIZE: set[object] = vars(_state)["_on_app_finalizers"]

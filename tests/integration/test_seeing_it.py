@@ -30,7 +30,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder
-from celery_singleton_lock.instrumentation.logging import log_event
+from celery_singleton_lock.instrumentation import log_event
 from celery_singleton_lock.task.conflict import Outcome
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 from example_project.private_server import PrivateServer

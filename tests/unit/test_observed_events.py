@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.instrumentation.signals import Monitor, lease_released
+from celery_singleton_lock.instrumentation import Monitor, lease_released
 from celery_singleton_lock.runtime import Runtime
 
 LOGGER = "celery_singleton_lock"

@@ -1,4 +1,8 @@
-"""Celery signals for lease events, and worker events for Flower and other monitors.
+"""Sinks of events: log lines, Celery signals, and worker events for Flower and other monitors.
+
+Log lines have the key and its holder as logfmt fields. Task arguments are never logged: a default
+key is a digest of the arguments, and a template key contains only the arguments that its template
+names.
 
 Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the thread of
 the heartbeat, unless the body or the release detects the loss first. Receivers get ``sender`` (the
@@ -7,6 +11,8 @@ task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any, ClassVar, Final
 from weakref import ref
 
@@ -15,24 +21,74 @@ from celery.utils.dispatch import Signal
 
 from celery_singleton_lock.core.events import Event, EventName
 
+logger = logging.getLogger("celery_singleton_lock")
+
 lease_acquired = Signal(name="lease_acquired", providing_args=["event"])
 lease_conflict = Signal(name="lease_conflict", providing_args=["event"])
 lease_lost = Signal(name="lease_lost", providing_args=["event"])
 lease_released = Signal(name="lease_released", providing_args=["event"])
 
-#: The signal of each event that has one.
-SIGNALS: Final = {
+# The signal of each event; most have one that cannot be received.
+_SIGNALS: Final = dict.fromkeys(EventName, Signal()) | {
     EventName.ACQUIRED: lease_acquired,
     EventName.CONFLICT: lease_conflict,
     EventName.LOST: lease_lost,
     EventName.RELEASED: lease_released,
 }
+# The level at which each event is logged.
+_LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
+    EventName.ACQUIRED: logging.DEBUG,
+    EventName.RELEASED: logging.DEBUG,
+    EventName.LOST: logging.WARNING,
+    EventName.RELEASE_FAILED: logging.WARNING,
+    EventName.STORE_FAILED: logging.WARNING,
+}
+
+
+def is_observed(name: EventName) -> bool:
+    """Whether any sink currently uses events of this name."""
+    # One function for all sinks, because each task calls it several times.
+    if _SIGNALS[name].receivers or logger.isEnabledFor(_LEVELS[name]):
+        return True
+    return name is EventName.CONFLICT and bool(Monitor.worker)
+
+
+def _field(value: Any) -> str:
+    """``value`` in the form of ``key=value`` lines (logfmt), quoted if necessary."""
+    text = str(value)
+    plain = text and text.isprintable() and not {" ", '"'} & {*text}
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def log_event(event: Event) -> None:
+    """Log an event. ``extra`` contains its fields, prefixed ``singleton_``."""
+    level = _LEVELS[event.name]
+    if not logger.isEnabledFor(level):
+        return
+    subject = f"{event.task}[{event.task_id}]" if event.task else event.task_id
+    fields = {"key": event.key, **event.data}
+    if event.holder.worker:
+        fields["holder"] = event.holder
+    logger.log(
+        level,
+        "singleton %s: %s %s",
+        event.name,
+        subject,
+        " ".join(f"{name}={_field(value)}" for name, value in fields.items()),
+        extra={
+            "singleton_event": str(event.name),
+            "singleton_key": event.key,
+            "singleton_task": event.task,
+            "singleton_task_id": event.task_id,
+            "singleton_holder": str(event.holder),
+            "singleton_data": dict(event.data),
+        },
+    )
 
 
 def send_signal(event: Event) -> None:
     """Send the signal of an event. Celery logs exceptions of receivers and ignores them."""
-    if signal := SIGNALS.get(event.name):
-        signal.send(sender=event.task, event=event)
+    _SIGNALS[event.name].send(sender=event.task, event=event)
 
 
 class Monitor:

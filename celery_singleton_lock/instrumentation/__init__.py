@@ -1,1 +1,0 @@
-"""Sinks of events: log lines, Celery signals and worker events."""
