@@ -17,7 +17,7 @@ from celery_singleton_lock.doctor.context import Context, Findings, Server, erro
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.stores.urls import ClusterUrl
+    from celery_singleton_lock.stores.urls import StoreUrl
     from celery_singleton_lock.stores.zookeeper.sessions import Session
 
 # Seconds to wait for one reply of one member.
@@ -66,10 +66,10 @@ def visit_etcd(context: Context) -> list[Server]:
     from celery_singleton_lock.stores.etcd.gateway import Gateway
 
     url, members = context.store.url, list[Server]()
-    for host, port in url.hosts:
-        gateway = Gateway(replace(url, hosts=((host, port),)), context.clock)
+    for address in url.hosts:
+        gateway = Gateway(replace(url, hosts=(address,)), context.clock)
         context.stack.enter_context(closing(gateway))
-        member = Server(name=f"{host}:{port}", link=gateway, product="etcd")
+        member = Server(name=str(address), link=gateway, product="etcd")
         with member.visited():
             member.info = _ask(context, member, "maintenance/status")
             member.version = str(member.info.get("version", ""))
@@ -158,11 +158,11 @@ def visit_zookeeper(context: Context) -> list[Server]:
     proxy may block it. So only a session shows whether there is a majority.
     """
     url, members = context.store.url, list[Server]()
-    for host, port in url.hosts:
-        member = Server(name=f"{host}:{port}", product="ZooKeeper")
+    for address in url.hosts:
+        member = Server(name=str(address), product="ZooKeeper")
         with member.visited():
-            plain = socket.create_connection((host, port), timeout=_TIMEOUT)
-            with plain, _secured(plain, url, host) as connection:
+            plain = socket.create_connection(address, timeout=_TIMEOUT)
+            with plain, _secured(plain, url, address.host) as connection:
                 connection.sendall(b"srvr")
                 answer = connection.makefile("rb").read().decode(errors="replace")
             fields = dict(re.findall(r"^(Mode|Zookeeper version): ([\w.]+)", answer, re.MULTILINE))
@@ -173,7 +173,7 @@ def visit_zookeeper(context: Context) -> list[Server]:
     return members
 
 
-def _secured(plain: socket.socket, url: ClusterUrl, host: str) -> socket.socket:
+def _secured(plain: socket.socket, url: StoreUrl, host: str) -> socket.socket:
     if url.scheme != "zks":
         return plain
     context = ssl.create_default_context(cafile=url.options.get("ca"))

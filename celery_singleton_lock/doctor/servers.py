@@ -11,12 +11,12 @@ from celery_singleton_lock.core.heartbeat import timeout_for
 from celery_singleton_lock.core.lease import drift
 from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.cluster import Address, Topology
+from celery_singleton_lock.stores.redis.cluster import Topology
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, info_of
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
-from celery_singleton_lock.stores.redlock.url import read_nodes
-from celery_singleton_lock.stores.urls import Hosts
+from celery_singleton_lock.stores.redlock.store import read_nodes
+from celery_singleton_lock.stores.urls import Address, StoreUrl
 
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
 # The number of clock readings. The quickest one counts, because a slow reply makes it inaccurate.
@@ -69,8 +69,8 @@ def visit_one(context: Context) -> list[Server]:
 def visit_nodes(context: Context) -> list[Server]:
     """Redlock's nodes. If a node has an append-only file, `info` also contains its sync policy."""
     nodes = []
-    for member in read_nodes(context.settings.url).members:
-        link = context.stack.enter_context(closing(Connections(member.url)))
+    for member in read_nodes(context.settings.url)[0]:
+        link = context.stack.enter_context(closing(Connections(member)))
         node = replace(_visit(context, link), name=str(member))
         if node.info.get("aof_enabled") == "1":
             with suppress(StoreError):  # CONFIG may be denied
@@ -202,7 +202,7 @@ def _view(context: Context) -> _View | None:
 
 
 def _seeds(context: Context) -> tuple[Address, ...]:
-    return Hosts.of(context.settings.url, default_port=6379).addresses
+    return StoreUrl.parse(context.settings.url, port=6379).hosts
 
 
 def visit_cluster(context: Context) -> list[Server]:
@@ -222,16 +222,12 @@ def _known(view: _View) -> Iterator[Address]:
             address, flags = line.split()[1:3]
             host, _, port = address.partition(",")[0].partition("@")[0].rpartition(":")
             if "noaddr" not in flags and "handshake" not in flags:
-                yield host or _address(view.link)[0], int(port)
+                yield Address(host or _address(view.link).host, int(port))
 
 
 def _address(link: Any) -> Address:
     host, _, port = link.address.rpartition(":")
-    return host, int(port)
-
-
-def _name(address: Address) -> str:
-    return f"{address[0]}:{address[1]}"
+    return Address(host.strip("[]"), int(port))
 
 
 # --- each server ----------------------------------------------------------------------------------
@@ -364,7 +360,7 @@ def check_identities(context: Context) -> Findings:
 def check_votes(context: Context, node: Server) -> Findings:
     """Whether a node could grant a lease a second time after a restart."""
     info, longest = node.info, context.ttls[-1]
-    quarantine = read_nodes(context.settings.url).quarantine
+    quarantine = read_nodes(context.settings.url)[1]
     needed = longest if quarantine is None else quarantine
     if info.get("aof_enabled") == "1" and info.get("appendfsync") == "always":
         yield ok("persistence", "append-only file, synced with every write")
@@ -519,7 +515,7 @@ def check_slots(context: Context) -> Findings:
         return
     answering = {server.name for server in context.servers if not server.error}
     missing = _SLOTS - sum(slots for slots, _ in view.shards.values())
-    silent = sum(slots for each, (slots, _) in view.shards.items() if _name(each) not in answering)
+    silent = sum(slots for each, (slots, _) in view.shards.items() if str(each) not in answering)
     problem = "the keys in them can't be taken"
     if missing:
         text = f"{missing} of {_SLOTS} have no master: {problem}"
@@ -535,9 +531,9 @@ def check_slots(context: Context) -> Findings:
         text = f"{masters} have slots: when one ends, no majority is left to elect another"
         yield warning("masters", text, f"{_FEWEST} or more")
     for master, (_, replicas) in view.shards.items():
-        if answering.isdisjoint(map(_name, replicas)):
+        if answering.isdisjoint(map(str, replicas)):
             text = "is a master without a replica that answers: its end takes its slots away"
-            yield warning("replicas", f"{_name(master)} {text}", "a replica, on another host")
+            yield warning("replicas", f"{master} {text}", "a replica, on another host")
 
 
 # --- clocks ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.store import Store
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.policy import suggestion
-from celery_singleton_lock.stores.urls import single_urls, split_url
+from celery_singleton_lock.stores.urls import servers_of, split_url
 
 _SINGLE: Final = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")
 _SENTINEL: Final = ("sentinel", "sentinels")
@@ -95,7 +95,7 @@ def open_store(
         SettingsError: The scheme is unknown, its client isn't installed, or the URL can't be read.
     """
     scheme = _scheme(url)
-    if scheme in _SINGLE and len(single_urls(url)) > 1:
+    if scheme in _SINGLE and len(servers_of(url)) > 1:
         raise SettingsError(
             f"the store's URL names several servers, and {scheme}:// takes one: locks can't "
             "fail over to another server as a broker's connection does. Name one; or use "

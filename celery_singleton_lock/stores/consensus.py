@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
+from celery_singleton_lock.errors import SettingsError
+from celery_singleton_lock.policy import suggestion
 from celery_singleton_lock.stores.transitions import Changes, Draft, Transition, TransitionStore
-from celery_singleton_lock.stores.urls import ClusterUrl
+from celery_singleton_lock.stores.urls import StoreUrl
 
 #: A key and its owner: the token of a lease or the task of a claim. Two acquires of one key may
 #: both lack a reply, and either may have been carried out. So each has a note of its own.
@@ -91,7 +93,13 @@ class ConsensusStore(TransitionStore):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         #: Members, login and options.
-        self.url = ClusterUrl.parse(url, port=self.port, known=self.options, options=options)
+        self.url = StoreUrl.parse(url, port=self.port, host="", options=options)
+        for name in self.url.options:
+            if name not in self.options:
+                raise SettingsError(
+                    f"the store's URL has the unknown option {name!r}"
+                    f"{suggestion(name, self.options)}"
+                )
         self._clock = clock or SystemClock()
         self._fence_base = fence_base
         self._start()

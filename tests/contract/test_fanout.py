@@ -16,8 +16,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.store import Granted, Relation, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redlock.fanout import Fanout, Node
-from celery_singleton_lock.stores.redlock.store import RedlockStore
-from celery_singleton_lock.stores.redlock.url import read_nodes
+from celery_singleton_lock.stores.redlock.store import RedlockStore, read_nodes
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from tests.harness.processes import ROOT
 from tests.harness.redlock_nodes import RedlockNodes
@@ -37,7 +36,7 @@ def store(nodes: RedlockNodes) -> Iterator[RedlockStore]:
 @pytest.fixture
 def fanout() -> Iterator[Fanout]:
     """Of nodes that are not asked anything."""
-    members = read_nodes("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3").members
+    members = read_nodes("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")[0]
     with closing(Fanout(members, CLOCK)) as fanout:
         yield fanout
 

@@ -34,7 +34,7 @@ from celery_singleton_lock.stores.redis.connection import MAX_IDLE, Connections
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
-from celery_singleton_lock.stores.urls import ClusterUrl
+from celery_singleton_lock.stores.urls import StoreUrl
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import LONG, PUBLISHER, new_claim
 from example_project.private_server import PrivateServer
@@ -233,7 +233,7 @@ def test_a_connection_to_etcd_that_was_idle_for_long_is_not_used(
     etcd: EtcdCluster, clock: AheadClock
 ) -> None:
     with Proxy(etcd.ports[0]) as nat:
-        url = ClusterUrl.parse(f"etcd://127.0.0.1:{nat.port}", port=2379, known=())
+        url = StoreUrl.parse(f"etcd://127.0.0.1:{nat.port}", port=2379)
         with closing(Gateway(url, clock)) as gateway:
             for _ in range(2):
                 body = {"key": "a2V5"}

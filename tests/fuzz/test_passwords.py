@@ -151,9 +151,9 @@ def test_the_zookeeper_client_logs_no_login_even_at_debug(
     serialization = pytest.importorskip("kazoo.protocol.serialization")
     sessions = pytest.importorskip("celery_singleton_lock.stores.zookeeper.sessions")
     from celery_singleton_lock.core.clock import SystemClock
-    from celery_singleton_lock.stores.urls import ClusterUrl
+    from celery_singleton_lock.stores.urls import StoreUrl
 
-    url = ClusterUrl.parse(f"zk://u:{WORD}@127.0.0.1:1", port=2181, known=sessions.OPTIONS)
+    url = StoreUrl.parse(f"zk://u:{WORD}@127.0.0.1:1", port=2181)
     session = sessions.Session(url, 10.0, SystemClock())
     with caplog.at_level(logging.DEBUG, logger="kazoo.client"):
         # As kazoo's connection does: it logs each request that it sends.

@@ -10,43 +10,46 @@ from celery import Celery
 from celery_singleton_lock.errors import SettingsError
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
-from celery_singleton_lock.stores.redis.url_options import connection_options
-from celery_singleton_lock.stores.redlock.store import RedlockStore
-from celery_singleton_lock.stores.redlock.url import read_nodes
-from celery_singleton_lock.stores.urls import masked
+from celery_singleton_lock.stores.redis.connection import connection_options
+from celery_singleton_lock.stores.redlock.store import RedlockStore, read_nodes
+from celery_singleton_lock.stores.urls import StoreUrl, masked
 
 THREE = "redlock://a:1,b:2,c:3/0"
 
 
+def nodes_of(url: str) -> list[StoreUrl]:
+    return read_nodes(url)[0]
+
+
+def are_alike(nodes: list[StoreUrl], *urls: str) -> bool:
+    """Whether the connections to ``nodes`` are those to ``urls``."""
+    wanted = [connection_options(StoreUrl.parse(url, port=0)) for url in urls]
+    return [connection_options(node) for node in nodes] == wanted
+
+
 def test_hosts_ports_and_database_are_read() -> None:
-    nodes = read_nodes("redlock://a,b:7001,[::1]:7002/5").members
+    nodes = nodes_of("redlock://a,b:7001,[::1]:7002/5")
     assert [str(node) for node in nodes] == ["a:6379", "b:7001", "[::1]:7002"]
-    assert [node.url for node in nodes] == [
-        "redis://a/5",
-        "redis://b:7001/5",
-        "redis://[::1]:7002/5",
-    ]
+    assert are_alike(nodes, "redis://a:6379/5", "redis://b:7001/5", "redis://[::1]:7002/5")
+
+
+def test_a_list_of_urls_names_nodes_too() -> None:
+    nodes = nodes_of("redlock://:one@a:1/5;redlock://b:2;redlock://:p%3Bw@c:3")
+    assert are_alike(nodes, "redis://:one@a:1/5", "redis://:one@b:2/5", "redis://:p%3Bw@c:3/5")
 
 
 def test_the_first_login_is_for_all_that_have_none_of_their_own() -> None:
-    nodes = read_nodes("redlock://u:p%2C%40@a:1,b:2,:other@c:3/0").members
-    assert [node.url for node in nodes] == [
-        "redis://u:p%2C%40@a:1/0",
-        "redis://u:p%2C%40@b:2/0",
-        "redis://:other@c:3/0",
-    ]
-    nodes = read_nodes("redlock://a:1,u:p@b:2,c:3").members
-    assert [node.url for node in nodes] == ["redis://a:1/0", "redis://u:p@b:2/0", "redis://c:3/0"]
+    nodes = nodes_of("redlock://u:p%2C%40@a:1,b:2,:other@c:3/0")
+    first, second = "redis://u:p%2C%40@a:1/0", "redis://u:p%2C%40@b:2/0"
+    assert are_alike(nodes, first, second, "redis://:other@c:3/0")
+    nodes = nodes_of("redlock://a:1,u:p@b:2,c:3")
+    assert are_alike(nodes, "redis://a:1", "redis://u:p@b:2", "redis://c:3")
     assert "u:p" not in repr(nodes)
 
 
 def test_tls_is_for_all_nodes() -> None:
-    url = "redlocks://a:1,b:2,c:3/0"
-    assert [node.url for node in read_nodes(url).members] == [
-        "rediss://a:1/0?ssl_check_hostname=true",
-        "rediss://b:2/0?ssl_check_hostname=true",
-        "rediss://c:3/0?ssl_check_hostname=true",
-    ]
+    nodes = nodes_of("redlocks://a:1,b:2,c:3/0")
+    assert are_alike(nodes, *(f"rediss://{host}/0?ssl_check_hostname=1" for host in nodes))
 
 
 @pytest.mark.parametrize(
@@ -60,8 +63,8 @@ def test_tls_is_for_all_nodes() -> None:
     ],
 )
 def test_the_hosts_name_is_checked_with_every_redis_py(query: str, checks: bool) -> None:
-    url = read_nodes(f"redlocks://a:1,b:2,c:3/0{query}").members[0].url
-    assert connection_options(url)["ssl_check_hostname"] is checks
+    first = nodes_of(f"redlocks://a:1,b:2,c:3/0{query}")[0]
+    assert connection_options(first)["ssl_check_hostname"] is checks
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,6 @@ def test_the_setting_names_it_and_nothing_else_does() -> None:
 
 
 def test_quarantine_is_the_ttls_unless_it_is_given() -> None:
-    assert read_nodes(THREE).quarantine is None
-    assert read_nodes(f"{THREE}?quarantine=0").quarantine == 0
-    assert read_nodes(f"{THREE}?quarantine=90.5").quarantine == 90.5
+    assert read_nodes(THREE)[1] is None
+    assert read_nodes(f"{THREE}?quarantine=0")[1] == 0
+    assert read_nodes(f"{THREE}?quarantine=90.5")[1] == 90.5

@@ -8,15 +8,15 @@ import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.stores.urls import ClusterUrl
-from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Session, Sessions
+from celery_singleton_lock.stores.urls import StoreUrl
+from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
 from example_project.private_server import free_port
 
 
 def test_a_session_whose_threads_could_not_be_started_is_started_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = ClusterUrl.parse(f"zk://127.0.0.1:{free_port()}", port=2181, known=OPTIONS)
+    url = StoreUrl.parse(f"zk://127.0.0.1:{free_port()}", port=2181)
     clock = SystemClock()
     session = Session(url, 10.0, clock)
 
@@ -35,7 +35,7 @@ def test_a_session_whose_threads_could_not_be_started_is_started_by_the_next_cal
 
 
 def test_a_spare_session_that_two_threads_find_is_ended_by_one() -> None:
-    url = ClusterUrl.parse(f"zk://127.0.0.1:{free_port()}", port=2181, known=OPTIONS)
+    url = StoreUrl.parse(f"zk://127.0.0.1:{free_port()}", port=2181)
     clock = SystemClock()
     asked: list[Session] = []
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from redis.connection import parse_url
 
 from celery_singleton_lock import SettingsError
 from celery_singleton_lock import settings as settings_module
@@ -20,10 +21,10 @@ from celery_singleton_lock.policy import ConflictAction
 from celery_singleton_lock.settings import Settings, read_settings
 from celery_singleton_lock.stores import is_store_url, open_store
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis.connection import connection_url
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.url_options import connection_url
-from celery_singleton_lock.stores.urls import Hosts
+from celery_singleton_lock.stores.urls import StoreUrl
 
 REDIS, OTHER = "redis://:secret@one:6379/1", "redis://two:6379/2"
 
@@ -323,12 +324,12 @@ def test_a_slash_in_a_password_of_several_is_named_as_the_cause() -> None:
 
 
 def test_both_forms_of_several_hosts_are_one() -> None:
-    ours = Hosts.of("sentinel://u:p%3B@a:1,b,[::1]:3/4?master_name=m", default_port=9)
-    kombus = Hosts.of("sentinel://u:p%3B@a:1/4;sentinel://b;sentinel://[::1]:3", default_port=9)
-    assert ours.addresses == kombus.addresses == (("a", 1), ("b", 9), ("::1", 3))
-    assert ours.redis_url(tls=False, query={}) == "redis://u:p%3B@localhost/4"
-    assert kombus.redis_url(tls=True, query={"x": "1"}) == "rediss://u:p%3B@localhost/4?x=1"
-    assert ours.query == {"master_name": "m"}
+    ours = StoreUrl.parse("sentinel://u:p%3B@a:1,b,[::1]:3/4?master_name=m", port=9)
+    kombus = StoreUrl.parse("sentinel://u:p%3B@a:1/4;sentinel://b;sentinel://[::1]:3", port=9)
+    assert ours.hosts == kombus.hosts == (("a", 1), ("b", 9), ("::1", 3))
+    assert (ours.username, ours.password, ours.path) == ("u", "p;", "4")
+    assert (kombus.username, kombus.password, kombus.path) == ("u", "p;", "4")
+    assert ours.options == {"master_name": "m"}
 
 
 def options_of(connections: Any) -> dict[str, Any]:
@@ -421,7 +422,9 @@ def test_tls_options_make_a_connection_tls_as_celery_does(setting: str) -> None:
     ],
 )
 def test_celerys_and_kombus_urls_are_read(url: str, read: str | None) -> None:
-    assert connection_url(url) == (read or url)
+    port = {} if ".sock" in url else {"port": 6379}
+    found = parse_url(connection_url(StoreUrl.parse(url, port=6379)))
+    assert found == {**port, **parse_url(read or url)}
     assert isinstance(open_store(url), RedisStore)
     assert is_store_url(url)
 

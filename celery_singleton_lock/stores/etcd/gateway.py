@@ -24,7 +24,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.urls import ClusterUrl
+from celery_singleton_lock.stores.urls import StoreUrl
 
 #: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key", "api_path"})
@@ -55,7 +55,7 @@ class Gateway:
         clock: The clock of the deadlines.
     """
 
-    def __init__(self, url: ClusterUrl, clock: Clock) -> None:
+    def __init__(self, url: StoreUrl, clock: Clock) -> None:
         self._url = url
         self._clock = clock
         self._member = 0  # The index of the member that answered last.
@@ -136,10 +136,9 @@ class Gateway:
     ) -> dict[str, Any]:
         idle = self._idle.setdefault((os.getpid(), native.socket_owner(), member), deque())
         session, clean = self._session(idle), False
-        host, port = self._url.hosts[member]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         protocol = "https" if self._url.scheme == "etcds" else "http"
-        url = f"{protocol}://{address}{self._url.options.get('api_path', '/v3/')}{path}"
+        version = self._url.options.get("api_path", "/v3/")
+        url = f"{protocol}://{self._url.hosts[member]}{version}{path}"
         try:
             response = session.post(url, json=body, headers=headers, timeout=timeout)
             if response.status_code == requests.codes.ok:

@@ -57,12 +57,9 @@ from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.async_release import PendingRelease
 from celery_singleton_lock.stores.redis.connection import Connection, Connections
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.urls import Hosts
+from celery_singleton_lock.stores.urls import Address, StoreUrl
 
 logger = logging.getLogger("celery_singleton_lock")
-
-#: Host and port.
-Address = tuple[str, int]
 
 _PORT: Final = 6379
 # How often a command is sent at most. During a migration two redirects are usual, more are not.
@@ -105,7 +102,7 @@ class Topology:
 def _address(node: Sequence[Any], asked: Address) -> Address:
     host = (node[0] or b"").decode()
     # An empty host or '?': the node doesn't know its own name (cluster-preferred-endpoint-type).
-    return (host if host not in ("", "?") else asked[0], int(node[1]))
+    return Address(host if host not in ("", "?") else asked[0], int(node[1]))
 
 
 @dataclass(slots=True)
@@ -161,12 +158,11 @@ class NodeConnections(Connections):
     def __init__(
         self, url: str, options: Mapping[str, Any] | None = None, clock: Clock | None = None
     ) -> None:
-        hosts = Hosts.of(url, default_port=_PORT)
-        if hosts.parts.path.strip("/") not in ("", "0") or hosts.query.get("db", "0") != "0":
+        parsed = StoreUrl.parse(url, port=_PORT)
+        if parsed.path not in ("", "0") or parsed.options.get("db", "0") != "0":
             raise SettingsError("a Redis Cluster has no databases: leave the number out of its URL")
-        tls = hosts.scheme in ("rediss+cluster", "valkeys+cluster")
-        super().__init__(hosts.redis_url(tls=tls, query=hosts.query), options, clock)
-        self._seeds = hosts.addresses
+        super().__init__(parsed, options, clock)
+        self._seeds = parsed.hosts
         self._nodes: dict[Address, Connections] = {}
         self._topology = Topology([], self._seeds[0])
         self._stale = True
@@ -313,7 +309,7 @@ class NodeConnections(Connections):
         error, asked = request.replies[0], request.address
         if isinstance(error, redis.exceptions.AskError) and asked:  # MovedError is a subclass
             # Without a host it is the host of the node that replied.
-            request.address = target = (error.host.strip("[]") or asked[0], error.port)
+            request.address = target = Address(error.host.strip("[]") or asked.host, error.port)
             request.asking = not isinstance(error, redis.exceptions.MovedError)
             if not request.asking:
                 # Other slots may have moved too, so the topology is read before the next commands.

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import redis
 
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.connection import Connections, read
-from celery_singleton_lock.stores.urls import Hosts
+from celery_singleton_lock.stores.urls import StoreUrl
 
 _PORT: Final = 26379
 
@@ -47,8 +48,8 @@ class SentinelConnections(Connections):
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         options = dict(options or {})
-        hosts = Hosts.of(url, default_port=_PORT)
-        query = hosts.query
+        parsed = StoreUrl.parse(url, port=_PORT)
+        query = dict(parsed.options)
         #: The master's name in the configuration of the sentinels.
         named = options.pop("master_name", "")
         self.master_name = query.pop("master_name", "") or named
@@ -66,14 +67,15 @@ class SentinelConnections(Connections):
         tls = {
             name: value for name, value in {**query, **options}.items() if name.startswith("ssl_")
         }
-        all_tls = hosts.scheme == "sentinels"
+        all_tls = parsed.scheme == "sentinels"
         if kwargs.pop("ssl", all_tls):
             sentinel = Connections("rediss://localhost", {**tls, **kwargs})
         else:
             sentinel = Connections("redis://localhost", kwargs)
-        super().__init__(hosts.redis_url(tls=all_tls or bool(tls), query=query), options)
+        scheme = "sentinels" if all_tls or tls else "sentinel"
+        super().__init__(replace(parsed, scheme=scheme, options=query), options)
         #: The connections to each sentinel that the URL names.
-        self.sentinels = deque(sentinel.at(*address) for address in hosts.addresses)
+        self.sentinels = deque(sentinel.at(*address) for address in dict.fromkeys(parsed.hosts))
         self._master: tuple[str, int] | None = None
 
     def new(self, timeout: float, **options: Any) -> Any:

@@ -60,6 +60,7 @@ from celery_singleton_lock.stores.redis.async_release import PendingReleases
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators, record_of
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
+from celery_singleton_lock.stores.urls import StoreUrl
 
 T = TypeVar("T")
 
@@ -96,12 +97,12 @@ class RedisStore(RedisOperators):
 
     def __init__(
         self,
-        url: str,
+        url: str | StoreUrl,
         *,
         fence_base: int = 0,
         options: Mapping[str, Any] | None = None,
         wait_replicas: int = 0,
-        connect: Callable[[str, Mapping[str, Any] | None], Connections] = Connections,
+        connect: Callable[[Any, Mapping[str, Any] | None], Connections] = Connections,
     ) -> None:
         self._connections = connect(url, options)
         self._fence_base = f"{fence_base}"

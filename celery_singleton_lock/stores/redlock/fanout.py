@@ -22,8 +22,8 @@ from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.store import RedisStore, slot_or_refusal
-from celery_singleton_lock.stores.redlock.url import NodeUrl
 from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
+from celery_singleton_lock.stores.urls import StoreUrl
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -54,7 +54,7 @@ class Fanout:
         majority: The number of answers that a decision needs.
     """
 
-    def __init__(self, urls: Sequence[NodeUrl], clock: Clock) -> None:
+    def __init__(self, urls: Sequence[StoreUrl], clock: Clock) -> None:
         self.majority = len(urls) // 2 + 1
         self._urls = tuple(urls)
         self._clock = clock
@@ -182,9 +182,9 @@ class Node:
         run_id: Identifies this run of the server; empty if unknown.
     """
 
-    def __init__(self, url: NodeUrl, clock: Clock) -> None:
+    def __init__(self, url: StoreUrl, clock: Clock) -> None:
         self.url = url
-        self.store = _NodeStore(url.url, options={"redis_connect_func": self._greet})
+        self.store = _NodeStore(url, options={"redis_connect_func": self._greet})
         self.run_id = ""
         self._clock = clock
         # The latest possible time of the server's start; -inf if unknown.

@@ -57,11 +57,13 @@ Failure handling
 from __future__ import annotations
 
 import math
+import os.path
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
+from urllib.parse import parse_qsl
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, LossReason, Record, Token, drift
@@ -82,11 +84,12 @@ from celery_singleton_lock.core.store import (
     Trace,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
+from celery_singleton_lock.policy import seconds, suggestion
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redlock import votes
 from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node, Packed
-from celery_singleton_lock.stores.redlock.url import read_nodes
 from celery_singleton_lock.stores.redlock.votes import Answer, Poll, Votes
+from celery_singleton_lock.stores.urls import StoreUrl
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -104,6 +107,14 @@ _ATTEMPTS: Final = 3
 # Not the global generator: processes that seed it alike would split their votes endlessly.
 _RANDOM: Final = random.SystemRandom()
 
+_MIN_NODES: Final = 3
+_PORT: Final = 6379
+_TLS_PATHS: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_TLS_OPTIONS: Final = frozenset(
+    (*_TLS_PATHS, "ssl_ca_data", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
+)
+_CERT_REQS: Final = ("required", "optional", "none")
+
 
 class RedlockStore(Store):
     """A store on the nodes that a ``redlock://`` URL names. A majority of them decides.
@@ -113,10 +124,9 @@ class RedlockStore(Store):
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
-        nodes = read_nodes(url)
+        nodes, self._quarantine = read_nodes(url)
         self._clock = clock or SystemClock()
-        self._quarantine = nodes.quarantine
-        self._fanout = Fanout(nodes.members, self._clock)
+        self._fanout = Fanout(nodes, self._clock)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -482,3 +492,107 @@ def _pauses() -> Iterator[float]:
 def _may_evict(memory: dict[str, str]) -> bool:
     policy = memory.get("maxmemory_policy", "noeviction")
     return policy != "noeviction" and memory.get("maxmemory", "0") != "0"
+
+
+# --- the URL --------------------------------------------------------------------------------------
+
+
+def read_nodes(url: str) -> tuple[list[StoreUrl], float | None]:
+    """The nodes that ``url`` names, and the quarantine.
+
+    ::
+
+        redlock://[user:password@]host[:port],host[:port],host[:port]/db?option=value&...
+
+    A login before a host is for that host. Hosts without a login use the login of the first host.
+    ``redlocks://`` uses TLS for all nodes. The database and the options apply to all nodes. The
+    options are ``quarantine`` and, with TLS, the options of redis-py in ``_TLS_OPTIONS``.
+
+    Returns:
+        The nodes, and the seconds after its start in which a server has no vote; None: the ttl of
+        the requested lease.
+
+    Raises:
+        SettingsError: The URL cannot be read, or does not name an odd number of nodes above 2. The
+            message contains no password.
+    """
+    parsed = StoreUrl.parse(url, port=_PORT, host="")
+    options = _options(parsed.query)
+    quarantine = _quarantine(options.pop("quarantine", None))
+    tls = parsed.scheme == "redlocks"
+    if options and not tls:
+        raise SettingsError(
+            f"{', '.join(sorted(options))} in the URL of redlock:// have no effect without TLS: "
+            "write redlocks://"
+        )
+    requirement = _check_tls(options)
+    if tls:
+        # redis-py checks the host's name by default since 6.0; without a certificate there is none.
+        given = options.get("ssl_check_hostname", "true")
+        options["ssl_check_hostname"] = "false" if requirement == "none" else given
+    if parsed.path and not parsed.path.isdecimal():
+        # The path is not shown: if a password contains a "/", the path is the rest of it.
+        raise SettingsError(
+            "what follows the nodes of the redlock:// URL is no number of a database (a '/' in a "
+            "password is written %2F): write redlock://[user:password@]host:port,host:port,"
+            "host:port/0"
+        )
+    _check_number([str(host) for host in parsed.hosts])
+    return replace(parsed, options=options).each(), quarantine
+
+
+def _check_number(names: list[str]) -> None:
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SettingsError(
+            f"redlock:// names {', '.join(sorted(twice))} more than once: one server has one vote"
+        )
+    count = len(names)
+    if count < _MIN_NODES:
+        raise SettingsError(
+            f"redlock:// names {count} node(s) ({', '.join(names)}), and a majority that survives "
+            f"the loss of one takes {_MIN_NODES}. For one server, write redis://"
+        )
+    if count % 2 == 0:
+        raise SettingsError(
+            f"redlock:// names {count} nodes: no more of them may fail than of {count - 1}, and "
+            "votes can be split into halves. Name an odd number"
+        )
+
+
+def _options(query: str) -> dict[str, str]:
+    try:
+        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise SettingsError("the options of the redlock:// URL can't be read") from None
+    known = _TLS_OPTIONS | {"quarantine"}
+    for name in options:
+        if name not in known:
+            raise SettingsError(f"unknown option {name!r} of redlock://{suggestion(name, known)}")
+    return options
+
+
+def _quarantine(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return seconds("quarantine", float(text))
+    except (TypeError, ValueError):
+        raise SettingsError(f"quarantine={text!r} of redlock:// is no number of seconds") from None
+
+
+def _check_tls(options: dict[str, str]) -> str:
+    """Check the TLS files, which redis-py reads only when it connects.
+
+    Returns:
+        Whether a certificate is required: one of ``_CERT_REQS``.
+    """
+    requirement = options.get("ssl_cert_reqs", "required").removeprefix("CERT_").lower()
+    if requirement not in _CERT_REQS:
+        raise SettingsError(f"ssl_cert_reqs is one of {', '.join(_CERT_REQS)}")
+    for name in _TLS_PATHS:
+        if name in options and not os.path.exists(options[name]):
+            raise SettingsError(
+                f"the TLS options of redlocks:// don't work: {name}: no file {options[name]!r}"
+            )
+    return requirement

@@ -42,7 +42,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.urls import ClusterUrl
+from celery_singleton_lock.stores.urls import StoreUrl
 
 #: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key"})
@@ -95,7 +95,7 @@ class Session:
         client: kazoo's client.
     """
 
-    def __init__(self, url: ClusterUrl, ttl: float, clock: Clock) -> None:
+    def __init__(self, url: StoreUrl, ttl: float, clock: Clock) -> None:
         self.timeout = ttl
         self._clock = clock
         self._ready = threading.Event()
@@ -187,11 +187,10 @@ class Session:
                 pass  # The socket is closed already.
 
     @staticmethod
-    def _new_client(url: ClusterUrl, ttl: float) -> Any:
-        hosts = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in url.hosts)
+    def _new_client(url: StoreUrl, ttl: float) -> Any:
         login = [("digest", f"{url.username}:{url.password}")] if url.username else None
         return KazooClient(
-            hosts=hosts,
+            hosts=str(url),
             logger=_logger,
             timeout=ttl,
             default_acl=CREATOR_ALL_ACL if login else OPEN_ACL_UNSAFE,
@@ -215,7 +214,7 @@ class Sessions:
         is_used: Whether ephemeral nodes of a session may exist.
     """
 
-    def __init__(self, url: ClusterUrl, clock: Clock, is_used: Callable[[Session], bool]) -> None:
+    def __init__(self, url: StoreUrl, clock: Clock, is_used: Callable[[Session], bool]) -> None:
         self._url = url
         self._clock = clock
         self._is_used = is_used
