@@ -5,8 +5,8 @@ operation may or may not have taken effect) and StoreError (the store refused it
 is idempotent for its token, so a client may repeat it after a lost reply.
 
 Requests and replies that each task creates (`Acquire`, `Granted`, `Release`, `Admit`) are never
-changed after creation, but they are not frozen: creating a frozen dataclass costs three times as
-much.
+changed once they are sent, but they are not frozen: creating a frozen dataclass costs three times
+as much.
 """
 
 from __future__ import annotations
@@ -207,6 +207,21 @@ class Release:
     marker: MarkerState | None = None
     marker_ttl: float = 0.0
     claim: ClaimChange | None = None
+
+    @classmethod
+    def of(
+        cls, lease: Lease, claim: ClaimChange | None = None, *, min_hold: float = 0.0
+    ) -> Release:
+        """Free the key, or let it cool down until ``min_hold`` seconds after its acquisition."""
+        release = cls(keys=(lease.key,), token=lease.token, claim=claim)
+        if min_hold and (left := min_hold - (lease.clock.now() - lease.acquired_at)) > 0:
+            release.become, release.become_ttl = Kind.COOLING, left
+        return release
+
+    def reserve(self, seconds: float) -> None:
+        """Reserve the key for the next attempt instead, but not shorter than it would cool down."""
+        self.become, self.become_ttl = Kind.RESERVED, max(seconds, self.become_ttl)
+        self.next_token = self.token.next_attempt()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,12 @@ from celery import Celery
 from celery_singleton_lock.celery_compat import real_app
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import Acquire, Refused
+from celery_singleton_lock.core.locker import Waiter
+from celery_singleton_lock.core.store import Acquire, Refused, Release
 from celery_singleton_lock.errors import LockConflict, LockKeyError, NoLease, StoreError
 from celery_singleton_lock.policy import Policy, merge, seconds
 from celery_singleton_lock.publish.header import mint_nonce
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task.outcome import release_of
-from celery_singleton_lock.task.wait import Waiter
 
 #: The innermost lease held in the current context; its `outer` leads to the others. None: none.
 held_lease: ContextVar[Lease | None] = ContextVar("singleton_held_lease", default=None)
@@ -122,10 +121,10 @@ def hold(
     finally:
         # The release comes first, so that no failure below leaves the lease with the heartbeat.
         try:
-            runtime.locker.release(lease, release_of(lease))
+            runtime.locker.release(lease, Release.of(lease))
         except BaseException:
             # A soft time limit or SIGTERM, perhaps before the heartbeat had discarded the lease.
-            runtime.locker.release(lease, release_of(lease))
+            runtime.locker.release(lease, Release.of(lease))
             raise
         finally:
             if reset is not None:
@@ -179,5 +178,5 @@ def _acquire(runtime: Runtime, request: Acquire, longest: float) -> Lease:
                 waiter.leave()
             except BaseException:
                 if isinstance(reply, Lease):
-                    locker.release(reply, release_of(reply))  # the caller never gets the lease
+                    locker.release(reply, Release.of(reply))  # the caller never gets the lease
                 raise

@@ -12,9 +12,8 @@ Non-guarantees
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from celery.app.task import Task as BaseTask
 from kombu import Exchange, Queue
@@ -22,18 +21,6 @@ from kombu import Exchange, Queue
 from celery_singleton_lock.celery_compat import delays_natively, driver_of
 from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
 from celery_singleton_lock.worker.request import reached_with_delay, without_delay
-
-_MAX_DOUBLINGS: Final = 30
-
-
-def backoff(delay: float, max_delay: float, tries: int) -> float:
-    """Seconds: ``delay`` doubled ``tries`` times, at most ``max_delay``, half of it jitter.
-
-    This is "equal jitter": clients that contended once don't contend again at the same time, and no
-    client returns at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
-    """
-    top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))
-    return top * (0.5 + 0.5 * random.random())
 
 
 def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:

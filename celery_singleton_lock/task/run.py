@@ -58,11 +58,16 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from celery_singleton_lock.celery_compat import delays_natively, driver_of, fail_as_body
+from celery_singleton_lock.celery_compat import (
+    acks_failures,
+    delays_natively,
+    driver_of,
+    fail_as_body,
+)
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Holder, Lease, Phase
-from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.locker import Locker, Waiter, backoff
 from celery_singleton_lock.core.store import (
     Acquire,
     ClaimChange,
@@ -87,9 +92,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, Pace, decide
 from celery_singleton_lock.task.context import held_here, held_lease
 from celery_singleton_lock.task.interrupt import Body, is_loss
-from celery_singleton_lock.task.outcome import is_done, release_of, reserve, stores_result
-from celery_singleton_lock.task.put_back import backoff, publish_copy, why_not
-from celery_singleton_lock.task.wait import Waiter
+from celery_singleton_lock.task.put_back import publish_copy, why_not
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -514,7 +517,7 @@ class TaskRun:
             raise  # task_postrun settles the run
         except Retry:
             if lease.lost:
-                self._release_early(lease, release_of(lease))
+                self._release_early(lease, Release.of(lease))
             raise
         except BaseException as error:
             if lease.lost and is_loss(error, interrupted=self._body.fired):
@@ -550,12 +553,10 @@ class TaskRun:
             return  # the lease is released after the result is stored
         # The messages that Celery publishes next must not conflict with this lease. Until they are
         # sent, the work is not done: meanwhile a marker that expires makes the store refuse twins.
-        marker = MarkerState.FINISHING if self.acks_late else None
-        min_hold, ttl = self.policy.min_hold, self.policy.ttl
-        claim = self._freed_claim()
-        self._release_early(
-            lease, release_of(lease, claim, min_hold=min_hold, marker=marker, marker_ttl=ttl)
-        )
+        release = Release.of(lease, self._freed_claim(), min_hold=self.policy.min_hold)
+        if self.acks_late:
+            release.marker, release.marker_ttl = MarkerState.FINISHING, self.policy.ttl
+        self._release_early(lease, release)
 
     def _interrupted(self, lease: Lease) -> Any:
         """Handle the end of a body that was interrupted because its lease was lost."""
@@ -567,7 +568,7 @@ class TaskRun:
             and losses <= _MAX_LOSSES
             and why_not(self.task, self.request) is None
         )
-        self._release_early(lease, release_of(lease, None if goes_back else self._freed_claim()))
+        self._release_early(lease, Release.of(lease, None if goes_back else self._freed_claim()))
         if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
             copy = replace(self.delivery, started=True, losses=losses, tries=0)
@@ -606,7 +607,7 @@ class TaskRun:
             # Any exception is caught: a lease that is not released would be renewed endlessly.
             logger.exception("singleton: %s is released without a marker", self.key)
             claim = self._freed_claim()
-            release = release_of(lease, claim) if lease else None
+            release = Release.of(lease, claim) if lease else None
         if lease is None or release is None:
             if self._asked is not None:
                 self._locker.forget(self._asked)
@@ -636,12 +637,12 @@ class TaskRun:
         if lease is None:
             return claim, None
         if not is_done(self.task, state, retval):
-            return claim, release_of(lease, claim)
-        release = release_of(lease, claim, min_hold=self.policy.min_hold)
+            return claim, Release.of(lease, claim)
+        release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
         if retry_in is not None and self.policy.hold_on_retry:
-            release = reserve(release, retry_in, self.policy.ttl)
+            release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return claim, release
 
     def _mark(
@@ -686,3 +687,29 @@ class TaskRun:
             events.emit(
                 Event(name=name, key=self.key, task=task, task_id=task_id, holder=who, data=data)
             )
+
+
+def is_done(task: Any, state: str | None, retval: Any) -> bool:
+    """Whether this attempt's message is acknowledged, so that it will not run again.
+
+    A rejected message is not done. If it is requeued, it comes back at once. If it is
+    dead-lettered, it may come back later, with the same id and the same attempt.
+
+    Args:
+        task: The task.
+        state: Celery's state; None if the body, or a step after it, ended by SystemExit or similar,
+            so that a message acknowledged late is delivered again.
+        retval: The task's result, or the exception that ended it.
+    """
+    if state is None or isinstance(retval, Reject):
+        return False
+    if state != states.FAILURE or not task.acks_late:
+        return True
+    return acks_failures(task)
+
+
+def stores_result(task: Any, request: Any) -> bool:
+    """Whether this call's result is stored: the call's ``ignore_result``, else the task's."""
+    # Celery's Context has a class-level False that means "not set".
+    of_call = vars(request).get("ignore_result")
+    return not (task.ignore_result if of_call is None else of_call)

@@ -17,6 +17,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
+from celery_singleton_lock.core.locker import Waiter
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
@@ -29,7 +30,6 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.stores.redis import scripts as module
 from celery_singleton_lock.stores.redis.scripts import Command, Script, milliseconds
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing.contract import ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     HOLDER,

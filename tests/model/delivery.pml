@@ -427,7 +427,7 @@ end:
       done[MY(job)] = 1;
       child[me].at = STORED }
 
-  /* The lease is released, and the attempt marked as done in the same step. [task/base.py SingletonTask.after_return] [task/run.py TaskRun._final_release] [task/outcome.py release_of] */
+  /* The lease is released, and the attempt marked as done in the same step. [task/base.py SingletonTask.after_return] [task/run.py TaskRun._final_release] [core/store.py Release.of] */
   :: d_step { child[me].at == STORED ->
       release(FREE, DONE);
       leave_soon() }
@@ -457,7 +457,7 @@ end:
       child[me].at = RETRYING;
       sort() }
 
-  /* The key is reserved for the next attempt, and this one marked as done. [task/outcome.py reserve] [task/run.py TaskRun._final_release] */
+  /* The key is reserved for the next attempt, and this one marked as done. [core/store.py Release.reserve] [task/run.py TaskRun._final_release] */
   :: d_step { child[me].at == RETRYING && child[me].trusts ->
       release(RESERVED, DONE);
       leave_soon() }

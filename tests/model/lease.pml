@@ -539,7 +539,7 @@ end:
   :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
 
 #ifdef POSTS
-  /* The body ends well within its deadline, and the reply is not needed: first renewal ends, and the heartbeat will drain. [core/locker.py Locker.give_back] [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
+  /* The body ends well within its deadline, and the reply is not needed: first renewal ends, and the heartbeat will drain. [core/locker.py Locker.give_back] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED ->
       stop_trusting();
       stop_beating();
@@ -547,7 +547,7 @@ end:
       c[me].at = POSTING;
       verify() }
 
-  /* The same, and a renewal under way arrives later. [core/locker.py Locker._release_async] [core/heartbeat.py Heartbeat.let_go] */
+  /* The same, and a renewal under way arrives later. [core/locker.py Locker.give_back] [core/heartbeat.py Heartbeat.let_go] */
   :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED && c[me].beat == SENT ->
       stop_trusting();
       stray_on(RENEW);

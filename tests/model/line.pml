@@ -31,7 +31,7 @@
 #define TRUST (TTL - DRIFT)
 /* Ticks that a key is reserved for the woken client, and that the handoff token lasts. [stores/redis/lua/wait_queue.lua] */
 #define KEPT 1
-/* Ticks that a client counts as waiting after a refused acquire. [task/wait.py Waiter.acquire] */
+/* Ticks that a client counts as waiting after a refused acquire. [core/locker.py Waiter.acquire] */
 #define COUNTED 2
 
 /* Where a client is. */
@@ -218,7 +218,7 @@ end:
       c[me].again = 1;
       ask() }
 
-  /* No reply, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [task/wait.py Waiter.leave] */
+  /* No reply, or it comes too late: release by token, which may arrive or not. [core/locker.py Locker.forget] [core/locker.py Waiter.leave] */
   :: d_step { c[me].at == ASKING ->
       release(me + 1);
       leave();
@@ -227,7 +227,7 @@ end:
       leave();
       verify() }
 
-  /* The grant is read. [core/locker.py Locker.acquire] [task/wait.py Waiter.leave] */
+  /* The grant is read. [core/locker.py Locker.acquire] [core/locker.py Waiter.leave] */
   :: d_step { c[me].call == YES && c[me].call_trust > 0 ->
       c[me].trust = c[me].call_trust;
       stop_asking();
@@ -235,7 +235,7 @@ end:
       c[me].at = BODY;
       verify() }
 
-  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [task/wait.py Waiter.acquire] [task/run.py TaskRun._refuse] */
+  /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/locker.py Waiter.acquire] [task/run.py TaskRun._refuse] */
   :: d_step { c[me].call == NO ->
       if
       :: WAITS(me) ->
@@ -244,7 +244,7 @@ end:
       :: else -> leave()
       fi }
 
-  /* Block on the list of handoff tokens. [task/wait.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
+  /* Block on the list of handoff tokens. [core/locker.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
   :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
 
   /* The server gives a handoff token to a blocked client, also while that client polls. [stores/redis/lua/wait_queue.lua] */
@@ -254,17 +254,17 @@ end:
       listed = 0;
       called = me + 1 }
 
-  /* Woken: acquire with the handoff token. [task/wait.py Waiter.acquire] */
+  /* Woken: acquire with the handoff token. [core/locker.py Waiter.acquire] */
   :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
       ask() }
 
 #ifndef NO_LOOKING
-  /* Not woken, and half a second has passed: poll. [task/wait.py Waiter.wait] [task/wait.py Waiter.acquire] */
+  /* Not woken, and half a second has passed: poll. [core/locker.py Waiter.wait] [core/locker.py Waiter.acquire] */
   :: d_step { c[me].at == WAITING && c[me].turn == NOTHING ->
       ask() }
 #endif
 
-  /* The ticket's connection is lost, and a handoff token with it: the client polls next. [stores/redis/wait_queue.py RedisTicket._hang_up] [task/wait.py Waiter.wait] */
+  /* The ticket's connection is lost, and a handoff token with it: the client polls next. [stores/redis/wait_queue.py RedisTicket._hang_up] [core/locker.py Waiter.wait] */
   :: d_step { c[me].at == WAITING ->
       hang_up();
 #ifndef NO_LOOKING
@@ -272,7 +272,7 @@ end:
 #endif
       verify() }
 
-  /* The time to wait has ended: the client is not counted any more. [task/wait.py Waiter.leave] [stores/redis/wait_queue.py RedisTicket.leave] */
+  /* The time to wait has ended: the client is not counted any more. [core/locker.py Waiter.leave] [stores/redis/wait_queue.py RedisTicket.leave] */
   :: d_step { c[me].at == WAITING ->
       c[me].counted = 0;
       leave();

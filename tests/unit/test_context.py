@@ -29,13 +29,12 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.locker import Locker, Waiter
 from celery_singleton_lock.core.store import Relation, Release, Renewal
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import run as run_module
-from celery_singleton_lock.task.wait import Waiter
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
 from tests.unit.test_heartbeat import hold as keep

@@ -13,13 +13,9 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_singleton_lock import LeaseLost
 from celery_singleton_lock.celery_compat import fail_as_body
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, Token
-from celery_singleton_lock.core.store import MarkerState
+from celery_singleton_lock.core.store import Release
 from celery_singleton_lock.publish.claim import seconds_until
-from celery_singleton_lock.task.outcome import (
-    is_done,
-    release_of,
-    reserve,
-)
+from celery_singleton_lock.task.run import is_done
 from celery_singleton_lock.testing import ManualClock
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -66,16 +62,15 @@ def test_a_key_is_freed_when_min_hold_is_over() -> None:
     clock = ManualClock()
     held = lease(clock)
     clock.advance(5)
-    call = release_of(held, min_hold=5, marker=MarkerState.DONE, marker_ttl=3600)
+    call = Release.of(held, min_hold=5)
     assert (call.keys, call.token, call.become) == (("k",), held.token, None)
-    assert (call.marker, call.marker_ttl) == (MarkerState.DONE, 3600)
 
 
 def test_a_key_cools_until_min_hold_after_its_acquisition() -> None:
     clock = ManualClock()
     held = lease(clock)
     clock.advance(2)
-    call = release_of(held, min_hold=5)
+    call = Release.of(held, min_hold=5)
     assert call.become is Kind.COOLING
     assert call.become_ttl == pytest.approx(3)
 
@@ -97,7 +92,8 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
     when: Any, countdown: float
 ) -> None:
     held = lease(ManualClock())
-    call = reserve(release_of(held), seconds_until(when, SimpleNamespace(now=lambda: NOW)), 60)
+    call = Release.of(held)
+    call.reserve(seconds_until(when, SimpleNamespace(now=lambda: NOW)) + 60)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(countdown + 60)
     assert call.next_token == Token("t", 0, 3, "-")
@@ -106,7 +102,8 @@ def test_a_key_is_reserved_through_the_countdown_and_a_ttl_of_queueing(
 
 def test_a_reservation_is_never_shorter_than_min_hold() -> None:
     held = lease(ManualClock())
-    call = reserve(release_of(held, min_hold=500), 1, 60)
+    call = Release.of(held, min_hold=500)
+    call.reserve(61)
     assert call.become is Kind.RESERVED
     assert call.become_ttl == pytest.approx(500)
 
