@@ -12,8 +12,7 @@ from celery_singleton_lock.core.lease import drift
 from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis.cluster import Topology
-from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, info_of
+from celery_singleton_lock.stores.redis.connection import OPERATOR_TIMEOUT, Connections
 from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
 from celery_singleton_lock.stores.redlock.store import read_nodes
 from celery_singleton_lock.stores.urls import Address, StoreUrl
@@ -84,7 +83,7 @@ def _visit(context: Context, link: Any, *, grants: bool = True) -> Server:
     server = Server(name=link.address, link=link, grants=grants, product="Redis")
     with server.visited():
         for section in ("server", "memory", "persistence", "replication"):
-            server.info |= info_of(link, section)
+            server.info |= link.info(section)
         server.version = server.info.get("redis_version", "")
         if "valkey_version" in server.info:
             server.product, server.version = "Valkey", server.info["valkey_version"]

@@ -49,6 +49,10 @@ logger = logging.getLogger("celery_singleton_lock")
 
 _PORT: Final = 6379
 
+#: Seconds to wait for a reply to a request of the command line or the doctor. It may be long,
+#: because operators hold no lease meanwhile.
+OPERATOR_TIMEOUT: Final = 2.0
+
 #: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
 #: idle connections without notice; the shortest common timeout is 240 s.
 MAX_IDLE: Final = 60.0
@@ -239,6 +243,24 @@ class Connections:
         finally:
             connection.end()
         return True
+
+    def info(self, section: str) -> dict[str, str]:
+        """One section of the server's INFO; empty if the server denies INFO.
+
+        Raises:
+            StoreUnavailable: The server doesn't answer.
+            StoreError: The server refuses the login.
+        """
+        try:
+            (text,) = self.run([("INFO", section)], OPERATOR_TIMEOUT)
+        except StoreUnavailable:
+            raise
+        except StoreError as exc:
+            if isinstance(exc.__cause__, redis.exceptions.AuthenticationError):
+                raise  # the login was refused, not INFO
+            return {}
+        lines = text.decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def drain(self, timeout: float) -> None:
         """Read the pending replies on this thread's idle connections.

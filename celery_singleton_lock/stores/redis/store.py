@@ -3,7 +3,8 @@
 Overview
     A lease is a string key with a ttl. Its value is the kind, the token, the fence and the holder
     as JSON. Each operation is one Lua script. A free claim is taken by one SET command. If
-    ``wait_replicas`` is set, WAIT follows an acquire in the same pipeline.
+    ``wait_replicas`` is set, WAIT follows an acquire in the same pipeline. The command line and the
+    doctor find keys with SCAN, and read them one by one.
 
 Guarantees
     Each operation is atomic and uses the server's clock. Commands on one connection keep their
@@ -28,7 +29,7 @@ Failure handling
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -51,14 +52,14 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
     Renewal,
+    Store,
     Ticket,
     Trace,
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redis.async_release import PendingReleases
-from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.inspect import OPERATOR_TIMEOUT, RedisOperators, record_of
+from celery_singleton_lock.stores.redis.connection import OPERATOR_TIMEOUT, Connections
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
 from celery_singleton_lock.stores.urls import StoreUrl
 
@@ -77,8 +78,13 @@ _CAPABILITIES: Final = Capabilities(
 # an idle server sends up to 0.1 s late (hz). A reply after the timeout is not a grant.
 _WAIT_RATIO: Final = 0.5
 
+# Keys per SCAN. Each SCAN blocks the server's other clients for some 0.15 ms.
+_SCAN_COUNT: Final = 100
+# Reads in one pipeline. The server may serve other clients between them.
+_READ_AT_ONCE: Final = 500
 
-class RedisStore(RedisOperators):
+
+class RedisStore(Store):
     """A store on one Redis server.
 
     Args:
@@ -302,6 +308,84 @@ class RedisStore(RedisOperators):
         self._drain_open()
         return self._read(key, OPERATOR_TIMEOUT)
 
+    def scan(self, pattern: str) -> Iterator[Record]:
+        return self.survey(pattern, lambda key, reason: None)
+
+    def survey(self, pattern: str, report: Callable[[str, str], None]) -> Iterator[Record]:
+        """As :meth:`scan`, and ``report`` is called with each key of :meth:`foreign_keys`.
+
+        Each key is scanned and read once. Calling both methods would take twice as long.
+        """
+        # All names are read first. The names of a million keys fit into memory; their values may
+        # not.
+        names = sorted({name for server in self.servers() for name in _names(server, pattern)})
+        for start in range(0, len(names), _READ_AT_ONCE):
+            found = [*self._read_each("GET", names[start : start + _READ_AT_ONCE])]
+            others = [key for key, value, _ in found if isinstance(value, Exception)]
+            kinds = {key: kind for key, kind, _ in self._read_each("TYPE", others)}
+            for key, value, ttl_ms in found:
+                if key in kinds or ttl_ms == -1:
+                    name = key.decode(errors="replace")
+                    if what := _problem_with(name, kinds.get(key, b"string"), ttl_ms):
+                        report(name, what)
+                if key not in kinds and value is not None:
+                    record = record_of(key, value, ttl_ms)
+                    if record is not None:
+                        yield record
+
+    def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
+        """Keys that match ``pattern`` but were not written by this library, each with a reason.
+
+        Examples are locks of other recipes under the same name: SETNX without an expiry, a list, a
+        set.
+        """
+        found: list[tuple[str, str]] = []
+        for _ in self.survey(pattern, lambda *foreign: found.append(foreign)):
+            pass
+        return iter(found)
+
+    def missing_rights(self, key: str) -> list[str]:
+        """See `Store.missing_rights`.
+
+        ``key`` is one for which no client waits. The method leaves nothing in the store.
+        """
+        queue = Keyspace.wait_queue(key)
+        handoffs = f"{queue}!"
+        commands: list[scripts.Command] = [
+            ("RPUSH", handoffs, "you"),
+            ("BLPOP", handoffs, 0.01),
+            ("ZADD", queue, "XX", 0, "you"),
+            ("ZCOUNT", queue, 0, 0),
+            ("ZREM", queue, "you"),
+        ]
+        missing: list[str] = []
+        for command in commands:
+            try:
+                self._connections.run([command], OPERATOR_TIMEOUT)
+            except StoreError as exc:
+                if not isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
+                    raise
+                missing.append(command[0])
+        if "BLPOP" in missing:
+            self._connections.run([("DEL", handoffs)], OPERATOR_TIMEOUT)
+        return missing
+
+    def info(self, section: str) -> dict[str, str]:
+        """One section of INFO. If a server may evict leases, it is the section of that server.
+
+        Empty if the servers deny INFO.
+        """
+        found: dict[str, str] = {}
+        for server in self.servers():
+            found = server.info(section)
+            if found.get("maxmemory_policy", "noeviction") != "noeviction":
+                break
+        return found
+
+    def servers(self) -> Sequence[Connections]:
+        """The connections to each server that has keys of this store."""
+        return self._connections.masters(OPERATOR_TIMEOUT)
+
     def problems(self, key: str) -> list[str]:
         try:
             self._check_shards(key, OPERATOR_TIMEOUT)
@@ -339,6 +423,25 @@ class RedisStore(RedisOperators):
                 self._loaded.clear()
                 self._known_shards.clear()
             return self._connections.run([*map(scripts.with_source, commands)], timeout)
+
+    def _read(self, key: str, timeout: float) -> Record | None:
+        value, ttl = self._connections.run([("GET", key), ("PTTL", key)], timeout)
+        return None if value is None else record_of(key.encode(), value, ttl)
+
+    def _read_each(self, read: str, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Any, int]]:
+        """Each key, the reply to the command ``read`` for it, and its ttl in ms.
+
+        The reply to GET for a list or a set is an exception that names the problem.
+        """
+        reads: list[scripts.Command] = []
+        for key in keys:
+            # Packing text costs half as much as packing bytes.
+            name = key.decode() if key.isascii() else key
+            reads += ((read, name), ("PTTL", name))
+        replies = self._connections.run(reads, OPERATOR_TIMEOUT, check=False) if reads else []
+        self._connections.checked([reply for reply in replies if not _is_of_type(reply)])
+        each = iter(replies)
+        return zip(keys, each, each, strict=False)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
         """Compare this store's number of shards with the number that is stored in Redis.
@@ -402,3 +505,33 @@ def _claim_record(request: Admit, value: bytes, ttl_ms: float) -> Record:
     if record is None:
         raise StoreError(f"{request.key!r} holds something that this version can't read")
     return record
+
+
+def _names(server: Connections, pattern: str) -> Iterator[bytes]:
+    """The keys of one server that match ``pattern``. SCAN may return a key twice."""
+    cursor = b"0"
+    while True:
+        command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+        ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
+        yield from keys
+        if cursor == b"0":
+            break
+
+
+def _is_of_type(reply: Any) -> bool:
+    return isinstance(reply, Exception) and str(reply).startswith("WRONGTYPE ")
+
+
+def _problem_with(name: str, kind: bytes, ttl_ms: int) -> str:
+    """The problem with a key; empty: none."""
+    if kind not in (b"string", b"none") and not Keyspace.is_wait_queue(name):
+        return f"is a {kind.decode()}, not a string"
+    return "has no expiry" if ttl_ms == -1 and not Keyspace.stays(name) else ""
+
+
+def record_of(key: bytes, value: bytes, ttl_ms: float) -> Record | None:
+    """The record in a key's value; None if other software or a newer version wrote the value."""
+    try:
+        return Record.parse(key.decode(), value.decode(), max(ttl_ms, 0) / 1000)
+    except ValueError:
+        return None
