@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Final
 
-import click
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate
 
@@ -32,7 +31,7 @@ from celery_singleton_lock.errors import SettingsError, StoreError
 from celery_singleton_lock.publish.apply_async import claim_and_send
 from celery_singleton_lock.publish.header import TICK_HEADER
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker.bootstep import check_eviction
+from celery_singleton_lock.worker.bootstep import check_eviction, exit_on_wrong_settings
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -281,13 +280,8 @@ def _name(entry: ScheduleEntry) -> str:
 
 def _candidate(runtime: Runtime) -> Election:
     """The election of this process. A wrong setting ends ``celery beat`` with one log line."""
-    try:
+    with exit_on_wrong_settings():
         with suppress(StoreError):  # the first campaign reports it
             check_eviction(runtime.store, runtime.settings)
         check_leader_ttl(runtime)
         return Election(runtime)
-    except SettingsError as exc:
-        if click.get_current_context(silent=True) is None:
-            raise  # beat is embedded in another program, which may catch the error
-        logger.critical("singleton: %s", exc)
-        raise SystemExit(1) from None

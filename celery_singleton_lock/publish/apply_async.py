@@ -19,8 +19,8 @@ from celery_singleton_lock.celery_compat import dump_models
 from celery_singleton_lock.core.key import PER_TASK, digest
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.policy import CallOptions, Policy, check_call, merge, suggestion
-from celery_singleton_lock.publish.claim import Publication, carry_claim, continues
-from celery_singleton_lock.publish.header import HEADER, Send, add_header, counting
+from celery_singleton_lock.publish.claim import Publication, Send, carry_claim, continues
+from celery_singleton_lock.publish.header import HEADER, PUBLISHED, add_header
 from celery_singleton_lock.publish.values import stable_rest
 from celery_singleton_lock.runtime import Runtime
 
@@ -86,7 +86,7 @@ def publish_call(
         expires=options.get("expires", task.expires),
         drops_in_canvas=given is not None and "on_duplicate" in given,
     )
-    return publication.publish(lambda: send(task_id, options))
+    return publication.publish(send)
 
 
 def claim_and_send(
@@ -143,8 +143,7 @@ def claim_and_send(
     header = add_header(options, task_id=task_id, options=given, running=running)
 
     def send(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
-        sent_args, sent_kwargs = list(args or ()), dict(kwargs or {})
-        return app.send_task(name, sent_args, sent_kwargs, task_id=task_id, **options)
+        return app.send_task(name, list(args or ()), dict(kwargs or {}), task_id=task_id, **options)
 
     rest = key or _digest(args or (), kwargs or {})
     publication = Publication(
@@ -158,8 +157,23 @@ def claim_and_send(
         expires=options.get("expires"),
         drops_in_canvas="on_duplicate" in given,
     )
-    publish = send if running is None else counting(running, send)
-    return publication.publish(lambda: publish(task_id, options))
+    return publication.publish(send if running is None else counting(running, send))
+
+
+def counting(running: Any, send: Send) -> Send:
+    """``send``, which also counts the messages that the ``running`` task sends, by their id.
+
+    A message is counted after the broker has accepted it. So a body that repeats a failed send
+    makes no second call, and lease and claim keep the name of the first.
+    """
+
+    def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
+        result = send(task_id, options)
+        published = running.request.__dict__.setdefault(PUBLISHED, {})
+        published[task_id] = published.get(task_id, 0) + 1
+        return result
+
+    return send_and_count
 
 
 def _keeping(header: Mapping[str, Any], send: Send) -> Send:

@@ -63,6 +63,9 @@ RPC_CURE: Final = (
     '"raise"; where no caller reads the result, ignore_result=True.'
 )
 
+#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
+Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
+
 # Seconds to wait for one reply. A restart of the server breaks all idle connections, which is
 # detected at once: a second request uses a new connection. After a timeout there is no second
 # request, because a web request may be waiting. The store itself repeats a request that it sent on
@@ -223,11 +226,11 @@ class Publication:
     key: str
     policy: Policy
     header: dict[str, Any]
-    options: Mapping[str, Any]
+    options: dict[str, Any]
     expires: Any = None
     drops_in_canvas: bool = False
 
-    def publish(self, send: Callable[[], AsyncResult[Any]]) -> AsyncResult[Any]:
+    def publish(self, send: Send) -> AsyncResult[Any]:
         """Claim and ``send``, or answer with the call that has the claim.
 
         Raises:
@@ -245,14 +248,14 @@ class Publication:
                 problem = "an equal call may be queued at the same time"
                 what = f"{self.task}[{self.task_id}] is published without a claim"
                 logger.warning("singleton: %s: %s; %s", what, exc, problem)
-                return send()
+                return send(self.task_id, self.options)
             # The request may have been carried out, for example if a soft time limit came before
             # the reply: the claim may exist although its message will not be published.
             self._free(claim, token)
             raise
         if existing is None:
             try:
-                return send()
+                return send(self.task_id, self.options)
             except BaseException:
                 self._free(claim, token)
                 raise
@@ -264,7 +267,7 @@ class Publication:
         if is_covered and (self.drops_in_canvas or not is_awaited):
             return self._answer(existing)
         self.header["claim"]["duplicate"] = True
-        return send()
+        return send(self.task_id, self.options)
 
     def _admit(self, claim: Claim, token: Token) -> Record | None:
         """Take the claim, or return the record of the call that has it."""
@@ -307,9 +310,7 @@ class Publication:
             logger.warning(
                 "singleton: %s stays claimed for at most %g s, though its message was not "
                 "published: %s",
-                claim.key,
-                claim.unique_for,
-                exc,
+                *(claim.key, claim.unique_for, exc),
             )
 
     def _answer(self, existing: Record) -> AsyncResult[Any]:
@@ -321,7 +322,7 @@ class Publication:
         runtime.events.emit(Event(name=EventName.DUPLICATE, **call, holder=holder, data=data))
         if on_duplicate is OnDuplicate.SKIP:
             value = skipped_value(self.task, self.key, holder)
-            return SkippedResult(self.task_id, value, self.task)
+            return SkippedResult(self.task_id, value, states.SUCCESS, name=self.task)
         if on_duplicate is OnDuplicate.RAISE:
             age = max(0.0, runtime.clock.wall() - holder.since)
             raise DuplicateTask(
@@ -337,18 +338,15 @@ class Publication:
     def _warn_of_rpc(self, task_id: str) -> None:
         """Warn, once per process and task, about a result that this caller may never receive."""
         app, name = self.runtime.app, self.task
-        task = app.tasks.get(name)
-        if name in _warned or not sends_results_to_first_caller(
-            app, task, self.policy, self.options
-        ):
-            return
-        _warned.add(name)
-        what = f"a call of {name} returns the result of {task_id}"
-        logger.warning(
-            "singleton: %s, but rpc:// delivers a result only to the process and thread that "
-            "published the message: anywhere else .get() waits for ever. %s",
-            *(what, RPC_CURE),
-        )
+        task, policy = app.tasks.get(name), self.policy
+        if sends_results_to_first_caller(app, task, policy, self.options) and name not in _warned:
+            _warned.add(name)
+            logger.warning(
+                "singleton: a call of %s returns the result of %s, but rpc:// delivers a result "
+                "only to the process and thread that published the message: anywhere else .get() "
+                "waits for ever. %s",
+                *(name, task_id, RPC_CURE),
+            )
 
 
 def carry_claim(

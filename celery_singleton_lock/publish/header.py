@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.policy import CALL_OPTIONS, OnConflict
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
-
-#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
-Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
 
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"
@@ -35,8 +29,8 @@ SERIALIZER_KEY: Final = "singleton_serializer"
 UNNAMED_KEY: Final = "singleton_unnamed"
 #: Key of the request: queue of a message that was sent to an exchange; set by the worker's parent.
 QUEUE_KEY: Final = "singleton_queue"
-# Attribute of a running request: the number of messages that it has published, by task id.
-_PUBLISHED: Final = "singleton_published"
+#: Attribute of a running request: the number of messages that it has published, by task id.
+PUBLISHED: Final = "singleton_published"
 
 # kombu's names of the brokers whose ``redelivered`` flag reaches the task. Its other virtual
 # transports restore a message without it.
@@ -225,22 +219,6 @@ def add_header(
     return header
 
 
-def counting(running: Any, send: Send) -> Send:
-    """``send``, which also counts the messages that the ``running`` task sends, by their id.
-
-    A message is counted after the broker has accepted it. So a body that repeats a failed send
-    makes no second call, and lease and claim keep the name of the first.
-    """
-
-    def send_and_count(task_id: str, options: dict[str, Any]) -> AsyncResult[Any]:
-        result = send(task_id, options)
-        published = running.request.__dict__.setdefault(_PUBLISHED, {})
-        published[task_id] = published.get(task_id, 0) + 1
-        return result
-
-    return send_and_count
-
-
 def _within(
     running: Any, message: Mapping[str, Any], task_id: str, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -248,7 +226,7 @@ def _within(
     request = running.request
     delivery = Delivery.of(request)
     token = delivery.token
-    before = request.__dict__.get(_PUBLISHED, {}).get(task_id, 0)
+    before = request.__dict__.get(PUBLISHED, {}).get(task_id, 0)
     header: dict[str, Any] = {"id": task_id}
     if before or task_id != token.task_id:
         # The call is named after the attempt: if the attempt runs again (its worker was killed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import states
 from celery.result import EagerResult, ResultBase
 from kombu import serialization
 from kombu.exceptions import KombuError
@@ -99,23 +98,14 @@ def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
 
 
 class SkippedResult(_EagerResult):
-    """The result of a call that was not published (``on_duplicate="skip"``): ready, and falsy.
-
-    Args:
-        task_id: The id that the message would have had.
-        value: The value that ``get()`` returns; see :func:`skipped_value`.
-        task: Name of the task.
-    """
-
-    def __init__(self, task_id: str, value: Mapping[str, Any], task: str) -> None:
-        super().__init__(task_id, value, states.SUCCESS, name=task)
-        self._arguments = (task_id, value, task)
+    """The result of a call that was not published (``on_duplicate="skip"``): ready, and falsy."""
 
     def __bool__(self) -> bool:
         return False
 
     def __reduce_args__(self) -> tuple[Any, ...]:
-        return self._arguments  # for copies and pickles
+        # For copies and pickles. Before Celery 5.7 they lose the name of the task.
+        return self.id, self.result, self.state, self.traceback, self.name
 
 
 def is_skipped(result: Any) -> bool:

@@ -7,6 +7,8 @@ only be logged. Importing this module imports what bodies need, before the pool 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
@@ -32,6 +34,24 @@ logger = logging.getLogger("celery_singleton_lock")
 _TRIAL_TTL: Final = 10.0
 
 
+@contextmanager
+def exit_on_wrong_settings() -> Iterator[None]:
+    """End ``celery worker`` or ``celery beat`` with one log line if a setting is wrong.
+
+    The log line has no traceback. It is not written to stderr, which a daemon does not have.
+
+    Raises:
+        SettingsError: Worker or beat is embedded in another program, which may catch the error.
+    """
+    try:
+        yield
+    except SettingsError as exc:
+        if click.get_current_context(silent=True) is None:
+            raise
+        logger.critical("singleton: %s", exc)
+        raise SystemExit(1) from None
+
+
 class SingletonStep(bootsteps.StartStopStep):
     """Created before any step starts, so before the pool forks; started after the fork."""
 
@@ -45,8 +65,8 @@ class SingletonStep(bootsteps.StartStopStep):
         Monitor.worker = worker.hostname if worker.task_events else ""
         is_prefork = forks(worker.pool_cls)
         if is_prefork:
-            Runtime.lease_notes = SharedMemory.current = SharedMemory()
-        try:
+            Runtime.lease_notes = SharedMemory()
+        with exit_on_wrong_settings():
             runtime = Runtime.of(app)
             if is_prefork and runtime.store.capabilities.name == "memory":
                 raise SettingsError(IN_MEMORY)
@@ -57,22 +77,15 @@ class SingletonStep(bootsteps.StartStopStep):
             if problem := check_results(app):
                 _warn(f"{problem}. {RPC_CURE}")
             _check_store(runtime)
-        except SettingsError as exc:
-            if click.get_current_context(silent=True) is None:
-                raise  # an embedded worker: its caller may catch the error
-            # `celery worker` logs one line without a traceback. A daemon has no stderr.
-            logger.critical("singleton: %s", exc)
-            raise SystemExit(1) from None
 
     def start(self, worker: Any) -> None:
         """Called by Celery on the main thread, after the pool's first fork."""
-        runtime, memory = Runtime.of(worker.app), SharedMemory.current
-        if memory is None or not runtime.store.capabilities.renews_for_others:
-            return
-        heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
-        ParentHeartbeat.running = heartbeat
-        # In a warm shutdown, bodies run until the worker's last step has stopped.
-        heartbeat.start(worker.blueprint.shutdown_complete.is_set)
+        runtime, memory = Runtime.of(worker.app), Runtime.lease_notes
+        if isinstance(memory, SharedMemory) and runtime.store.capabilities.renews_for_others:
+            heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
+            ParentHeartbeat.running = heartbeat
+            # In a warm shutdown, bodies run until the worker's last step has stopped.
+            heartbeat.start(worker.blueprint.shutdown_complete.is_set)
 
 
 def check_tasks(app: Celery, store: Store) -> None:

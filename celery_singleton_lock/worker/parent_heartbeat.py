@@ -182,8 +182,7 @@ class ParentHeartbeat:
                 logger.info(
                     "singleton: pid %s doesn't renew %s; its worker does (a call that keeps the "
                     "GIL, or a stopped process)",
-                    lease.pid,
-                    note.keys[0],
+                    *(lease.pid, note.keys[0]),
                 )
         # A reply after the deadline has no effect: the child has declared the loss.
 

@@ -209,8 +209,8 @@ class SingletonRequestMixin:
 
     def _settle_leases(self, become: Kind | None, comes_back: bool = False) -> None:
         """Release the child's leases, or mark them as dying; only those with its tokens."""
-        memory = SharedMemory.current
-        if memory is None or self.worker_pid is None or self.worker_pid == os.getpid():
+        memory = Runtime.lease_notes  # only prefork pools have one
+        if not isinstance(memory, SharedMemory) or self.worker_pid in (None, os.getpid()):
             return
         store = Runtime.of(self.app).store
         has_claim = False

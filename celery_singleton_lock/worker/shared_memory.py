@@ -39,7 +39,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from struct import Struct
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from zlib import crc32
 
 from celery_singleton_lock.celery_compat import pool_index
@@ -56,8 +56,8 @@ _BLOCKS: Final = 4
 _HEAD: Final = Struct("=HI")
 _NOTHING: Final = bytes(_HEAD.size)
 _OWNER_BYTES: Final = 32  # pid, start time
-_Fields = tuple[int, float, float, float, bool]
-_CHILDS_BYTES: Final = 64  # _Fields: stamp, valid until, hold until, ttl, with claim
+_Fields = tuple[float, int, float, float, bool]
+_CHILDS_BYTES: Final = 64  # _Fields: valid until, stamp, hold until, ttl, with claim
 _PARENTS_BYTES: Final = 40  # stamp, valid until
 _MAX_TEXT: Final = 1024
 _TEXT: Final = _CHILDS_BYTES + _PARENTS_BYTES  # offset of the text in a note
@@ -99,8 +99,8 @@ class RunningLease:
         pid: The process that wrote the note.
         start_time: The start time of that process. PID and start time identify it.
         note: Offset of the note in the memory.
-        stamp: Identifies the grant.
         childs: The deadline of the child's own renewals.
+        stamp: Identifies the grant.
         hold_until: The time at which renewal must stop; inf: there is no limit.
         ttl: Seconds.
         with_claim: Whether the message's claim is renewed too.
@@ -110,8 +110,8 @@ class RunningLease:
     pid: int
     start_time: int
     note: int
-    stamp: int
     childs: float
+    stamp: int
     hold_until: float
     ttl: float
     with_claim: bool
@@ -128,11 +128,10 @@ class SharedLease:
     The body's thread and the heartbeat's thread may call its methods at the same time.
     """
 
-    __slots__ = ("_memory", "_owner", "_stamp", "_terms", "closed", "note")
+    __slots__ = ("_memory", "_owner", "_terms", "closed", "note")
 
-    # Set by open(), and not read before.
-    _stamp: int
-    _terms: tuple[float, float, bool]
+    # Stamp, hold until, ttl, with claim. Set by open(), and not read before.
+    _terms: tuple[int, float, float, bool]
 
     def __init__(self, memory: mmap.mmap, note: int, owner: int) -> None:
         self._memory = memory
@@ -144,8 +143,8 @@ class SharedLease:
 
     def open(self, lease: Lease, token: str) -> None:
         """Let the parent renew ``lease``."""
-        self._terms = (lease.hold_until, lease.ttl, bool(lease.claim_key))
-        self._stamp = _stamp_of(lease.key, token)
+        stamp = _stamp_of(lease.key, token)
+        self._terms = (stamp, lease.hold_until, lease.ttl, bool(lease.claim_key))
         self.closed = False
         self.write(lease.valid_until)
 
@@ -153,7 +152,7 @@ class SharedLease:
         """See `SharedDeadline.write`."""
         start = self.note
         if not self.closed:
-            data = sealed((self._stamp, valid_until, *self._terms))
+            data = sealed((valid_until, *self._terms))
             self._memory[start : start + len(data)] = data
         if self.closed:
             # The body's thread has closed this handle meanwhile. The note is the last in the queue
@@ -162,7 +161,7 @@ class SharedLease:
 
     def parents(self) -> float:
         """See `SharedDeadline.parents`."""
-        return -inf if self.closed else _parents(self._memory, self.note, self._stamp)
+        return -inf if self.closed else _parents(self._memory, self.note, self._terms[0])
 
     def close(self) -> None:
         """See `SharedDeadline.close`."""
@@ -182,9 +181,6 @@ class SharedMemory:
     #: By process id, because a fork copies this object: the notes by token, and the offsets of free
     #: notes.
     _processes: dict[int, tuple[dict[str, SharedLease], deque[int]]] = field(default_factory=dict)
-
-    #: The memory of this worker, in the parent and its children; set before the pool forks.
-    current: ClassVar[SharedMemory | None] = None
 
     # The child's side.
 
@@ -245,7 +241,7 @@ class SharedMemory:
             for note in _notes_of(block):
                 fields: _Fields | None = unsealed(memory[note : note + _CHILDS_BYTES])
                 if fields is not None:
-                    parents = _parents(memory, note, stamp=fields[0])
+                    parents = _parents(memory, note, stamp=fields[1])
                     found.append(RunningLease(pid, start_time, note, *fields, parents))
         return found
 

@@ -89,7 +89,6 @@ def check(found: Calls) -> None:
 def child(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A site in a process that notes its leases for a parent, as a prefork child does."""
     memory = SharedMemory()
-    monkeypatch.setattr(SharedMemory, "current", memory)
     monkeypatch.setattr(Runtime, "lease_notes", memory)
     with open_site(redis_url) as site:
         yield site

@@ -413,7 +413,6 @@ def test_what_is_held_now_is_read_by_the_parent_also_after_many_failed_releases(
 ) -> None:
     record = SharedMemory()
     monkeypatch.setattr(Runtime, "lease_notes", record)
-    monkeypatch.setattr(SharedMemory, "current", record)
     store = DeafStore(ManualClock())
     last = hold("now", scope="s", app=celery_app)
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from celery_singleton_lock import OnConflict
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.policy import CALL_OPTIONS
+from celery_singleton_lock.publish.apply_async import counting
 from celery_singleton_lock.publish.header import (
     HEADER,
     NONCE_KEY,
     UNNAMED_KEY,
     Delivery,
     add_header,
-    counting,
     is_unnamed,
     mint_nonce,
 )

@@ -63,7 +63,7 @@ class Parent:
 def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parent]:
     parent = Parent()
     Runtime.install(app, parent.runtime)
-    monkeypatch.setattr(SharedMemory, "current", parent.record)
+    monkeypatch.setattr(Runtime, "lease_notes", parent.record)
     yield parent
     Runtime.install(app, None)
 
