@@ -244,36 +244,22 @@ def _printable(text: str) -> str:
     return _compiled(_UNPRINTABLE).sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
-def _plain_binder(
-    signature: inspect.Signature,
-) -> Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any] | None]:
-    """A function that binds arguments at a tenth of the cost of ``inspect``.
+def _binder(signature: inspect.Signature) -> Callable[..., dict[str, Any]]:
+    """A function that takes these parameters, and returns their values by name.
 
-    It returns None for arguments that do not fit, which ``inspect`` can explain, and for each call
-    of a signature with ``*``, ``/`` or ``**``.
+    The interpreter binds arguments at a tenth of the cost of ``inspect``.
     """
-    parameters = signature.parameters.values()
-    if any(p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
-        return lambda args, kwargs: None
-    positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-    names = frozenset(signature.parameters)
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    count = len(names)
-
-    def bind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        if len(args) > len(positional):
-            return None
-        given = dict(zip(positional, args, strict=False))
-        if len(given) == count and not kwargs:
-            return given
-        if kwargs:
-            if not (kwargs.keys() <= names and given.keys().isdisjoint(kwargs)):
-                return None
-            given |= kwargs
-        if len(given) < count:
-            given = {**defaults, **given}
-        return given if len(given) == count else None
-
+    defaults: list[Any] = []
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.default is not parameter.empty:
+            defaults.append(parameter.default)
+            parameter = parameter.replace(default=_Verbatim(f"defaults[{len(defaults) - 1}]"))
+        parameters.append(parameter.replace(annotation=parameter.empty))
+    names = str(inspect.Signature(parameters))[1:-1]
+    own = "_".join(("locals", *signature.parameters))  # longer than any parameter's name
+    bind: Callable[..., dict[str, Any]]
+    bind = eval(f"lambda {names}: {own}()", {"defaults": defaults, own: locals})
     return bind
 
 
@@ -290,19 +276,17 @@ class KeyMaker:
         ValueError: The template has no placeholder, or names an argument that does not exist.
     """
 
-    __slots__ = ("_collector", "_dumps", "_plain_bind", "_rest", "_shadowed", "_signature", "spec")
+    __slots__ = ("_binder", "_collector", "_dumps", "_rest", "_signature", "spec")
 
     def __init__(
         self, spec: KeySpec, signature: inspect.Signature, dumps: Callable[[Any], str]
     ) -> None:
         self.spec = spec
         self._signature = signature
-        self._plain_bind = _plain_binder(signature)
+        self._binder = _binder(signature)
         parameters = signature.parameters.values()
         # The name of the ``**`` parameter.
         self._collector = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        # Names that ``**`` may collect although a positional-only parameter has the same name.
-        self._shadowed = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         self._dumps = dumps
         self._rest = self._compile(spec)
 
@@ -317,9 +301,7 @@ class KeyMaker:
 
     def _compile(self, spec: KeySpec) -> Callable[[Sequence[Any], Mapping[str, Any]], str | None]:
         if spec is None:
-            if self._collector is not None:
-                return self._digest_of_all
-            return lambda args, kwargs: digest(self._text_of(self.bind(args, kwargs)))
+            return self._digest_of_all
         if isinstance(spec, PerTask):
             return lambda args, kwargs: "*"
         if isinstance(spec, str):
@@ -345,31 +327,19 @@ class KeyMaker:
         parameter, and each under its own name. A parameter takes precedence over an item of the
         same name: for ``f(1, a=2)`` of ``def f(a, /, **options)``, ``a`` is 1.
         """
-        if (found := self._plain_bind(args, kwargs)) is not None:
-            return found
-        declared, collected = self._bind(args, kwargs)
-        if self._collector is not None:
-            declared[self._collector] = collected
-        return {**collected, **declared}
-
-    def _bind(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The arguments of the declared parameters, and what ``**`` collects."""
-        if self._collector is None:
-            bound = self._signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return dict(bound.arguments), {}
-        # Up to Python 3.12, inspect rejects these names if the parameter has a default.
-        shadowed = {name: kwargs[name] for name in self._shadowed & kwargs.keys()}
-        others = {name: value for name, value in kwargs.items() if name not in shadowed}
-        bound = self._signature.bind(*args, **others)
-        bound.apply_defaults()
-        declared = dict(bound.arguments)
-        return declared, declared.pop(self._collector) | shadowed
+        try:
+            found = self._binder(*args, **kwargs)
+        except TypeError:
+            self._signature.bind(*args, **kwargs)  # raises an error that names what does not fit
+            raise
+        return found if self._collector is None else {**found[self._collector], **found}
 
     def _digest_of_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        declared, collected = self._bind(args, kwargs)
+        arguments = self.bind(args, kwargs)
+        if self._collector is None:
+            return digest(self._text_of(arguments))
+        names, collected = self._signature.parameters, arguments[self._collector]
+        declared = {name: arguments[name] for name in names if name != self._collector}
         if declared.keys().isdisjoint(collected) and not any("\n" in name for name in collected):
             return digest(self._text_of(declared | collected))
         # Quote names that could be taken for a parameter's name or for several lines. The first
