@@ -80,8 +80,7 @@ def diagnose(app: Celery) -> Iterator[Finding]:
     except SingletonLockError as exc:
         yield error("settings", str(exc), "correct this setting")
         return
-    settings = context.settings
-    yield ok("store", f"{settings.safe_url}, from {settings.url_source}")
+    yield ok("store", f"{context.settings.safe_url}, from {context.settings.url_source}")
     with context.stack:
         has_failed = False
         for check in CHECKS:

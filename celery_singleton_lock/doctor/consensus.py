@@ -9,6 +9,7 @@ import math
 import re
 import socket
 import ssl
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -61,11 +62,11 @@ def check_login(context: Context) -> Findings:
 # --- etcd -----------------------------------------------------------------------------------------
 
 
-def visit_etcd(context: Context) -> list[Server]:
+def visit_etcd(context: Context) -> Iterator[Server]:
     """The members that the URL names, each with its own view: version, leader, id."""
     from celery_singleton_lock.stores.etcd.gateway import Gateway
 
-    url, members = context.store.url, list[Server]()
+    url = context.store.url
     for address in url.hosts:
         gateway = Gateway(replace(url, hosts=(address,)), context.clock)
         context.stack.enter_context(closing(gateway))
@@ -73,8 +74,7 @@ def visit_etcd(context: Context) -> list[Server]:
         with member.visited():
             member.info = _ask(context, member, "maintenance/status")
             member.version = str(member.info.get("version", ""))
-        members.append(member)
-    return members
+        yield member
 
 
 def _ask(context: Context, member: Server, path: str, **body: Any) -> Any:
@@ -151,13 +151,13 @@ def check_shortest_ttl(context: Context) -> Findings:
 # --- ZooKeeper ------------------------------------------------------------------------------------
 
 
-def visit_zookeeper(context: Context) -> list[Server]:
+def visit_zookeeper(context: Context) -> Iterator[Server]:
     """The reply of each member in the URL to the four-letter word ``srvr``.
 
     ``4lw.commands.whitelist`` can't disable that word, because ZooKeeper's own scripts need it. A
     proxy may block it. So only a session shows whether there is a majority.
     """
-    url, members = context.store.url, list[Server]()
+    url = context.store.url
     for address in url.hosts:
         member = Server(name=str(address), product="ZooKeeper")
         with member.visited():
@@ -169,8 +169,7 @@ def visit_zookeeper(context: Context) -> list[Server]:
             if "Mode" not in fields:
                 raise OSError(answer.strip() or "it closed the connection")
             member.info, member.version = fields, fields.get("Zookeeper version", "")
-        members.append(member)
-    return members
+        yield member
 
 
 def _secured(plain: socket.socket, url: StoreUrl, host: str) -> socket.socket:
@@ -213,8 +212,7 @@ def check_sessions(context: Context) -> Findings:
     """Whether the shortest and the longest ttl are granted as requested; then all others are."""
     sessions, problem = context.once(_sessions)
     if problem:
-        named = len(context.servers)
-        text = f"none of the {named} members of the URL grants a session: {problem}"
+        text = f"none of the {len(context.servers)} members of the URL grants a session: {problem}"
         yield error("quorum", text, _START)
         return
     if all(abs(session.timeout - ttl) <= _ROUNDING for ttl, session in sessions.items()):

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from celery import Celery
 
@@ -86,6 +86,10 @@ class Server:
             self.error = exc if str(exc) else OSError(repr(exc))
 
 
+#: Visits the servers of a store.
+Visit: TypeAlias = "Callable[[Context], Iterator[Server]]"
+
+
 class Context:
     """One app, its store and the servers of that store.
 
@@ -101,9 +105,7 @@ class Context:
         stack: Closes the connections of the visits.
     """
 
-    def __init__(
-        self, app: Celery, visits: Mapping[str, Callable[[Context], list[Server]]]
-    ) -> None:
+    def __init__(self, app: Celery, visits: Mapping[str, Visit]) -> None:
         self.app = app
         self.runtime = Runtime.of(app)
         self.settings = self.runtime.settings
@@ -119,7 +121,7 @@ class Context:
     @cached_property
     def servers(self) -> list[Server]:
         """The servers of the store, each visited once."""
-        return self._visits[self.kind](self)
+        return list(self._visits[self.kind](self))
 
     @property
     def granting(self) -> list[Server]:

@@ -25,9 +25,7 @@ _ROUNDS: Final = 20
 _TTL: Final = 10.0
 # The number of foreign keys that are reported. More would repeat the same mistake.
 _SHOWN_KEYS: Final = 10
-_RIGHTS_IN_REDIS: Final = (
-    "grant what docs/options.md lists for an ACL user, or make the store writable"
-)
+_GRANT: Final = "grant what docs/options.md lists for an ACL user, or make the store writable"
 _RIGHTS: Final = {
     "etcd": "etcdctl role grant-permission ROLE readwrite --prefix PATH, with the path of "
     "singleton_lock_url; or clear the alarm that makes it read-only",
@@ -56,7 +54,7 @@ def check_leases(context: Context) -> Findings:
     try:
         median = statistics.median(_operation_time(context) for _ in range(_ROUNDS))
     except StoreError as exc:
-        subject, remedy = "rights", _RIGHTS.get(context.kind, _RIGHTS_IN_REDIS)
+        subject, remedy = "rights", _RIGHTS.get(context.kind, _GRANT)
         if isinstance(exc, StoreUnavailable):
             subject = "reachability"
             remedy = "start the store, or correct singleton_lock_url; until then tasks are put back"
@@ -83,18 +81,10 @@ def _operation_time(context: Context) -> float:
     token = Token(f"doctor-{nonce}", 0, 0, nonce)
     worker = context.runtime.worker
     holder = Holder(task_id=token.task_id, worker=worker, pid=os.getpid(), since=clock.wall())
-    request = Acquire(slots=(key,), token=token, holder=holder, ttl=_TTL)
+    own: dict[str, Any] = {"token": token, "holder": holder, "ttl": _TTL}
     begin = clock.now()
-    granted = store.acquire(request, timeout=MAX_TIMEOUT)
-    lease = Lease(
-        key=key,
-        token=token,
-        ttl=_TTL,
-        holder=holder,
-        valid_until=begin + _TTL,
-        acquired_at=begin,
-        clock=clock,
-    )
+    granted = store.acquire(Acquire(slots=(key,), **own), timeout=MAX_TIMEOUT)
+    lease = Lease(key=key, valid_until=begin + _TTL, acquired_at=begin, clock=clock, **own)
     renewed = store.renew([lease], timeout=MAX_TIMEOUT)
     released = store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
     if (isinstance(granted, Granted), renewed, released) != (True, [RENEWED], Relation.OURS):

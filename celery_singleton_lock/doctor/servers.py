@@ -60,22 +60,21 @@ NO_STATE: Final = note(
 # --- visits to Redis servers ----------------------------------------------------------------------
 
 
-def visit_one(context: Context) -> list[Server]:
+def visit_one(context: Context) -> Iterator[Server]:
     """The only server of the store."""
-    return [replace(_visit(context, link), name="") for link in context.store.servers()]
+    for link in context.store.servers():
+        yield replace(_visit(context, link), name="")
 
 
-def visit_nodes(context: Context) -> list[Server]:
+def visit_nodes(context: Context) -> Iterator[Server]:
     """Redlock's nodes. If a node has an append-only file, `info` also contains its sync policy."""
-    nodes = []
     for member in read_nodes(context.settings.url)[0]:
         link = context.stack.enter_context(closing(Connections(member)))
         node = replace(_visit(context, link), name=str(member))
         if node.info.get("aof_enabled") == "1":
             with suppress(StoreError):  # CONFIG may be denied
                 node.info |= _fields_of(_command(link, "CONFIG", "GET", "appendfsync"))
-        nodes.append(node)
-    return nodes
+        yield node
 
 
 def _visit(context: Context, link: Any, *, grants: bool = True) -> Server:
@@ -155,18 +154,17 @@ def _watch(context: Context) -> _Watch:
     return _Watch(connections, asked, informed, master, replicas)
 
 
-def visit_sentinel(context: Context) -> list[Server]:
+def visit_sentinel(context: Context) -> Iterator[Server]:
     """The master, if it answers, and its replicas with the report of a sentinel in `info`."""
     watch = context.once(_watch)
     if watch.master is None or watch.master.error:
-        return []
-    servers = [watch.master]
+        return
+    yield watch.master
     for fields in watch.replicas or []:
         link = watch.connections.at(fields["ip"], int(fields["port"]))
         replica = _visit(context, link, grants=False)
         replica.info |= fields
-        servers.append(replica)
-    return servers
+        yield replica
 
 
 # --- Cluster: visits ------------------------------------------------------------------------------
@@ -204,14 +202,15 @@ def _seeds(context: Context) -> tuple[Address, ...]:
     return StoreUrl.parse(context.settings.url, port=6379).hosts
 
 
-def visit_cluster(context: Context) -> list[Server]:
+def visit_cluster(context: Context) -> Iterator[Server]:
     """All nodes, including nodes that only the URL or CLUSTER NODES names."""
     view = context.once(_view)
     if view is None:
-        return []
+        return
     replicas = [replica for _, replicas in view.shards.values() for replica in replicas]
     addresses = dict.fromkeys([*view.shards, *replicas, *_known(view), *_seeds(context)])
-    return [_visit(context, view.link.at(*each), grants=each in view.shards) for each in addresses]
+    for each in addresses:
+        yield _visit(context, view.link.at(*each), grants=each in view.shards)
 
 
 def _known(view: _View) -> Iterator[Address]:
@@ -497,14 +496,14 @@ def check_state(context: Context) -> Findings:
     down, assigned = (fields.get(f"cluster_slots_{name}", "?") for name in ("fail", "assigned"))
     if state == "ok":
         yield ok("cluster", f"state ok, {size} masters have slots")
-        return
-    yield error(
-        "cluster",
-        f"state {state}, says {view.link.address}: {down} slots are down, {assigned} of {_SLOTS} "
-        "assigned",
-        "wait for the failover; a master without a replica has to be started again. Meanwhile "
-        "cluster-require-full-coverage no keeps the other slots at work",
-    )
+    else:
+        yield error(
+            "cluster",
+            f"state {state}, says {view.link.address}: {down} slots are down, {assigned} of "
+            f"{_SLOTS} assigned",
+            "wait for the failover; a master without a replica has to be started again. Meanwhile "
+            "cluster-require-full-coverage no keeps the other slots at work",
+        )
 
 
 def check_slots(context: Context) -> Findings:
