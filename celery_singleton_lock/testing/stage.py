@@ -10,11 +10,12 @@ from celery import Celery
 
 from celery_singleton_lock.celery_compat import real_app
 from celery_singleton_lock.core.lease import Kind, Lease, Record
+from celery_singleton_lock.publish.values import is_skipped
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task.context import current_lease, held_lease, hold
 
-__all__ = ["ManualClock", "SingletonStore", "hold_lock", "lose_lease"]
+__all__ = ["ManualClock", "SingletonStore", "hold_lock", "is_skipped", "lose_lease"]
 
 
 class ManualClock:
@@ -118,7 +119,8 @@ def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Leas
     interrupted according to its ``on_lost``.
     """
     lost = lease or current_lease()
-    runtime = Runtime.of(real_app(app), eager=bool(real_app(app).conf.task_always_eager))
+    chosen = real_app(app)
+    runtime = Runtime.of(chosen, eager=bool(chosen.conf.task_always_eager))
     runtime.store.free(lost.key, None)
     runtime.heartbeat.ask(lost)
     return lost
