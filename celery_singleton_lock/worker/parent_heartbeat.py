@@ -265,7 +265,9 @@ _locked_by_fork: Final[list[threading.Lock]] = []
 
 def _before_fork() -> None:
     """Wait until no thread of this module is inside the store's client."""
-    _locked_by_fork[:] = [one for one in _locks.values() if one.acquire(timeout=_FORK_PATIENCE)]
+    # extend(), because another thread may be forking too.
+    locked = [lock for lock in _locks.values() if lock.acquire(timeout=_FORK_PATIENCE)]
+    _locked_by_fork.extend(locked)
 
 
 def _after_fork() -> None:
@@ -276,6 +278,7 @@ def _after_fork() -> None:
 def _make_locks() -> None:
     # Also called in a forked child, which has none of the threads: a lock that one of them held at
     # the fork would stay locked there, and the child's own forks would wait for it.
+    _locked_by_fork.clear()
     _locks.update(renewal=threading.Lock(), retry=threading.Lock())
 
 

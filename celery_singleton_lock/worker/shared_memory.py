@@ -65,10 +65,6 @@ _NOTE_BYTES: Final = _TEXT + _MAX_TEXT
 _BLOCK_BYTES: Final = _OWNER_BYTES + NOTES * _NOTE_BYTES
 _ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
 
-# Indexes of the fields of /proc/<pid>/stat after the program's name, from their numbers in proc(5).
-# The name is field 2 and may contain blanks and parentheses.
-_STATE: Final = 3 - 3
-_STARTTIME: Final = 22 - 3
 # The states of dead processes. A zombie runs no code any more, although its parent has not yet read
 # its exit status.
 _DEAD: Final = b"ZXx"
@@ -358,8 +354,10 @@ def start_time_of(pid: int) -> int:
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
+            # In proc(5), the program's name is field 2; it may contain blanks and parentheses. The
+            # state is field 3, the start time field 22.
             fields = stat.read().rpartition(b")")[2].split()
-        return 0 if fields[_STATE] in _DEAD else int(fields[_STARTTIME])
+        return 0 if fields[0] in _DEAD else int(fields[22 - 3])
     except (OSError, ValueError, IndexError):
         return 0
 

@@ -26,7 +26,7 @@ from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Releas
 from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
-from celery_singleton_lock.worker import shared_memory
+from celery_singleton_lock.worker import parent_heartbeat, shared_memory
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.request import _ask
 from celery_singleton_lock.worker.shared_memory import (
@@ -777,6 +777,14 @@ def test_a_childs_own_forks_wait_for_no_pulse(
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     lease.end()
+
+
+def test_of_two_forks_at_once_neither_leaves_a_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parent_heartbeat, "_FORK_PATIENCE", 0.01)
+    for step in (parent_heartbeat._before_fork, parent_heartbeat._after_fork):
+        step()
+        step()
+    assert not any(lock.locked() for lock in parent_heartbeat._locks.values())
 
 
 def test_a_pulse_that_has_ended_is_forgotten_with_the_memory_that_it_looked_at() -> None:
