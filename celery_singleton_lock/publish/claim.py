@@ -261,10 +261,7 @@ class Publication:
                 raise
         running = self.runtime.app.current_worker_task
         is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
-        # If a call of until_start finds a claim that is running, the two calls have different
-        # terms. The first may be running already although the second needs a later run.
-        is_covered = claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
-        if is_covered and (self.drops_in_canvas or not is_awaited):
+        if _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited):
             return self._answer(existing)
         self.header["claim"]["duplicate"] = True
         return send(self.task_id, self.options)
@@ -422,6 +419,15 @@ def _gives_way(runtime: Runtime, existing: Record, caller: Holder) -> bool:
     if continues(runtime.app.current_worker_task, Token.task_id_of(existing.token)):
         return True
     return _has_ended(runtime, existing)
+
+
+def _stands_for(existing: Record, claim: Claim) -> bool:
+    """Whether the call that has the claim does the work of the call that requests it.
+
+    If the two calls have different terms, the first may be running already although the second
+    needs a later run.
+    """
+    return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
 
 
 def _has_ended(runtime: Runtime, existing: Record) -> bool:
