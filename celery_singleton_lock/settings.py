@@ -31,7 +31,7 @@ from celery_singleton_lock.policy import (
     seconds,
     suggestion,
 )
-from celery_singleton_lock.stores import is_sentinel_url, is_store_url, names_nodes, with_tls
+from celery_singleton_lock.stores import is_sentinel_url, is_store_url, with_tls
 from celery_singleton_lock.stores.urls import check_url, masked, split_url
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -228,9 +228,7 @@ def _choose_url(conf: Any) -> tuple[str, str]:
             raise SettingsError(
                 "singleton_lock_url is no URL: give one such as redis://localhost:6379/0"
             )
-        # The Redlock store checks the URLs of its nodes, and names the wrong one.
-        url = given if names_nodes(given) else _readable(given, "singleton_lock_url")
-        return url, "singleton_lock_url"
+        return _readable(given, "singleton_lock_url"), "singleton_lock_url"
     for setting in ("result_backend", "broker_url"):
         value = getattr(conf, setting)
         candidates = value.split(";") if isinstance(value, str) else value or ()

@@ -20,7 +20,6 @@ from celery_singleton_lock.stores.urls import servers_of, split_url
 _SINGLE: Final = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")
 _SENTINEL: Final = ("sentinel", "sentinels")
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster")
-_REDLOCK: Final = ("redlock", "redlocks")
 _ON_REDIS: Final = ("fence_base", "options", "wait_replicas")
 _CONSENSUS: Final = ("clock", "fence_base", "options")
 # The store of each scheme, and its keyword arguments. A store is imported when it is opened,
@@ -29,7 +28,7 @@ _STORES: Final = {
     **dict.fromkeys(_SINGLE, ("redis.store:RedisStore", _ON_REDIS)),
     **dict.fromkeys(_SENTINEL, ("redis.store:RedisStore", (*_ON_REDIS, "connect"))),
     **dict.fromkeys(_CLUSTER, ("redis.cluster:ClusterStore", _ON_REDIS)),
-    **dict.fromkeys(_REDLOCK, ("redlock.store:RedlockStore", ())),
+    **dict.fromkeys(("redlock", "redlocks"), ("redlock.store:RedlockStore", ())),
     **dict.fromkeys(("etcd", "etcds"), ("etcd.store:EtcdStore", _CONSENSUS)),
     **dict.fromkeys(("zk", "zks"), ("zookeeper.store:ZooKeeperStore", _CONSENSUS)),
     "memory": ("memory:MemoryStore", ("fence_base",)),
@@ -61,11 +60,6 @@ def with_tls(url: str) -> str:
     """``url`` with the scheme for TLS."""
     scheme = _scheme(url)
     return url.replace(scheme, _WITH_TLS.get(scheme, scheme), 1)
-
-
-def names_nodes(url: str) -> bool:
-    """Whether ``url`` is a URL of Redlock, which no result backend and no broker has."""
-    return _scheme(url) in _REDLOCK
 
 
 def open_store(

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.policy import suggestion
 from celery_singleton_lock.stores.transitions import Changes, Draft, Transition, TransitionStore
 from celery_singleton_lock.stores.urls import StoreUrl
 
@@ -93,13 +91,7 @@ class ConsensusStore(TransitionStore):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         #: Members, login and options.
-        self.url = StoreUrl.parse(url, port=self.port, host="", options=options)
-        for name in self.url.options:
-            if name not in self.options:
-                raise SettingsError(
-                    f"the store's URL has the unknown option {name!r}"
-                    f"{suggestion(name, self.options)}"
-                )
+        self.url = StoreUrl.parse(url, port=self.port, host="", known=self.options, options=options)
         self._clock = clock or SystemClock()
         self._fence_base = fence_base
         self._start()

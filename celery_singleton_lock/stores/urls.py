@@ -8,14 +8,15 @@ the first server; a ``redlock://`` URL may have a login before each host.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from celery_singleton_lock.errors import SettingsError
+from celery_singleton_lock.policy import suggestion
 
-_LOGIN_PER_HOST: Final = ("redlock", "redlocks")
+_OF_REDLOCK: Final = ("redlock", "redlocks")
 _PERCENT_ENCODE: Final = (
     "percent-encode what is special in its password ('/' is %2F, '?' is %3F, '#' is %23, '[' is "
     "%5B), and an '@' behind its hosts (%40)"
@@ -42,7 +43,6 @@ class StoreUrl:
         hosts: The servers.
         logins: ``user:password``, percent-encoded, of each server; empty: no login.
         path: The path, without slashes at its ends.
-        query: The queries of all URLs.
         options: The options of the queries and of the app; the app's options override.
     """
 
@@ -50,7 +50,6 @@ class StoreUrl:
     hosts: tuple[Address, ...]
     logins: tuple[str, ...] = field(repr=False)
     path: str
-    query: str = field(repr=False)
     options: Mapping[str, Any] = field(repr=False)
 
     @classmethod
@@ -60,6 +59,7 @@ class StoreUrl:
         *,
         port: int,
         host: str = "localhost",
+        known: Collection[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> StoreUrl:
         """Parse ``url``.
@@ -68,10 +68,12 @@ class StoreUrl:
             url: The URL.
             port: The port of a server without one.
             host: The host of a server without one; empty: each server needs a host.
+            known: The names of the known options; None: any name.
             options: Further options.
 
         Raises:
-            SettingsError: The URL can't be parsed. The message shows no part of it.
+            SettingsError: The URL can't be parsed, which shows no part of it, or an option is
+                unknown.
         """
         servers = servers_of(url)
         hosts, logins = list[Address](), list[str]()
@@ -83,17 +85,27 @@ class StoreUrl:
                     raise ValueError("write scheme://host:port,host:port/path")
                 hosts.append(Address(name, checked.port or port))
                 login = server.netloc.rpartition("@")[0]
-                logins.append(login or (logins[0] if logins else ""))
+                logins.append(login or "".join(logins[:1]))
         except ValueError as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from None
-        query = "&".join(dict.fromkeys(server.query for server in servers if server.query))
+        found: dict[str, Any] = {}
+        for query in filter(None, (server.query for server in servers)):
+            try:
+                found |= parse_qsl(query, strict_parsing=servers[0].scheme in _OF_REDLOCK)
+            except ValueError:
+                raise SettingsError("the options of the redlock:// URL can't be read") from None
+        found |= options or {}
+        for name in found:
+            if known is not None and name not in known:
+                raise SettingsError(
+                    f"the store's URL has the unknown option {name!r}{suggestion(name, known)}"
+                )
         return cls(
             scheme=servers[0].scheme,
             hosts=tuple(hosts),
             logins=tuple(logins),
             path=servers[0].path.strip("/"),
-            query=query,
-            options={**dict(parse_qsl(query)), **(options or {})},
+            options=found,
         )
 
     @property
@@ -131,7 +143,7 @@ def servers_of(url: str) -> list[SplitResult]:
     for part in _SEPARATOR.split(url):
         split = split_url(part)
         login, at, hosts = split.netloc.rpartition("@")
-        if split.scheme in _LOGIN_PER_HOST:
+        if split.scheme in _OF_REDLOCK:
             login, at, hosts = "", "", split.netloc
         first, *others = hosts.split(",")
         found += [split._replace(netloc=netloc) for netloc in (f"{login}{at}{first}", *others)]
@@ -177,7 +189,7 @@ def _masked(url: str) -> str:
     if "://" not in url:
         return url
     split, hosts = split_url(url), []
-    has_options = split.scheme in _LOGIN_PER_HOST
+    has_options = split.scheme in _OF_REDLOCK
     try:
         for server in servers_of(url):
             # A password that contains a "," may be parsed as a port without a host.

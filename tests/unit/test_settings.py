@@ -346,6 +346,13 @@ def test_tls_and_logins_reach_the_master_and_the_sentinels() -> None:
     assert master["class"] == sentinel["class"] == "SSLConnection"
 
 
+def test_tls_options_of_a_url_are_read_alike_for_the_master_and_the_sentinels() -> None:
+    url = "sentinels://a/2?master_name=m&ssl_cert_reqs=CERT_NONE&ssl_check_hostname=false"
+    connections = SentinelConnections(url)
+    for options in (options_of(connections), options_of(connections.sentinels[0])):
+        assert (options["ssl_cert_reqs"], options["ssl_check_hostname"]) == ("none", False)
+
+
 def test_kombus_tls_options_are_the_masters_alone_unless_sentinel_kwargs_say_ssl() -> None:
     options: dict[str, Any] = {"master_name": "m", "ssl_ca_certs": "/ca"}
     connections = SentinelConnections(SENTINELS, options)

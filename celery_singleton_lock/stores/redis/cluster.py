@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import redis
@@ -86,17 +86,13 @@ class Topology:
     def __init__(self, reply: Sequence[Any], asked: Address) -> None:
         #: The node that has each slot; None: no node has it.
         self.master_of: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        masters: list[Address] = []
-        replicas: list[Address] = []
-        for begin, end, *nodes in reply:
-            master, *others = [_address(node, asked) for node in nodes]
+        shards = [[_address(node, asked) for node in nodes] for _, _, *nodes in reply]
+        for (begin, end, *_), (master, *_) in zip(reply, shards, strict=True):
             self.master_of[begin : end + 1] = [master] * (end + 1 - begin)
-            masters.append(master)
-            replicas += others
         #: The nodes that have slots.
-        self.masters = list(dict.fromkeys(masters))
+        self.masters = list(dict.fromkeys(shard[0] for shard in shards))
         #: All nodes.
-        self.nodes = list(dict.fromkeys([*masters, *replicas]))
+        self.nodes = list(dict.fromkeys(chain(self.masters, *shards)))
 
 
 def _address(node: Sequence[Any], asked: Address) -> Address:
@@ -332,7 +328,7 @@ class NodeConnections(Connections):
         """
         if not self._stale:
             return self._topology
-        error: StoreError = StoreUnavailable("the store has no node that could be asked")
+        error: StoreError
         until = self.now() + timeout
         for address in self._nodes_to_ask():
             try:
@@ -342,13 +338,13 @@ class NodeConnections(Connections):
                 error = exc
                 if self.now() >= until:
                     break
-                continue
-            self._topology, self._stale = Topology(reply, address), False
-            self._answered_at[address] = self.now()
-            self._suspects.discard(address)
-            for gone in set(self._nodes) - {*self._topology.nodes, *self._seeds}:
-                self._nodes.pop(gone).close()
-            return self._topology
+            else:
+                self._topology, self._stale = Topology(reply, address), False
+                self._answered_at[address] = self.now()
+                self._suspects.discard(address)
+                for gone in set(self._nodes) - {*self._topology.nodes, *self._seeds}:
+                    self._nodes.pop(gone).close()
+                return self._topology
         if not self._topology.nodes:
             raise error
         return self._topology

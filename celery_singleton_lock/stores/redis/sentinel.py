@@ -47,9 +47,8 @@ class SentinelConnections(Connections):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        options = dict(options or {})
         parsed = StoreUrl.parse(url, port=_PORT)
-        query = dict(parsed.options)
+        query, options = dict(parsed.options), dict(options or {})
         #: The master's name in the configuration of the sentinels.
         named = options.pop("master_name", "")
         self.master_name = query.pop("master_name", "") or named
@@ -64,16 +63,16 @@ class SentinelConnections(Connections):
         for name in ("username", "password"):
             if value := query.pop(f"sentinel_{name}", None):
                 kwargs[name] = value
-        tls = {
-            name: value for name, value in {**query, **options}.items() if name.startswith("ssl_")
-        }
+        tls_query, tls_options = _tls_of(query), _tls_of(options)
         all_tls = parsed.scheme == "sentinels"
-        if kwargs.pop("ssl", all_tls):
-            sentinel = Connections("rediss://localhost", {**tls, **kwargs})
-        else:
-            sentinel = Connections("redis://localhost", kwargs)
-        scheme = "sentinels" if all_tls or tls else "sentinel"
+        scheme = "sentinels" if all_tls or tls_query or tls_options else "sentinel"
         super().__init__(replace(parsed, scheme=scheme, options=query), options)
+        if kwargs.pop("ssl", all_tls):
+            scheme, kwargs = "sentinels", {**tls_options, **kwargs}
+        else:
+            scheme, tls_query = "sentinel", {}
+        alone = replace(parsed, scheme=scheme, logins=("",), path="", options=tls_query)
+        sentinel = Connections(alone, kwargs)
         #: The connections to each sentinel that the URL names.
         self.sentinels = deque(sentinel.at(*address) for address in dict.fromkeys(parsed.hosts))
         self._master: tuple[str, int] | None = None
@@ -113,6 +112,7 @@ class SentinelConnections(Connections):
             sentinel.close()
 
     def _discovered(self, timeout: float) -> tuple[str, int]:
+        unknown = StoreError(f"no sentinel knows a master named {self.master_name!r}")
         error: StoreError | None = None
         for _ in range(len(self.sentinels)):
             sentinel = self.sentinels[0]
@@ -121,13 +121,14 @@ class SentinelConnections(Connections):
                 (reply,) = sentinel.run([command], timeout / len(self.sentinels))
                 if reply:
                     return reply[0].decode(), int(reply[1])
-                error = error or StoreError(
-                    f"no sentinel knows a master named {self.master_name!r}"
-                )
+                error = error or unknown
             except StoreError as exc:
                 error = StoreUnavailable(f"no sentinel names a master: {exc}")
             finally:
                 sentinel.close()  # rarely used, and many workers would each keep one open
             self.sentinels.rotate(-1)
-        assert error is not None
-        raise error
+        raise error or unknown
+
+
+def _tls_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name.startswith("ssl_")}

@@ -63,7 +63,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
-from urllib.parse import parse_qsl
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.lease import Lease, LossReason, Record, Token, drift
@@ -84,7 +83,7 @@ from celery_singleton_lock.core.store import (
     Trace,
 )
 from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.policy import seconds, suggestion
+from celery_singleton_lock.policy import seconds
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redlock import votes
 from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node, Packed
@@ -516,9 +515,13 @@ def read_nodes(url: str) -> tuple[list[StoreUrl], float | None]:
         SettingsError: The URL cannot be read, or does not name an odd number of nodes above 2. The
             message contains no password.
     """
-    parsed = StoreUrl.parse(url, port=_PORT, host="")
-    options = _options(parsed.query)
-    quarantine = _quarantine(options.pop("quarantine", None))
+    parsed = StoreUrl.parse(url, port=_PORT, host="", known=_TLS_OPTIONS | {"quarantine"})
+    options = dict(parsed.options)
+    text = options.pop("quarantine", None)
+    try:
+        quarantine = None if text is None else seconds("quarantine", float(text))
+    except ValueError:
+        raise SettingsError(f"quarantine={text!r} of redlock:// is no number of seconds") from None
     tls = parsed.scheme == "redlocks"
     if options and not tls:
         raise SettingsError(
@@ -558,27 +561,6 @@ def _check_number(names: list[str]) -> None:
             f"redlock:// names {count} nodes: no more of them may fail than of {count - 1}, and "
             "votes can be split into halves. Name an odd number"
         )
-
-
-def _options(query: str) -> dict[str, str]:
-    try:
-        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-    except ValueError:
-        raise SettingsError("the options of the redlock:// URL can't be read") from None
-    known = _TLS_OPTIONS | {"quarantine"}
-    for name in options:
-        if name not in known:
-            raise SettingsError(f"unknown option {name!r} of redlock://{suggestion(name, known)}")
-    return options
-
-
-def _quarantine(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return seconds("quarantine", float(text))
-    except (TypeError, ValueError):
-        raise SettingsError(f"quarantine={text!r} of redlock:// is no number of seconds") from None
 
 
 def _check_tls(options: dict[str, str]) -> str:
