@@ -35,32 +35,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "PER_TASK",
-    "CallOptions",
-    "DuplicateTask",
-    "FenceUnavailable",
-    "Lease",
-    "LeaseLost",
-    "LockConflict",
-    "LockKeyError",
-    "NoLease",
-    "OnConflict",
-    "SettingsError",
-    "SingletonLockError",
-    "SingletonTask",
-    "StoreError",
-    "StoreUnavailable",
-    "claim_and_send",
-    "current_lease",
-    "hold",
-    "is_skipped",
-    "lease_acquired",
-    "lease_conflict",
-    "lease_lost",
-    "lease_released",
-    "singleton_task",
-]
+__all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
+__all__ += ["Lease", "claim_and_send", "current_lease", "hold", "is_skipped"]
+__all__ += ["DuplicateTask", "FenceUnavailable", "LeaseLost", "LockConflict", "LockKeyError"]
+__all__ += ["NoLease", "SettingsError", "SingletonLockError", "StoreError", "StoreUnavailable"]
+__all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 
 # These names are imported on first access, as Celery's own names are. The command `celery` imports
 # every package that adds a command, and a worker without singleton tasks must not pay for this one.

@@ -9,19 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "DuplicateTask",
-    "FenceUnavailable",
-    "LeaseLost",
-    "LockConflict",
-    "LockKeyError",
-    "NoLease",
-    "SettingsError",
-    "SingletonLockError",
-    "StoreError",
-    "StoreUnavailable",
-]
-
 
 class SingletonLockError(Exception):
     """Base class of all errors that this library raises."""

@@ -64,6 +64,7 @@ class Runtime:
         #: The number of tasks whose limits were read, and the limits by scope.
         self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store
+        self._host = gethostname()
         self._locker: Locker | None = None
         self._guard = threading.Lock()
 
@@ -86,10 +87,6 @@ class Runtime:
     @property
     def locker(self) -> Locker:
         return self._locker or self._connect()
-
-    @cached_property
-    def _host(self) -> str:
-        return gethostname()
 
     @property
     def worker(self) -> str:

@@ -162,18 +162,15 @@ def read_settings(app: Celery) -> Settings:
     except (TypeError, ValueError) as exc:
         raise SettingsError(str(exc)) from None
     url, source = _choose_url(conf)
-    tls_options = _tls_options(conf, source)
-    if tls_options:
+    options = _tls_options(conf, source)
+    if options:
         # With such options, Celery and kombu use TLS with any scheme.
         url = with_tls(url)
+    options |= _login_options(conf, url, source) | _sentinel_options(conf, url, source)
     return Settings(
         url=url,
         url_source=source,
-        connection_options={
-            **tls_options,
-            **_login_options(conf, url, source),
-            **_sentinel_options(conf, url, source),
-        },
+        connection_options=options,
         policy=policy,
         visibility_timeout=visibility_timeout,
         **{"beat_name": app.main or "celery", **own},
@@ -190,12 +187,10 @@ def _refuse_unknown(conf: Any) -> None:
     """Refuse names with this library's prefix that are unknown, or that Celery does not read."""
     names = list(conf)  # loads the configuration and thereby sets the namespace
     namespace = namespace_of(conf)
-    ours = re.compile(rf"(?:{re.escape(namespace)})?{_PREFIX}(\w+)", re.IGNORECASE)
-    for key in names:
-        match = ours.fullmatch(key)
-        if not match:
-            continue
-        name = _PREFIX + match[1].lower()
+    ours = re.compile(rf"(?:{re.escape(namespace)})?({_PREFIX}\w+)", re.IGNORECASE)
+    known = [_PREFIX + name for name in _NAMES]
+    for match in filter(None, map(ours.fullmatch, names)):
+        key, name = match[0], match[1].lower()
         if name == _CELERY_SINGLETONS:
             _warn_once(
                 f"{key!r} is a setting of the celery-singleton package and has no effect on "
@@ -204,13 +199,10 @@ def _refuse_unknown(conf: Any) -> None:
                 "singleton_lock_unique_for how long a queued message keeps equal calls from being "
                 "published"
             )
-            continue
-        known = [_PREFIX + known for known in _NAMES]
-        if name not in known:
+        elif name not in known:
             raise SettingsError(f"unknown setting {key!r}{suggestion(name, known)}")
-        if conf.get(name, _MISSING) is _MISSING:
-            spelling = namespace + name
-            spelling = spelling.upper() if namespace.isupper() else spelling
+        elif conf.get(name, _MISSING) is _MISSING:
+            spelling = (namespace + name).upper() if namespace.isupper() else namespace + name
             raise SettingsError(f"{key!r} is a setting that Celery doesn't read: write {spelling}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.cli.table import row_of, table
+from celery_singleton_lock.cli.commands import row_of, table
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Token

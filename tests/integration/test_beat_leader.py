@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 import redis
 
-from celery_singleton_lock.cli.table import row_of
+from celery_singleton_lock.cli.commands import row_of
 from example_project.private_server import PrivateServer
 from tests.harness.processes import Process
 from tests.harness.ticks import Beats, Ticks, faults, longest_gap

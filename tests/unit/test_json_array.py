@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from celery_singleton_lock.cli.table import json_array, row_of
+from celery_singleton_lock.cli.commands import json_array, row_of
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record
 
 
