@@ -18,34 +18,15 @@ to see the values in a failure.
 
 from __future__ import annotations
 
-from celery_singleton_lock.testing.contract.claims import (
-    ClaimContract,
-    ClaimedAcquireContract,
-    ClaimedReleaseContract,
-)
-from celery_singleton_lock.testing.contract.leases import (
-    AsyncReleaseContract,
-    LeaseContract,
-    MarkerContract,
-    SlotContract,
-)
-from celery_singleton_lock.testing.contract.operators import OperatorContract, TickContract
+from celery_singleton_lock.testing.contract.claims import ClaimContract
+from celery_singleton_lock.testing.contract.leases import LeaseContract
+from celery_singleton_lock.testing.contract.operators import OperatorContract
 from celery_singleton_lock.testing.contract.steps import TIMEOUT, ask, lease_of, new_key, new_token
 
 __all__ = ["TIMEOUT", "StoreContract", "ask", "lease_of", "new_key", "new_token"]
 
 
-class StoreContract(
-    LeaseContract,
-    SlotContract,
-    AsyncReleaseContract,
-    MarkerContract,
-    ClaimContract,
-    ClaimedAcquireContract,
-    ClaimedReleaseContract,
-    TickContract,
-    OperatorContract,
-):
+class StoreContract(LeaseContract, ClaimContract, OperatorContract):
     """The contract. A subclass provides the fixture ``store``, which may contain other data.
 
     Override :meth:`elapse` if the store's clock is manual, and ``SHORT`` and ``LONGER_THAN_SHORT``

@@ -225,10 +225,6 @@ class ClaimContract(Part):
             do.settle(store, do.new_token(), claim, phase)
             assert store.inspect(claim) is None
 
-
-class ClaimedAcquireContract(Part):
-    """See StoreContract."""
-
     # --- acquire ---------------------------------------------------------------------------------
 
     def test_a_grant_frees_the_claim_that_was_until_the_start(self, store: Store) -> None:
@@ -375,10 +371,6 @@ class ClaimedAcquireContract(Part):
         do.become(store, key, token, Kind.RESERVED)
         following = do.new_token(token.task_id, retries=1)
         do.take(store, key, following, claim=do.freed(claim), yields=True)
-
-
-class ClaimedReleaseContract(Part):
-    """See StoreContract."""
 
     # --- renew -----------------------------------------------------------------------------------
 

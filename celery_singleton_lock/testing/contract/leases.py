@@ -29,7 +29,7 @@ Replies: TypeAlias = list[Relation | StoreError]
 class LeaseContract(Part):
     """See StoreContract."""
 
-    # --- acquire ---------------------------------------------------------------------------------
+    # --- acquire --------------------------------------------------------------------------------
 
     def test_a_free_key_is_granted_and_its_record_names_the_holder(self, store: Store) -> None:
         key, token = do.new_key(), do.new_token()
@@ -236,9 +236,7 @@ class LeaseContract(Part):
         assert do.give(store, key, do.new_token(token.task_id)) is Relation.TWIN
         assert do.give(store, key, do.new_token(token.task_id, retries=1)) is Relation.NOT_OURS
 
-
-class SlotContract(Part):
-    """See StoreContract."""
+    # --- slots -----------------------------------------------------------------------------------
 
     def two_of_three(self, store: Store) -> tuple[tuple[str, ...], Token, Token]:
         """Three slots, of which two tokens hold the first and the second."""
@@ -296,9 +294,7 @@ class SlotContract(Part):
         assert do.record_of(store, slots[0]).token == str(first)
         assert store.inspect(slots[1]) is None
 
-
-class MarkerContract(Part):
-    """See StoreContract."""
+    # --- markers of attempts ---------------------------------------------------------------------
 
     def test_an_attempt_that_is_done_is_refused_whatever_holds_the_key(self, store: Store) -> None:
         key, token = do.marked(store, MarkerState.DONE)
@@ -385,9 +381,7 @@ class MarkerContract(Part):
         self.elapse(self.LONGER_THAN_SHORT)
         assert do.refused(store, key, token) is Relation.DONE
 
-
-class AsyncReleaseContract(Part):
-    """See StoreContract."""
+    # --- asynchronous releases -------------------------------------------------------------------
 
     @pytest.fixture
     def releasing(self, store: Store) -> Store:

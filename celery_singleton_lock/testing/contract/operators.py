@@ -133,9 +133,7 @@ class OperatorContract(Part):
             assert store.inspect(claim) is None
             assert do.refused(store, key) is Relation.OTHER
 
-
-class TickContract(Part):
-    """See StoreContract."""
+    # --- ticks -----------------------------------------------------------------------------------
 
     def test_a_leader_is_authorized_and_its_last_run_is_read_back(self, store: Store) -> None:
         leader, entry = do.new_key(), "every äß | minute"
