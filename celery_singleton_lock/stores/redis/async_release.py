@@ -131,11 +131,12 @@ class PendingReleases:
         """The releases without an outcome."""
         return list(self._open)
 
-    def lose_all(self) -> None:
-        """Note that no reply will arrive to the open releases."""
+    def resend_all(self, longest: float) -> None:
+        """End the open releases, to which no reply will arrive; see `resend_lost`."""
         for pending in self.open():
             if pending not in self.lost:
                 pending.lose()
+        self.resend_lost(longest)
 
     def resend_lost(self, longest: float = float("inf")) -> None:
         """End the lost releases; wait at most ``longest`` seconds for each reply."""
@@ -158,22 +159,22 @@ class PendingReleases:
                     pending.lose()  # a soft time limit or SIGTERM: the next operation resends it
                     raise
 
-    def superseding(self, record: Record | None) -> PendingRelease | None:
+    def superseding(self, record: Record | None) -> list[PendingRelease]:
         """The release that should have removed ``record``, but has not arrived at the server yet.
 
         Commands on one connection keep their order. A release and the next acquire may use
         different connections, because connections are pooled by timeout and used by one thread at a
         time.
         """
-        pending = self._latest.get(record.key) if record is not None else None
-        if record is None or pending is None:
-            return None
-        request, claim = pending.request, pending.request.claim
+        if record is None or (pending := self._latest.get(record.key)) is None:
+            return []
+        token, claim = pending.request.token, pending.request.claim
         if record.kind is Kind.LEASE:
-            return pending if record.token == str(request.token) else None
-        frees = claim is not None and claim.phase is None and claim.key == record.key
-        same = (record.kind, record.token) == (Kind.CLAIM, request.token.task)
-        return pending if frees and same else None
+            removes = record.token == str(token)
+        else:
+            frees = claim is not None and claim.phase is None and claim.key == record.key
+            removes = frees and record.kind is Kind.CLAIM and record.token == token.task
+        return [pending] if removes else []
 
     def open_on(self, keys: Sequence[str]) -> list[PendingRelease]:
         """The latest release on each of ``keys``, if it has no outcome."""

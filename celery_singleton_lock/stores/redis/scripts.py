@@ -80,10 +80,15 @@ def acquire_command(request: Acquire, fence_base: str) -> Command:
     token, claim, wait_ttl = request.token, request.claim, request.wait_ttl
     key, attempt = request.slots[0], token.attempt
     words = ["EVALSHA", ACQUIRE.sha, "", *Keyspace.beside_acquire(key, attempt), *request.slots]
+    optional: Sequence[str] = ()
     if claim is not None:
         words.append(claim.key)
+        flags = (request.frees_claim, request.yields, request.keeps_claim)
+        optional = [phase_of(claim), *("1" if flag else "0" for flag in flags)]
     if wait_ttl is not None:
         words.append(Keyspace.wait_queue(key))
+        waits = milliseconds(wait_ttl) if wait_ttl else "0"
+        optional = [*(optional or ("-", "0", "0", "0")), waits, request.handoff]
     words[2] = f"{len(words) - 3}"
     words += (
         f"{attempt}|{token.nonce}",
@@ -91,14 +96,8 @@ def acquire_command(request: Acquire, fence_base: str) -> Command:
         f"{request.sequence}",
         request.holder.to_json(token.task_id),
         fence_base,
+        *optional,
     )
-    if claim is not None:
-        flags = (request.frees_claim, request.yields, request.keeps_claim)
-        words += (phase_of(claim), *("1" if flag else "0" for flag in flags))
-    elif wait_ttl is not None:
-        words += ("-", "0", "0", "0")
-    if wait_ttl is not None:
-        words += (milliseconds(wait_ttl) if wait_ttl else "0", request.handoff)
     return words
 
 

@@ -63,6 +63,7 @@ from celery_singleton_lock.stores.redis.connection import OPERATOR_TIMEOUT, Conn
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
 from celery_singleton_lock.stores.urls import StoreUrl
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 _CAPABILITIES: Final = Capabilities(
@@ -137,13 +138,10 @@ class RedisStore(Store):
         if isinstance(reply, Granted):
             return reply
         superseding = self._pending.superseding(reply.record)
-        if superseding is not None:
-            self._pending.resend(superseding)
-        elif pending:
-            for one in self._pending.open_on(request.slots):
-                self._pending.resend(one)
-        else:
+        if not superseding and not pending:
             return reply
+        for one in superseding or self._pending.open_on(request.slots):
+            self._pending.resend(one)
         return self._acquire(request, timeout)
 
     def _acquire(self, request: Acquire, timeout: float) -> Granted | Refused:
@@ -205,8 +203,7 @@ class RedisStore(Store):
 
     def drain(self, *, timeout: float) -> None:
         self._connections.drain(timeout)
-        self._pending.lose_all()
-        self._pending.resend_lost(timeout)
+        self._pending.resend_all(timeout)
 
     def trace(self, key: str, *, timeout: float) -> Trace:
         command = scripts.TRACE.command([key, Keyspace.fence(key)])
@@ -232,7 +229,7 @@ class RedisStore(Store):
             keys.append(claim.key)
             arguments += [token.task, scripts.phase_of(claim), scripts.milliseconds(claim.ttl)]
         command = scripts.MARK.command(keys, arguments)
-        _repeated(lambda: self._run(command, timeout))
+        _repeated(self._run, command, timeout)
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
         if Keyspace.fence(request.key) not in self._known_shards:
@@ -240,17 +237,16 @@ class RedisStore(Store):
         record = self._admit(request, timeout)
         if self._pending.lost:
             self._pending.resend_lost()
-        superseding = self._pending.superseding(record) if record is not None else None
-        if superseding is None:
-            return record
-        self._pending.resend(superseding)
-        return self._admit(request, timeout)
+        superseding = self._pending.superseding(record)
+        for pending in superseding:
+            self._pending.resend(pending)
+        return self._admit(request, timeout) if superseding else record
 
     def _admit(self, request: Admit, timeout: float) -> Record | None:
         admit = self._admit_by_set
         if not self._claims_by_set or request.instead_of or request.wants_ttl:
             admit = self._admit_by_script
-        return _repeated(lambda: admit(request, timeout))
+        return _repeated(admit, request, timeout)
 
     def _admit_by_set(self, request: Admit, timeout: float) -> Record | None:
         # A free claim is the common case. SET NX takes it at a quarter of a script's cost to the
@@ -284,7 +280,7 @@ class RedisStore(Store):
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
         command = scripts.SETTLE_CLAIM.command([change.key], arguments)
-        _repeated(lambda: self._run(command, timeout))
+        _repeated(self._run, command, timeout)
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
         ttl_ms = scripts.milliseconds(request.ttl)
@@ -487,17 +483,17 @@ class _ShardsDiffer(StoreError):
     """Two apps use different numbers of shards for one prefix."""
 
 
-def _repeated(operation: Callable[[], T]) -> T:
+def _repeated(operation: Callable[[R, float], T], request: R, timeout: float) -> T:
     """Run an idempotent operation, a second time if it got no reply on an idle connection.
 
     A NAT or load balancer may have dropped that connection while the server is reachable.
     """
     try:
-        return operation()
+        return operation(request, timeout)
     except StoreUnavailable as exc:
         if not exc.was_idle:
             raise
-        return operation()
+        return operation(request, timeout)
 
 
 def _claim_record(request: Admit, value: bytes, ttl_ms: float) -> Record:
