@@ -12,6 +12,7 @@ Non-guarantees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_K
 from celery_singleton_lock.worker.request import reached_with_delay, without_delay
 
 
-def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> None:
+def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> float:
     """Publish the running message again.
 
     Args:
@@ -32,9 +33,14 @@ def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: floa
         header: This library's header of the copy.
         delay: Seconds until the copy may run.
 
+    Returns:
+        The delay, in whole seconds if the broker delays the copy.
+
     Raises:
         Exception: Publishing failed; this delivery is not given up.
     """
+    if delays_natively(task.app):
+        delay = math.ceil(delay)
     headers = {**(request.as_execution_options().get("headers") or {}), HEADER: header}
     signature = task.signature_from_request(
         request, countdown=delay, retries=request.retries, headers=headers, **_kept(request)
@@ -52,6 +58,7 @@ def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: floa
         )
     finally:
         request.called_directly = False
+    return delay
 
 
 def why_not(task: Any, request: Any) -> str | None:

@@ -46,7 +46,6 @@ Failure handling
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +59,6 @@ from kombu.exceptions import EncodeError
 
 from celery_singleton_lock.celery_compat import (
     acks_failures,
-    delays_natively,
     driver_of,
     fail_as_body,
 )
@@ -489,15 +487,10 @@ class TaskRun:
             tries += 1
 
     def _publish_copy(self, copy: Delivery, delay: float, claim: Claim | None) -> float:
-        """Publish and mark a copy; return the seconds until it arrives.
-
-        The delay is limited to a third of the visibility timeout.
-        """
+        """Publish and mark a copy; return the seconds until it arrives."""
         longest = self.runtime.settings.longest_countdown
         delay = delay if longest is None else min(delay, longest)
-        if delays_natively(self.task.app):
-            delay = math.ceil(delay)
-        publish_copy(self.task, self.request, copy.header(), delay)
+        delay = publish_copy(self.task, self.request, copy.header(), delay)
         try:
             queued = claim.queued(delay) if claim else None
             self._mark(MarkerState.WAITING, copy.sequence, delay, queued)
@@ -602,17 +595,16 @@ class TaskRun:
         """Release the lease, which an interrupted acquire may have got, and settle the claim."""
         lease = self._lease
         try:
-            claim, release = self._final_release(state, retval)
+            release = self._final_release(state, retval)
         except Exception:
             # Any exception is caught: a lease that is not released would be renewed endlessly.
             logger.exception("singleton: %s is released without a marker", self.key)
-            claim = self._freed_claim()
-            release = Release.of(lease, claim) if lease else None
-        if lease is None or release is None:
+            release = self._bare_release(self._freed_claim())
+        if lease is None:
             if self._asked is not None:
                 self._locker.forget(self._asked)
-            if claim is not None:
-                self._change_claim(claim)
+            if release.claim is not None:
+                self._change_claim(release.claim)
         elif state is None or release.marker is not None:
             # This process may be about to end, or the message is acknowledged next and only the
             # marker keeps its twins from running again. So this release waits for the reply.
@@ -622,10 +614,8 @@ class TaskRun:
             # messages after any reply.
             self._locker.give_back(lease, release)
 
-    def _final_release(
-        self, state: str | None, retval: Any
-    ) -> tuple[ClaimChange | None, Release | None]:
-        """The change of the claim, and the release of the lease if there is one."""
+    def _final_release(self, state: str | None, retval: Any) -> Release:
+        """The release of the lease, with the change of the claim."""
         lease, claim, retry_in = self._lease, None, None
         if isinstance(retval, Retry) and (lease is not None or self.claim is not None):
             retry_in = self._retry_in(retval)  # calls the user's key function
@@ -634,16 +624,20 @@ class TaskRun:
             claim = self.claim.after(
                 state, retval, comes_back=self.acks_late, retry_in=retry_in, replaced=replaced
             )
-        if lease is None:
-            return claim, None
-        if not is_done(self.task, state, retval):
-            return claim, Release.of(lease, claim)
+        if lease is None or not is_done(self.task, state, retval):
+            return self._bare_release(claim)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
         if retry_in is not None and self.policy.hold_on_retry:
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
-        return claim, release
+        return release
+
+    def _bare_release(self, claim: ClaimChange | None) -> Release:
+        """A release without a marker; of no key if there is no lease."""
+        if self._lease is None:
+            return Release(keys=(), token=self.delivery.token, claim=claim)
+        return Release.of(self._lease, claim)
 
     def _mark(
         self, state: MarkerState, sequence: int, delay: float, claim: ClaimChange | None
