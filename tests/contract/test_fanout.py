@@ -78,7 +78,7 @@ def test_a_silent_node_has_a_thread_of_its_own(fanout: Fanout) -> None:
 
     try:
         for _ in range(10):
-            poll, _ = fanout.ask(operation, timeout=5, decide=lambda poll: poll.has_majority)
+            poll, _ = fanout.ask(operation, timeout=5, decide=lambda poll: poll.has_majority())
             assert (poll.answers, poll.pending) == (["answer"] * 2, 1)
     finally:
         go_on.set()

@@ -39,7 +39,6 @@ from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redlock import fanout
 from celery_singleton_lock.stores.redlock.fanout import Node
 from celery_singleton_lock.stores.redlock.store import RedlockStore
-from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
     TIMEOUT,
@@ -446,10 +445,11 @@ def test_a_release_without_a_reply_bars_its_token_for_a_minute(
     release_without_a_reply(nodes, store, key, token, 2, 3, 4)
     node = store._fanout.nodes[4]
     call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
-    run = fanout.Packed.of(scripts.acquire_command(call, "0"))
-    assert node.acquire(call, run, 0) == GrantWithoutVote(key=key)
+    command = scripts.acquire_command(call, "0")
+    packed = scripts.pack([command])
+    assert node.acquire(call, command, packed, 0) == Granted(key=key, fence=None, ttl=0.0)
     node._unconfirmed[token] -= 60
-    assert isinstance(node.acquire(call, run, 0), Granted)
+    assert isinstance(node.acquire(call, command, packed, 0), Granted)
     node._note_unconfirmed([])
     assert node._unconfirmed == {}
 

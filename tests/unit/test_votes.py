@@ -17,11 +17,11 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
+from celery_singleton_lock.stores.redlock.votes import Poll
 
 YES = Granted(key="k", fence=7)
-VOTELESS = GrantWithoutVote(key="k")
 PENDING = object()
+VOTELESS = Granted(key="k", fence=None, ttl=0.0)
 DOWN = StoreUnavailable("down")
 
 
@@ -60,7 +60,7 @@ def poll(*answers: object) -> Poll[object]:
     ],
 )
 def test_an_acquire(answers: list[object], expected: object) -> None:
-    verdict = votes.acquired(poll(*answers), ("k",))
+    verdict = votes.acquired(("k",), poll(*answers))
     if expected is None:
         assert verdict is None
     elif expected == "granted":
@@ -68,22 +68,28 @@ def test_an_acquire(answers: list[object], expected: object) -> None:
     else:
         assert isinstance(verdict, Refused)
         assert verdict.relation == expected
-        assert verdict.record is None or verdict.record.fence is None
 
 
 def test_a_node_without_a_vote_grants_nothing_and_may_have_forgotten_a_lease() -> None:
     answers = poll(YES, YES, VOTELESS, no(), no())
-    assert votes.acquired(answers, ("k",)) is None
+    assert votes.acquired(("k",), answers) is None
     suspect = votes.suspect(answers)
     assert suspect is not None
     assert suspect.relation is Relation.OTHER
     assert votes.suspect(poll(YES, YES, YES, no(), no())) is None
 
 
+def test_a_refusal_has_no_fence() -> None:
+    for refused in (votes.refusal(Relation.TWIN, record("a")), votes.answer("k", record("a"))):
+        assert isinstance(refused, Refused)
+        assert refused.record == replace(record("a"), fence=None)
+    assert votes.refusal(Relation.DONE, None).record is None
+
+
 def test_votes_for_several_slots_make_no_majority_together() -> None:
     other = Granted(key="k#1", fence=None)
-    assert votes.acquired(poll(YES, YES, other, other, other), ("k", "k#1")) == other
-    assert votes.acquired(poll(YES, YES, other, other, DOWN), ("k", "k#1")) is None
+    assert votes.acquired(("k", "k#1"), poll(YES, YES, other, other, other)) == other
+    assert votes.acquired(("k", "k#1"), poll(YES, YES, other, other, DOWN)) is None
 
 
 @pytest.mark.parametrize(
@@ -146,11 +152,11 @@ def test_what_stands_is_told_with_the_time_that_a_majority_has_it() -> None:
 
 def test_an_admission() -> None:
     free, taken = votes.answer("k", None), votes.answer("k", record("a"))
-    assert votes.acquired(poll(free, free, free, PENDING, PENDING), ("k",)) == Granted(
+    assert votes.acquired(("k",), poll(free, free, free, PENDING, PENDING)) == Granted(
         key="k", fence=None
     )
     split = poll(free, free, taken, taken, DOWN)
-    assert votes.acquired(split, ("k",)) is None
+    assert votes.acquired(("k",), split) is None
     suspected = votes.suspect(split)
     assert suspected is not None
     assert votes.holder(suspected) == "a"
@@ -159,7 +165,7 @@ def test_an_admission() -> None:
 def test_a_claim_has_the_phase_that_most_nodes_name() -> None:
     phases = (Phase.QUEUED, Phase.RUNNING, Phase.RUNNING)
     claims = [replace(record("a"), kind=Kind.CLAIM, phase=phase) for phase in phases]
-    refused = votes.acquired(poll(*(votes.answer("k", claim) for claim in claims)), ("k",))
+    refused = votes.acquired(("k",), poll(*(votes.answer("k", claim) for claim in claims)))
     assert isinstance(refused, Refused)
     assert refused.record is not None
     assert refused.record.phase is Phase.RUNNING

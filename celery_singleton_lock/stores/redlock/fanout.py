@@ -9,7 +9,6 @@ import queue
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -18,11 +17,12 @@ import redis
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
+from celery_singleton_lock.core.store import Acquire, Admit, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis import scripts
+from celery_singleton_lock.stores.redis.scripts import Command, release_command
 from celery_singleton_lock.stores.redis.store import RedisStore, slot_or_refusal
-from celery_singleton_lock.stores.redlock.votes import GrantWithoutVote, Poll
+from celery_singleton_lock.stores.redlock import votes
+from celery_singleton_lock.stores.redlock.votes import Poll
 from celery_singleton_lock.stores.urls import StoreUrl
 
 T = TypeVar("T")
@@ -62,7 +62,6 @@ class Fanout:
         self._nodes: dict[int, tuple[Node, ...]] = {}
         weakref.finalize(self, _end_threads, self._nodes).atexit = False
         _fanouts.add(self)
-        _drain_at_fork_and_exit()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -103,7 +102,7 @@ class Fanout:
             node.submit(job)
         while not (decision := decide(poll)) and poll.pending:
             now = self._clock.now()
-            if poll.has_majority:
+            if poll.has_majority():
                 deadline = min(deadline, now + _MINORITY_TIMEOUT)
             try:
                 poll.add(inbox.get(timeout=max(0.0, deadline - now)))
@@ -130,16 +129,6 @@ _fanouts: WeakSet[Fanout] = WeakSet()
 _started: WeakSet[Node] = WeakSet()
 
 
-@cache
-def _drain_at_fork_and_exit() -> None:
-    # A child must not be forked while a thread is inside the client. Locks that the thread holds
-    # there (import, resolver, OpenSSL) would stay locked in the child.
-    os.register_at_fork(before=_drain_all, after_in_child=_started.clear)
-    # Python stops daemon threads at exit. Without the drain, the last requests of a short script
-    # would reach only a majority.
-    atexit.register(_at_exit)
-
-
 def _drain_all() -> None:
     for fanout in list(_fanouts):
         fanout.drain()
@@ -151,14 +140,19 @@ def _at_exit() -> None:
         return
     # If Python stops a thread inside a gevent or eventlet hub, the process crashes. So the threads
     # are ended before, although a silent node takes up to NODE_TIMEOUT seconds.
-    for fanout in list(_fanouts):
-        _end_threads(fanout._nodes)
     nodes = list(_started)
     for node in nodes:
-        node.discard()
-        node.stop()
+        node.stop(at_once=True)
     for node in nodes:
         node.join()
+
+
+# A child must not be forked while a thread is inside the client. Locks that the thread holds there
+# (import, resolver, OpenSSL) would stay locked in the child.
+os.register_at_fork(before=_drain_all, after_in_child=_started.clear)
+# Python stops daemon threads at exit. Without the drain, the last requests of a short script would
+# reach only a majority.
+atexit.register(_at_exit)
 
 
 def _end_threads(nodes: dict[int, tuple[Node, ...]]) -> None:
@@ -192,7 +186,7 @@ class Node:
         # Releases that were sent and got no reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
         # Releases that may not have been carried out, oldest first. They are sent before the next
-        # acquire or release, so the order of requests is kept.
+        # request, so the order of requests is kept.
         self._owed: dict[tuple[Token, tuple[str, ...]], Release] = {}
         self._jobs: Any = native.make_queue()
         self._is_running = False
@@ -215,68 +209,53 @@ class Node:
         self._jobs.put(job)
 
     def acquire(
-        self, request: Acquire, run: Packed, min_age: float
-    ) -> Granted | GrantWithoutVote | Refused:
+        self, request: Acquire, command: Command, packed: bytes, min_age: float
+    ) -> Granted | Refused:
         """See `Store.acquire`.
 
-        A grant does not count within ``min_age`` seconds of the server's start, nor while an
-        earlier release by the same token may still arrive and delete it.
+        The ttl of a grant that does not count is 0: within ``min_age`` seconds of the server's
+        start, and while an earlier release by the same token may still arrive and delete it.
         """
-        self._send_owed()
         asked_at = self._clock.now()
-        reply = self.store.run(run)
+        reply = self.store.send(command, packed)
         if isinstance(reply, bytes):
             answer: Granted | Refused = Granted(key=request.slots[0], fence=None)
         else:
             answer = slot_or_refusal(reply)
         if isinstance(answer, Refused):
-            return answer
+            return votes.refusal(answer.relation, answer.record)
         is_young = min_age > 0 and self._started_at > asked_at - min_age
-        if is_young or self._may_be_released(request.token):
-            return GrantWithoutVote(key=answer.key)
+        released_at = self._unconfirmed.get(request.token, -math.inf)
+        if is_young or released_at > asked_at - _LONGEST_DELAY:
+            return Granted(key=answer.key, fence=None, ttl=0.0)
         return answer
 
-    def release(self, request: Release, run: Packed) -> Relation:
+    def admit(self, request: Admit) -> Granted | Refused:
+        """See `Store.admit`."""
+        return votes.answer(request.key, self.store.admit(request, timeout=NODE_TIMEOUT))
+
+    def release(self, command: Command, packed: bytes) -> Relation:
         """See `Store.release`."""
-        self._send_owed()
-        try:
-            return Relation(self.store.run(run).decode())
-        except StoreUnavailable as exc:
-            if exc.was_sent:
-                self._note_unconfirmed([request])
-            raise
+        return Relation(self.store.send(command, packed).decode())
 
-    def stop(self) -> None:
-        """End the thread after it has served the queue."""
-        self._jobs.put(None)
-
-    def discard(self) -> None:
-        """Remove all queued requests."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the thread after all queued requests, or ``at_once``: after the current one."""
         with suppress(queue.Empty):
-            while True:
+            while at_once:
                 self._jobs.get_nowait()
+        self._jobs.put(None)
 
     def join(self) -> None:
         """Wait until the thread has ended: at most for one request without a reply and a login."""
         with suppress(queue.Empty):
             self._ended.get(timeout=2 * NODE_TIMEOUT)
 
-    def _note_unconfirmed(self, requests: Iterable[Release]) -> None:
-        now = self._clock.now()
-        recent = {t: at for t, at in self._unconfirmed.items() if at > now - _LONGEST_DELAY}
-        self._unconfirmed = recent | {request.token: now for request in requests}
-
-    def _may_be_released(self, token: Token) -> bool:
-        """Whether a release by ``token`` that got no reply may still arrive."""
-        failed_at = self._unconfirmed.get(token) if self._unconfirmed else None
-        return failed_at is not None and failed_at > self._clock.now() - _LONGEST_DELAY
-
-    def _owe(self, request: Release | None) -> None:
+    def _owe(self, request: Release) -> None:
         """Note a release that got no reply. Otherwise the vote would stay until its ttl ends.
 
         Only the deletion is repeated. A marker, a claim or a new kind may be outdated by then.
         """
-        if request is None or request.become is not None:
+        if request.become is not None:
             return
         owed = Release(keys=request.keys, token=request.token)
         self._owed[owed.token, owed.keys] = owed
@@ -287,14 +266,20 @@ class Node:
         if not self._owed:
             return
         try:
-            self.store.release_all(self._owed.values(), NODE_TIMEOUT)
+            self.store.release_all(self._owed.values())
         except StoreUnavailable as exc:
             if exc.was_sent:
                 self._note_unconfirmed(self._owed.values())
+            exc.was_sent = False  # the request that follows
             raise
         except StoreError:
             pass  # the node would refuse a repeated release again
         self._owed.clear()
+
+    def _note_unconfirmed(self, releases: Iterable[Release]) -> None:
+        now = self._clock.now()
+        recent = {t: at for t, at in self._unconfirmed.items() if at > now - _LONGEST_DELAY}
+        self._unconfirmed = recent | {release.token: now for release in releases}
 
     def _run(self) -> None:
         """Serve the queue. Runs on the node's thread."""
@@ -312,9 +297,12 @@ class Node:
         if job is None:
             return False
         try:
+            if self._clock.now() > job.send_until:
+                raise StoreUnavailable("not sent, because earlier requests got no reply")
             answer = self._answer(job)
         except StoreUnavailable as exc:
-            self._owe(job.release)
+            if job.release is not None:
+                self._owe(job.release)
             answer = StoreUnavailable(f"{self.url}: {exc}")
         except StoreError as exc:
             answer = StoreError(f"{self.url}: {exc}")
@@ -327,27 +315,25 @@ class Node:
         return True
 
     def _answer(self, job: Job) -> Any:
-        if self._clock.now() > job.send_until:
-            raise StoreUnavailable("not sent, because earlier requests got no reply")
         try:
+            self._send_owed()
             return job.operation(self)
         except StoreUnavailable as exc:
+            if exc.was_sent and job.release is not None:
+                self._note_unconfirmed([job.release])
             if not exc.was_idle or self._clock.now() > job.send_until:
                 raise
-            # After a restart of the server, an idle connection fails only when it is used.
-            return job.operation(self)
+        # After a restart of the server, an idle connection fails only when it is used.
+        return self._answer(job)
 
     def _greet(self, connection: Any) -> None:
         """Log in and read the time of the server's start. redis-py calls this when it connects."""
         connection.on_connect()
         connection.send_command("INFO", "server")
         try:
-            reply = connection.read_response()
-        except redis.exceptions.ConnectionError:
-            raise
+            text = connection.read_response().decode(errors="replace")
         except redis.exceptions.ResponseError:
             return  # an ACL denies INFO, so the age is unknown
-        text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         self.run_id = fields.get("run_id", "")
         if fields.get("uptime_in_seconds", "").isdecimal():
@@ -356,37 +342,26 @@ class Node:
             self._started_at = self._clock.now() - uptime
 
 
-class Packed(NamedTuple):
-    """A command, packed once for all nodes."""
-
-    command: scripts.Command
-    packed: bytes
-
-    @classmethod
-    def of(cls, command: scripts.Command) -> Packed:
-        return cls(command, scripts.pack((command,)))
-
-
 class _NodeStore(RedisStore):
     """A RedisStore that does not compare the number of shards: Redlock always has one shard."""
 
-    def run(self, run: Packed) -> Any:
-        """The reply to ``run``, as `_pipeline` gets it."""
+    def send(self, command: Command, packed: bytes) -> Any:
+        """The reply to ``command``, which the caller has packed once for all nodes."""
         connections = self._connections
         connection = connections.take(NODE_TIMEOUT)
         try:
-            connection.send(run.packed, 1)
+            connection.send(packed, 1)
             replies = connection.replies()
         finally:
             connection.end()
         try:
             return connections.checked(replies)[0]
         except redis.exceptions.NoScriptError:
-            return connections.run([scripts.with_source(run.command)], NODE_TIMEOUT)[0]
+            return self._pipeline([command], NODE_TIMEOUT)[0]
 
-    def release_all(self, requests: Iterable[Release], timeout: float) -> None:
+    def release_all(self, releases: Iterable[Release]) -> None:
         """Send all releases in one round trip. The replies are ignored."""
-        self._pipeline([*map(scripts.release_command, requests)], timeout)
+        self._pipeline([*map(release_command, releases)], NODE_TIMEOUT)
 
     def _check_shards(self, key: str, timeout: float) -> bool:
         """Do nothing: the check would cost each node one more request before the first vote."""

@@ -60,8 +60,10 @@ import math
 import os.path
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
@@ -86,8 +88,8 @@ from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavail
 from celery_singleton_lock.policy import seconds
 from celery_singleton_lock.stores.redis import scripts
 from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node, Packed
-from celery_singleton_lock.stores.redlock.votes import Answer, Poll, Votes
+from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node
+from celery_singleton_lock.stores.redlock.votes import Poll, Verdict, Votes
 from celery_singleton_lock.stores.urls import StoreUrl
 
 T = TypeVar("T")
@@ -139,31 +141,22 @@ class RedlockStore(Store):
         The caller reads its clock before the first attempt, so its deadline is earlier than the ttl
         of the attempt that won.
         """
-        poll, verdict, asked_at = self._contend(
-            request.slots[0],
-            timeout,
-            vote=partial(self._attempt, request),
-            suspect=lambda poll: votes.suspect(poll) or self._all_taken(request),
-            give_back=partial(self._give_back, request),
-            attempts=_ATTEMPTS,
-        )
+        poll, verdict, asked_at = self._contend(request, request.slots, timeout, _ATTEMPTS)
         if isinstance(verdict, Granted):
             self._keep(request, verdict, poll, asked_at, timeout)
         return verdict
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         """See `Store.renew`. A lease is renewed if a majority of the nodes still has it."""
-        if not leases:
-            return []
 
         def decide(poll: Poll[list[Renewal]]) -> bool:
-            return poll.has_majority and LossReason.UNREACHABLE not in votes.renewed(poll, count)
+            replies = votes.renewed(poll, len(leases))
+            return poll.has_majority() and LossReason.UNREACHABLE not in replies
 
-        count = len(leases)
         poll = self._ask_majority(
             lambda node: node.store.renew(leases, timeout=NODE_TIMEOUT), timeout, decide
         )
-        return votes.renewed(poll, count)
+        return votes.renewed(poll, len(leases))
 
     def release(self, request: Release, *, timeout: float) -> Relation:
         """See `Store.release`. OURS if a majority had the lease; sent to all nodes in any case."""
@@ -174,11 +167,8 @@ class RedlockStore(Store):
 
     def mark(self, request: Mark, *, timeout: float) -> None:
         """See `Store.mark`. A majority must write it. Any later majority includes such a node."""
-
         self._ask_majority(
-            lambda node: node.store.mark(request, timeout=NODE_TIMEOUT),
-            timeout,
-            lambda poll: poll.has_majority,
+            lambda node: node.store.mark(request, timeout=NODE_TIMEOUT), timeout, Poll.has_majority
         )
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
@@ -189,19 +179,7 @@ class RedlockStore(Store):
         again. That claim had no majority, so it refused no other message.
         """
 
-        def claim(node: Node) -> Answer:
-            return votes.answer(request.key, node.store.admit(request, timeout=NODE_TIMEOUT))
-
-        _, verdict, _ = self._contend(
-            request.key,
-            timeout,
-            vote=lambda attempt, left: self._fanout.ask(
-                claim, left, lambda poll: votes.acquired(poll, (request.key,))
-            ),
-            suspect=votes.suspect,
-            give_back=partial(self._withdraw, request),
-            attempts=math.inf,
-        )
+        _, verdict, _ = self._contend(request, (request.key,), timeout, math.inf)
         return verdict.record if isinstance(verdict, Refused) else None
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
@@ -209,7 +187,7 @@ class RedlockStore(Store):
         self._ask_majority(
             lambda node: node.store.settle_claim(token, change, timeout=NODE_TIMEOUT),
             timeout,
-            lambda poll: poll.has_majority,
+            Poll.has_majority,
         )
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:
@@ -248,8 +226,6 @@ class RedlockStore(Store):
 
     def last_runs(self, keys: Sequence[str], *, timeout: float) -> list[str | None]:
         """See `Store.last_runs`. For each key, the last run that counts among a majority's."""
-        if not keys:
-            return []
         poll = self._ask_majority(
             lambda node: node.store.last_runs(keys, timeout=NODE_TIMEOUT), timeout
         )
@@ -282,14 +258,11 @@ class RedlockStore(Store):
 
     def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
         """See `Store.foreign_keys`. Reads all nodes: a foreign key on one node blocks its vote."""
-        seen: set[tuple[str, str]] = set()
+        found: set[tuple[str, str]] = set()
         for node in self._fanout.nodes:
-            try:
-                found = list(node.store.foreign_keys(pattern))
-            except StoreUnavailable:
-                continue  # a minority may be unreachable
-            yield from (stray for stray in found if stray not in seen)
-            seen.update(found)
+            with suppress(StoreUnavailable):  # a minority may be unreachable
+                found.update(node.store.foreign_keys(pattern))
+        yield from sorted(found)
 
     def free(self, key: str, token: str | None) -> bool:
         """See `Store.free`. True if any node had the key. A majority must answer."""
@@ -302,7 +275,14 @@ class RedlockStore(Store):
             SettingsError: Two addresses lead to one server, which would have two votes.
         """
         poll = self._ask_majority(lambda node: node.store.info(section))
-        self._check_identities()
+        seen: dict[str, Node] = {}
+        for node in self._fanout.nodes:
+            first = seen.setdefault(node.run_id, node)
+            if node.run_id and first is not node:
+                raise SettingsError(
+                    f"{first.url} and {node.url} of the redlock:// URL are one server: its vote "
+                    "would count twice. Name servers that fail independently"
+                )
         return max(poll.answers, key=_may_evict)
 
     def close(self) -> None:
@@ -329,43 +309,41 @@ class RedlockStore(Store):
         )[0]
 
     def _contend(
-        self,
-        name: str,
-        timeout: float,
-        vote: Callable[[int, float], tuple[Votes, Granted | Refused | None]],
-        suspect: Callable[[Votes], Refused | None],
-        give_back: Callable[[Votes, Refused | None], None],
-        attempts: float,
+        self, request: Acquire | Admit, slots: tuple[str, ...], timeout: float, attempts: float
     ) -> tuple[Votes, Granted | Refused, float]:
         """Vote, give back, pause and vote again until the votes decide.
 
         Args:
-            name: The key, for messages.
+            request: The request.
+            slots: The keys to choose from.
             timeout: Seconds.
-            vote: One attempt, by its number and the seconds that are left.
-            suspect: The refusal by a task that may have a majority.
-            give_back: Called after each attempt that was not granted.
-            attempts: The number of split votes after which ``suspect`` decides before the timeout.
+            attempts: The number of split votes after which a task that may have a majority refuses;
+                at the end of the timeout, it refuses in any case.
 
         Returns:
             The last votes, the decision, and the time at which the last attempt began.
         """
         deadline = self._clock.now() + timeout
         named = ""
-        for attempt, pause in enumerate(_pauses()):
+        longest_pause = _FIRST_PAUSE
+        for attempt in count():
             asked_at = self._clock.now()
-            poll, verdict = vote(attempt, deadline - asked_at)
+            start = attempt % len(slots)  # the vote may be split on one slot only
+            poll, verdict = self._vote(request, slots[start:] + slots[:start], deadline - asked_at)
             if isinstance(verdict, Granted):
                 return poll, verdict, asked_at
+            pause = _RANDOM.uniform(0, longest_pause)
+            longest_pause = min(2 * longest_pause, _LONGEST_PAUSE)
             over = self._clock.now() + pause >= deadline
-            if verdict is not None and not over and votes.contended(poll):
+            differ = len(votes.holders(poll)) > 1
+            if verdict and verdict.relation is Relation.OTHER and differ and not over:
                 # The other holder's majority may consist of votes of two of its attempts, the first
                 # of which was given back meanwhile. Only the same token twice counts.
                 named, before = votes.holder(verdict), named
                 verdict = verdict if named == before else None
-            if verdict is None and poll.has_majority and (over or attempt >= attempts):
-                verdict = suspect(poll)
-            give_back(poll, verdict)
+            if verdict is None and poll.has_majority() and (over or attempt >= attempts):
+                verdict = votes.suspect(poll) or self._all_taken(slots, str(request.token))
+            self._give_back(request, poll, verdict)
             if verdict is not None:
                 return poll, verdict, asked_at
             poll.check()
@@ -373,44 +351,45 @@ class RedlockStore(Store):
                 break
             self._clock.sleep(pause)
         raise StoreUnavailable(
-            f"the votes for {name!r} are split: contenders came at once {attempt + 1} times, and "
-            "none has a majority. No holder is known; try again"
+            f"the votes for {slots[0]!r} are split: contenders came at once {attempt + 1} times, "
+            "and none has a majority. No holder is known; try again"
         )
 
-    def _attempt(
-        self, request: Acquire, attempt: int, timeout: float
-    ) -> tuple[Votes, Granted | Refused | None]:
-        if attempt or request.claim is not None:
-            # The vote may be split on one slot only. The claim is settled after the vote: a grant
-            # by a minority must not free it.
-            start = attempt % len(request.slots)
-            slots = request.slots[start:] + request.slots[:start]
+    def _vote(
+        self, request: Acquire | Admit, slots: tuple[str, ...], timeout: float
+    ) -> tuple[Votes, Verdict]:
+        if isinstance(request, Admit):
+            claim = request
+            return self._fanout.ask(
+                lambda node: node.admit(claim), timeout, partial(votes.acquired, slots)
+            )
+        if request.claim is not None or slots != request.slots:
+            # The claim is settled after the vote: a grant by a minority must not free it.
             request = replace(request, slots=slots, frees_claim=False, keeps_claim=True)
-        return self._vote(request, timeout)
+        return self._acquire(request, timeout)
 
-    def _vote(self, request: Acquire, timeout: float) -> tuple[Votes, Granted | Refused | None]:
+    def _acquire(self, request: Acquire, timeout: float) -> tuple[Votes, Verdict]:
         min_age = request.ttl if self._quarantine is None else self._quarantine
-        run = Packed.of(scripts.acquire_command(request, fence_base="0"))
+        command = scripts.acquire_command(request, fence_base="0")
+        packed = scripts.pack([command])
         return self._fanout.ask(
-            lambda node: node.acquire(request, run, min_age),
+            lambda node: node.acquire(request, command, packed, min_age),
             timeout,
-            lambda poll: votes.acquired(poll, request.slots),
+            partial(votes.acquired, request.slots),
         )
 
-    def _all_taken(self, request: Acquire) -> Refused | None:
+    def _all_taken(self, slots: tuple[str, ...], token: str) -> Refused | None:
         """A refusal, if other tokens hold a majority of the nodes for every one of several slots.
 
         The votes do not show this. A node with a free slot grants it although all other nodes
         refuse that slot, and a node that refuses returns the holder of the first slot only.
         """
-        if len(request.slots) == 1:
-            return None
         record = None
-        for slot in request.slots:
+        for slot in slots if len(slots) > 1 else ():
             record = votes.standing(self._inspect(slot, _GIVE_BACK_TIMEOUT))
-            if record is None or record.token == str(request.token):
+            if record is None or record.token == token:
                 return None
-        return Refused(relation=Relation.OTHER, record=record)
+        return Refused(relation=Relation.OTHER, record=record) if record else None
 
     def _keep(
         self, request: Acquire, granted: Granted, poll: Votes, asked_at: float, timeout: float
@@ -424,7 +403,7 @@ class RedlockStore(Store):
             # The same token acquires the lease again on all nodes, so that a majority settles the
             # claim.
             again = replace(request, slots=(granted.key,), yields=False, frees_claim=False)
-            if not isinstance(self._vote(again, timeout)[1], Granted):
+            if not isinstance(self._acquire(again, timeout)[1], Granted):
                 problem = "the claim of its message could not be settled"
         took = self._clock.now() - asked_at
         if took >= request.ttl - drift(request.ttl):
@@ -433,30 +412,29 @@ class RedlockStore(Store):
             self._undo(Release(keys=request.slots, token=request.token), 0)
             raise StoreUnavailable(f"the grant of {granted.key!r} was given back: {problem}")
 
-    def _give_back(self, request: Acquire, poll: Votes, verdict: Refused | None) -> None:
-        """Release by token on all nodes, and free the claim if the refusal ends the message."""
+    def _give_back(self, request: Acquire | Admit, poll: Votes, verdict: Refused | None) -> None:
+        """Give all votes back, and free the claim of an acquire whose refusal ends the message."""
+        given = votes.given(poll)
+        if isinstance(request, Admit):
+            if given or poll.silent:
+                self._withdraw(request, given)
+            return
         claim = None
         ends = verdict is not None and verdict.relation is Relation.OTHER
         if ends and request.claim is not None and request.frees_claim:
             claim = ClaimChange(key=request.claim.key, phase=None)
-        given = votes.given(poll)
-        if claim is None and not given and not poll.silent:
-            return  # all nodes have refused
-        if str(request.token) in votes.holders(poll):
-            return  # the worker parent has turned the lease into a dying key, which must stay
-        release = Release(keys=request.slots, token=request.token, claim=claim)
-        self._undo(release, max(given, poll.majority if claim else 0))
+        # If the token is a holder, the worker parent has turned the lease into a dying key, which
+        # must stay.
+        if (claim or given or poll.silent) and str(request.token) not in votes.holders(poll):
+            release = Release(keys=request.slots, token=request.token, claim=claim)
+            self._undo(release, max(given, poll.majority if claim else 0))
 
-    def _withdraw(self, request: Admit, poll: Votes, verdict: Refused | None) -> None:
-        """Give a claim back on all nodes."""
-        given = votes.given(poll)
-        if not given and not poll.silent:
-            return
+    def _withdraw(self, request: Admit, replies: int) -> None:
         change = ClaimChange(key=request.key, phase=None)
         self._fanout.ask(
             lambda node: node.store.settle_claim(request.token, change, timeout=NODE_TIMEOUT),
             _GIVE_BACK_TIMEOUT,
-            lambda poll: len(poll.answers) >= given,
+            lambda poll: len(poll.answers) >= replies,
         )
 
     def _undo(self, request: Release, replies: int) -> None:
@@ -466,26 +444,11 @@ class RedlockStore(Store):
     def _release(
         self, request: Release, timeout: float, decide: Callable[[Poll[Relation]], D]
     ) -> tuple[Poll[Relation], D]:
-        run = Packed.of(scripts.release_command(request))
-        return self._fanout.ask(lambda node: node.release(request, run), timeout, decide, request)
-
-    def _check_identities(self) -> None:
-        seen: dict[str, Node] = {}
-        for node in self._fanout.nodes:
-            first = seen.setdefault(node.run_id, node)
-            if node.run_id and first is not node:
-                raise SettingsError(
-                    f"{first.url} and {node.url} of the redlock:// URL are one server: its vote "
-                    "would count twice. Name servers that fail independently"
-                )
-
-
-def _pauses() -> Iterator[float]:
-    """An endless series of random pauses between attempts, in seconds."""
-    longest = _FIRST_PAUSE
-    while True:
-        yield _RANDOM.uniform(0, longest)
-        longest = min(2 * longest, _LONGEST_PAUSE)
+        command = scripts.release_command(request)
+        packed = scripts.pack([command])
+        return self._fanout.ask(
+            lambda node: node.release(command, packed), timeout, decide, request
+        )
 
 
 def _may_evict(memory: dict[str, str]) -> bool:

@@ -31,7 +31,10 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 T = TypeVar("T")
 
 # In order of precedence: reasons to drop a message come before reasons to let it wait.
-_KNOWLEDGE: Final = (Relation.DONE, Relation.SUPERSEDED, Relation.LATER, Relation.TWIN)
+_RELATIONS: Final = (
+    *(Relation.DONE, Relation.SUPERSEDED, Relation.LATER, Relation.TWIN),
+    *(Relation.EARLIER, Relation.OTHER),
+)
 
 
 @dataclass(slots=True)
@@ -73,14 +76,13 @@ class Poll(Generic[T]):
         """The number of nodes that have not answered or have answered with an error."""
         return self.nodes - len(self.answers)
 
-    @property
     def has_majority(self) -> bool:
         """Whether a majority has answered."""
         return len(self.answers) >= self.majority
 
     def check(self) -> None:
         """Raise StoreUnavailable or StoreError unless a majority has answered."""
-        if not self.has_majority:
+        if not self.has_majority():
             raise self.error()
 
     def error(self) -> StoreError:
@@ -97,18 +99,13 @@ class Poll(Generic[T]):
         return StoreError(text) if refusals >= self.majority else StoreUnavailable(text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantWithoutVote:
-    """A grant by a node that may have forgotten another lease, or may lose this one unnoticed."""
-
-    key: str
-
-
-Answer = Granted | GrantWithoutVote | Refused
-Votes = Poll[Answer]
+#: A grant with a ttl of 0 does not count: the node may have forgotten another lease, or may lose
+#: this one unnoticed.
+Votes = Poll[Granted | Refused]
+Verdict = Granted | Refused | None
 
 
-def acquired(votes: Votes, slots: Sequence[str]) -> Granted | Refused | None:
+def acquired(slots: Sequence[str], votes: Votes) -> Verdict:
     """The grant of one slot by a majority, or a final refusal; None: undecided, or a split vote.
 
     DONE, SUPERSEDED, LATER, TWIN
@@ -123,37 +120,27 @@ def acquired(votes: Votes, slots: Sequence[str]) -> Granted | Refused | None:
         contenders have votes that they will give back.
     """
     refusals = _refusals(votes)
-    for relation in _KNOWLEDGE if refusals else ():
-        for refused in refusals:
-            if refused.relation is relation:
-                return _without_fence(refused)
-    granted = [answer.key for answer in votes.answers if isinstance(answer, Granted)]
+    first = min(refusals, key=lambda one: _RELATIONS.index(one.relation), default=None)
+    if first is not None and first.relation not in (Relation.EARLIER, Relation.OTHER):
+        return first
+    granted = [a.key for a in votes.answers if isinstance(a, Granted) and a.ttl is None]
     slot = max(slots, key=granted.count)
     most = granted.count(slot)
     if most >= votes.majority:
         return Granted(key=slot, fence=None)
     if most + votes.pending >= votes.majority:
         return None
-    for refused in refusals:
-        if refused.relation is Relation.EARLIER:
-            return _without_fence(refused)
+    if first is not None and first.relation is Relation.EARLIER:
+        return first
     refused_by, count = _most_named(refusals)
     # A refusal returns the holder of the first slot only. Other slots may become free soon.
     return refused_by if count >= votes.majority and len(slots) == 1 else None
 
 
-def contended(votes: Votes) -> bool:
-    """Whether another task refuses and not all nodes agree: some votes may be given back soon."""
-    refusals = _refusals(votes)
-    if any(refused.relation is not Relation.OTHER for refused in refusals):
-        return False
-    return len(refusals) < len(votes.answers) or len(holders(votes)) > 1
-
-
 def suspect(votes: Votes) -> Refused | None:
     """The refusal by a task that has a majority if all undecided nodes are counted for it."""
     refused, count = _most_named(_refusals(votes))
-    in_doubt = votes.silent + sum(isinstance(a, GrantWithoutVote) for a in votes.answers)
+    in_doubt = votes.silent + sum(isinstance(a, Granted) and a.ttl == 0 for a in votes.answers)
     return refused if count + in_doubt >= votes.majority else None
 
 
@@ -165,33 +152,34 @@ def standing(votes: Votes) -> Record | None:
     refused = suspect(votes)
     if refused is None or refused.record is None:
         return None
-    same = [r for r in _refusals(votes) if holder(r) == refused.record.token]
-    left = sorted((r.record.ttl for r in same if r.record), reverse=True)
-    return replace(refused.record, ttl=left[min(votes.majority, len(left)) - 1])
+    records = [answer.record for answer in _refusals(votes) if answer.record]
+    same = [record.ttl for record in records if record.token == refused.record.token]
+    return replace(refused.record, ttl=sorted(same)[-min(votes.majority, len(same))])
 
 
-def answer(key: str, record: Record | None) -> Answer:
+def answer(key: str, record: Record | None) -> Granted | Refused:
     """What a node has at ``key``, as an answer to a client that wants the key."""
-    if record is None:
-        return Granted(key=key, fence=None)
-    return Refused(relation=Relation.OTHER, record=record)
+    return Granted(key=key, fence=None) if record is None else refusal(Relation.OTHER, record)
+
+
+def refusal(relation: Relation, record: Record | None) -> Refused:
+    """A refusal without the fence: a single node's counter is not a fencing token."""
+    return Refused(relation=relation, record=record and replace(record, fence=None))
 
 
 def given(votes: Votes, slot: str = "") -> int:
     """The number of nodes that have granted ``slot``; empty: any slot."""
-    return sum(
-        not isinstance(answer, Refused) and slot in ("", answer.key) for answer in votes.answers
-    )
+    return sum(isinstance(one, Granted) and slot in ("", one.key) for one in votes.answers)
 
 
-def holder(refused: Refused) -> str:
-    """The token of the holder; empty if its record cannot be read."""
-    return refused.record.token if refused.record else ""
+def holder(answer: Granted | Refused) -> str:
+    """The token of the holder; empty if there is none, or its record cannot be read."""
+    return answer.record.token if isinstance(answer, Refused) and answer.record else ""
 
 
 def holders(votes: Votes) -> set[str]:
-    """The tokens of all holders in refusals."""
-    return set(map(holder, _refusals(votes)))
+    """The tokens of all holders. If they differ, some votes may be given back soon."""
+    return set(map(holder, votes.answers))
 
 
 def renewed(poll: Poll[list[Renewal]], count: int) -> list[Renewal]:
@@ -276,17 +264,9 @@ def _most_named(refusals: Sequence[Refused]) -> tuple[Refused | None, int]:
 
     The nodes' records of it may differ for a moment. The refusal has the most frequent phase.
     """
-    if not refusals:
-        return None, 0
     names = [*map(holder, refusals)]
-    most = max(names, key=names.count)
+    most = max(names, key=names.count, default="")
     same = [refused for refused in refusals if holder(refused) == most]
-    looks = [refused.record and (refused.record.kind, refused.record.phase) for refused in same]
-    return _without_fence(same[looks.index(max(looks, key=looks.count))]), len(same)
-
-
-def _without_fence(refused: Refused) -> Refused:
-    """``refused`` without the fence: a single node's counter is not a fencing token."""
-    if refused.record is None:
-        return refused
-    return replace(refused, record=replace(refused.record, fence=None))
+    looks = [one.record and (one.record.kind, one.record.phase) for one in same]
+    chosen = same[looks.index(max(looks, key=looks.count))] if same else None
+    return chosen, len(same)
