@@ -383,8 +383,8 @@ def _plan(lease: Lease, due: float, now: float) -> None:
 
 def _postpone(lease: Lease, error: str, now: float) -> None:
     """Repeat a renewal that failed with ``error`` after a pause."""
+    lease.error = error  # first: another thread may see the failure at once
     lease.failures += 1
-    lease.error = error
     _plan(lease, now + retry_pause(lease.ttl, lease.deadline - now), now)
 
 

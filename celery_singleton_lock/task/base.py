@@ -357,8 +357,11 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     override may omit ``super()``. A task whose ``before_start`` failed has no run, but may have a
     claim.
     """
-    if isinstance(sender, SingletonTask):
-        request, task_run = sender.request_stack.top, _task_run()
+    if not isinstance(sender, SingletonTask):
+        return
+    request: Any = sender.request_stack.top
+    if request is not None:  # other software may send the signal where no task runs
+        task_run = _task_run()
         (task_run.of(request) or task_run(sender, request)).settle(state, retval)
 
 

@@ -643,6 +643,28 @@ def keeper_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "singleton-heartbeat"}
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_lease_that_is_added_while_a_sweep_reads_the_others_is_renewed_in_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    heartbeat, snapshots = bench.heartbeat, [0]
+    read = heartbeat._snapshot
+
+    def snapshot() -> list[Lease]:
+        found = read()
+        snapshots[0] += 1
+        if snapshots[0] == nth:
+            bench.hold("late", ttl=6)
+        return found
+
+    monkeypatch.setattr(heartbeat, "_snapshot", snapshot)
+    monkeypatch.setattr(heartbeat, "_running", True)
+    pause = heartbeat.sweep()
+    assert snapshots[0] >= nth
+    is_woken = heartbeat._alarm.acquire(blocking=False)
+    assert is_woken or (pause is not None and pause <= 2)
+
+
 def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
     clock = SystemClock()
     store = FlakyStore(clock)

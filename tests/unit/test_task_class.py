@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, signals
 
 from celery_singleton_lock import (
     NoLease,
@@ -387,3 +387,15 @@ def test_the_items_of_one_message_are_function_calls(celery_app: Celery, shape: 
     with hold_lock(item, "k"):
         found = parts.apply_async().get()
     assert found in ([None], [[None]])
+
+
+def test_a_postrun_signal_that_other_software_sends_outside_a_task_is_ignored(
+    celery_app: Celery,
+) -> None:
+    @singleton_task(app=celery_app, name="unit.batched", shared=False)
+    def batched() -> None: ...
+
+    task = celery_app.tasks["unit.batched"]
+    sent = signals.task_postrun.send(sender=task, task_id="t", state="SUCCESS", retval=None)
+    assert sent
+    assert all(reply is None for _, reply in sent)
