@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -117,11 +117,6 @@ class StoreUrl:
     def password(self) -> str:
         """The password for the first server."""
         return unquote(self.logins[0].partition(":")[2])
-
-    def each(self) -> list[StoreUrl]:
-        """A URL for each server."""
-        pairs = zip(self.hosts, self.logins, strict=True)
-        return [replace(self, hosts=(host,), logins=(login,)) for host, login in pairs]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.hosts))

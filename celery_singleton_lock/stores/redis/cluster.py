@@ -464,14 +464,13 @@ class ClusterStore(RedisStore):
         if not commands:
             return []
         replies = self._connections.run(commands, timeout, check=False)
-        forgotten = [
-            index
+        forgotten = {
+            index: scripts.with_source(commands[index])
             for index, reply in enumerate(replies)
             if isinstance(reply, redis.exceptions.NoScriptError)
-        ]
+        }
         if forgotten:
-            loads = [scripts.with_source(commands[index]) for index in forgotten]
-            again = self._connections.run(loads, timeout, check=False)
+            again = self._connections.run([*forgotten.values()], timeout, check=False)
             for index, reply in zip(forgotten, again, strict=True):
                 replies[index] = reply
         return replies

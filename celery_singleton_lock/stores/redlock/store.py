@@ -504,7 +504,11 @@ def read_nodes(url: str) -> tuple[list[StoreUrl], float | None]:
             "host:port/0"
         )
     _check_number([str(host) for host in parsed.hosts])
-    return replace(parsed, options=options).each(), quarantine
+    nodes = [
+        replace(parsed, hosts=(host,), logins=(login,), options=options)
+        for host, login in zip(parsed.hosts, parsed.logins, strict=True)
+    ]
+    return nodes, quarantine
 
 
 def _check_number(names: list[str]) -> None:
