@@ -46,19 +46,14 @@ __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 # No name may equal the name of its own module: importing the module elsewhere would replace it.
 _LATER = {
     **dict.fromkeys(__all__, "errors"),
+    **dict.fromkeys(("CallOptions", "OnConflict"), "policy"),
+    **dict.fromkeys(("current_lease", "hold"), "task.context"),
+    **dict.fromkeys([name for name in __all__ if name.startswith("lease_")], "instrumentation"),
     "PER_TASK": "core.key",
-    "CallOptions": "policy",
     "Lease": "core.lease",
-    "OnConflict": "policy",
     "SingletonTask": "task.base",
     "claim_and_send": "publish.apply_async",
-    "current_lease": "task.context",
-    "hold": "task.context",
     "is_skipped": "publish.values",
-    "lease_acquired": "instrumentation",
-    "lease_conflict": "instrumentation",
-    "lease_lost": "instrumentation",
-    "lease_released": "instrumentation",
     "singleton_task": "task.decorator",
 }
 

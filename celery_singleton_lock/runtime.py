@@ -81,10 +81,6 @@ class Runtime:
         return (self._locker or self._connect()).store
 
     @property
-    def heartbeat(self) -> Heartbeat:
-        return self.locker.heartbeat
-
-    @property
     def locker(self) -> Locker:
         return self._locker or self._connect()
 

@@ -162,6 +162,10 @@ def read_settings(app: Celery) -> Settings:
     except (TypeError, ValueError) as exc:
         raise SettingsError(str(exc)) from None
     url, source = _choose_url(conf)
+    try:
+        check_url(url)
+    except ValueError as exc:
+        raise SettingsError(f"{source} can't be read as a URL: {exc}") from None
     options = _tls_options(conf, source)
     if options:
         # With such options, Celery and kombu use TLS with any scheme.
@@ -220,7 +224,7 @@ def _choose_url(conf: Any) -> tuple[str, str]:
             raise SettingsError(
                 "singleton_lock_url is no URL: give one such as redis://localhost:6379/0"
             )
-        return _readable(given, "singleton_lock_url"), "singleton_lock_url"
+        return given, "singleton_lock_url"
     for setting in ("result_backend", "broker_url"):
         value = getattr(conf, setting)
         candidates = value.split(";") if isinstance(value, str) else value or ()
@@ -235,7 +239,7 @@ def _choose_url(conf: Any) -> tuple[str, str]:
                 "Sentinel or a Cluster if locks have to survive the loss of a server"
             )
         if urls:
-            return _readable(urls[0], setting), setting
+            return urls[0], setting
     # With a broker in memory (in tests), no other process receives a message or needs the locks.
     return ("memory://", "broker_url") if has_broker_in_memory(conf) else ("", "nowhere")
 
@@ -244,14 +248,6 @@ def has_broker_in_memory(conf: Any) -> bool:
     """Whether the broker is kombu's ``memory://``, whose messages stay in their process."""
     broker = conf.broker_url
     return isinstance(broker, str) and broker.startswith("memory:")
-
-
-def _readable(url: str, setting: str) -> str:
-    try:
-        check_url(url)
-    except ValueError as exc:
-        raise SettingsError(f"{setting} can't be read as a URL: {exc}") from None
-    return url
 
 
 def _tls_options(conf: Any, source: str) -> dict[str, Any]:

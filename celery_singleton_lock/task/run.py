@@ -239,7 +239,7 @@ class TaskRun:
             # If this is task_postrun, the ttl frees the key, because the lease is no longer
             # renewed.
             if lease is not None:
-                self.runtime.heartbeat.discard(lease)
+                self.runtime.locker.heartbeat.discard(lease)
             raise
         self._state = _State.SETTLED
         # The request refers to this run. A reference cycle would keep all objects of this task
@@ -553,7 +553,8 @@ class TaskRun:
 
     def _interrupted(self, lease: Lease) -> Any:
         """Handle the end of a body that was interrupted because its lease was lost."""
-        self.runtime.heartbeat.declare(lease)  # the body's check() may have noticed the loss first
+        # The body's check() may have noticed the loss first.
+        self.runtime.locker.heartbeat.declare(lease)
         error = lease.lost_error()  # created before the release changes the lease
         losses = self.delivery.losses + 1
         goes_back = (

@@ -122,5 +122,5 @@ def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Leas
     chosen = real_app(app)
     runtime = Runtime.of(chosen, eager=bool(chosen.conf.task_always_eager))
     runtime.store.free(lost.key, None)
-    runtime.heartbeat.ask(lost)
+    runtime.locker.heartbeat.ask(lost)
     return lost

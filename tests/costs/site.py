@@ -132,12 +132,12 @@ class Site:
 
     def make_due(self) -> None:
         """Let every lease of this process have its turn in the next sweep."""
-        for lease in self.runtime.heartbeat._leases:
+        for lease in self.runtime.locker.heartbeat._leases:
             lease.due = lease.turn = 0.0
 
     def sweep(self) -> None:
         """As the heartbeat's thread does."""
-        assert self.runtime.heartbeat.sweep()
+        assert self.runtime.locker.heartbeat.sweep()
 
     @contextmanager
     def taken(self, name: str = "k", task: Any = None) -> Iterator[None]:
@@ -176,7 +176,7 @@ def _end_heartbeat(site: Site) -> None:
     """Leave the sweeps to `Site.renew`: the thread's own would come in between, now and then."""
     others = set(threading.enumerate())
     site.cycle()
-    heartbeat = site.runtime.heartbeat
+    heartbeat = site.runtime.locker.heartbeat
     heartbeat.close()
     for thread in set(threading.enumerate()) - others:
         thread.join(60)

@@ -88,7 +88,7 @@ class Bench:
                     # Celery wakes 10 ms too early, and then asks until these are over.
                     clock.advance(0.001)
                     wakes[each] = clock.now() + max(wait, 0)
-                Runtime.of(each.app).heartbeat.sweep()
+                Runtime.of(each.app).locker.heartbeat.sweep()
             next_time = min(*wakes.values(), clock.now() + TTL / 10, end)
             clock.advance(max(next_time - clock.now(), 0.0))
 

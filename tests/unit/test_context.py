@@ -139,7 +139,7 @@ def test_a_hold_left_in_another_context_is_released_and_renewed_no_more(
     assert [record.key for record in singleton_store.held()] == [lease.key]
     copy_context().run(block.__exit__, None, None, None)
     assert singleton_store.held() == []
-    assert len(Runtime.of(celery_app).heartbeat) == 0
+    assert len(Runtime.of(celery_app).locker.heartbeat) == 0
     assert lease.lost
 
 
@@ -152,7 +152,7 @@ def test_an_error_of_a_block_left_in_another_context_is_the_blocks_own(
     # False: the `with` statement raises the error on.
     assert not copy_context().run(block.__exit__, ArithmeticError, error, None)
     assert singleton_store.held() == []
-    assert len(Runtime.of(celery_app).heartbeat) == 0
+    assert len(Runtime.of(celery_app).locker.heartbeat) == 0
 
 
 # What strikes while the block is left.
@@ -183,7 +183,7 @@ def test_what_strikes_at_the_end_of_the_block_leaves_no_lease_with_the_keeper(
     with pytest.raises(Struck), hold("k", scope="s", app=celery_app):
         pass
     assert singleton_store.held() == []
-    assert len(Runtime.of(celery_app).heartbeat) == 0
+    assert len(Runtime.of(celery_app).locker.heartbeat) == 0
     with pytest.raises(NoLease):
         current_lease()
 
@@ -195,7 +195,7 @@ def test_what_strikes_between_waiting_and_the_block_gives_the_lease_back(
     with pytest.raises(Struck), hold("k", scope="s", wait=1, app=celery_app):
         raise AssertionError("the block was not entered")
     assert singleton_store.held() == []
-    assert len(Runtime.of(celery_app).heartbeat) == 0, "it would be told as lost"
+    assert len(Runtime.of(celery_app).locker.heartbeat) == 0, "it would be told as lost"
 
 
 def test_what_strikes_while_a_task_is_settled_leaves_no_lease_with_the_keeper(
@@ -208,7 +208,7 @@ def test_what_strikes_while_a_task_is_settled_leaves_no_lease_with_the_keeper(
     with pytest.raises(Struck):
         work.apply(("k",))
     assert singleton_store.held() == []
-    assert len(Runtime.of(celery_app).heartbeat) == 0
+    assert len(Runtime.of(celery_app).locker.heartbeat) == 0
 
 
 # What outlives the block.

@@ -84,7 +84,7 @@ class Candidate:
         runtime = Runtime(app, store=store, clock=clock)
         self.said: list[Event] = []
         runtime.events = Events([self.said.append])
-        self.heartbeat = runtime.heartbeat
+        self.heartbeat = runtime.locker.heartbeat
         self.election = Election(runtime)
         self.election._holder = replace(self.election._holder, pid=pid)
 

@@ -152,7 +152,7 @@ def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(
     state = trace("t", ["k"], {}, {**message, "callbacks": [linked.s()]}).info
     app.close()
     assert isinstance(state.retval, SoftTimeLimitExceeded)
-    assert (len(runtime.heartbeat), [*store.scan("csl:*")]) == (0, [])
+    assert (len(runtime.locker.heartbeat), [*store.scan("csl:*")]) == (0, [])
 
 
 @pytest.fixture
