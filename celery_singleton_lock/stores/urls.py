@@ -89,9 +89,10 @@ class StoreUrl:
         except ValueError as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from None
         found: dict[str, Any] = {}
+        strict = servers[0].scheme in _OF_REDLOCK
         for query in filter(None, (server.query for server in servers)):
             try:
-                found |= parse_qsl(query, strict_parsing=servers[0].scheme in _OF_REDLOCK)
+                found |= parse_qsl(query, keep_blank_values=strict, strict_parsing=strict)
             except ValueError:
                 raise SettingsError("the options of the redlock:// URL can't be read") from None
         found |= options or {}

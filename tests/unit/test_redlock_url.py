@@ -82,6 +82,7 @@ def test_the_hosts_name_is_checked_with_every_redis_py(query: str, checks: bool)
         ("redlocks://a:1,b:2,c:3/0?ssl_password=s3&cret", "options of .* can't be read"),
         ("redlock://a:1,b:2,c:3/0?quarantine=soon", "no number of seconds"),
         ("redlock://a:1,b:2,c:3/0?quarantine=-1", "no number of seconds"),
+        ("redlock://a:1,b:2,c:3/0?quarantine=", "no number of seconds"),
         ("redlock://a:1,b:2,c:3/0?ssl_ca_certs=x", "redlocks://"),
         ("redlocks://a:1,b:2,c:3/0?ssl_ca_certs=/nowhere", "TLS options"),
         ("redlocks://a:1,b:2,c:3/0?ssl_cert_reqs=some", "required, optional, none"),
