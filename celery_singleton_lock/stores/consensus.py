@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
+from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.stores.transitions import Changes, Draft, Transition, TransitionStore
 from celery_singleton_lock.stores.urls import StoreUrl
 
@@ -55,6 +56,10 @@ class OwnKeys(Generic[Own]):
         for key, owner in notes:
             self._written[key] = owner
 
+    def of(self, lease: Lease) -> list[Own]:
+        """The notes on ``lease`` and its claim."""
+        return [own for name in names_of(lease) if (own := self.all.get(name)) is not None]
+
     def written(self, key: str) -> Own | None:
         """The note on the last write of ``key`` that was acknowledged."""
         return self.all.get((key, self._written.get(key, "")))
@@ -64,6 +69,11 @@ class OwnKeys(Generic[Own]):
         self.all.pop(name, None)
         if self._written.get(name[0]) == name[1]:
             self._written.pop(name[0], None)
+
+
+def names_of(lease: Lease) -> tuple[Name, Name]:
+    """The names of a lease and its claim, if it has one."""
+    return (lease.key, str(lease.token)), (lease.claim_key, lease.token.task)
 
 
 class ConsensusStore(TransitionStore):

@@ -39,6 +39,7 @@ Reply = TypeVar("Reply")
 
 #: Seconds to wait for the reply to an operator's request.
 OPERATOR_TIMEOUT: Final = 2.0
+_REFUSALS: Final = {MarkerState.DONE: Relation.DONE, MarkerState.FINISHING: Relation.TWIN}
 _RANK: Final = {MarkerState.WAITING: 1, MarkerState.FINISHING: 2, MarkerState.DONE: 3}
 # The text of a marker has two blanks. The text of a lease or a claim has three, and a token in the
 # place of the number.
@@ -63,11 +64,11 @@ class Marker:
     nonce: str
 
 
-#: A record is a lease, the reservation or cooling key that a release left, or a claim. Its key is
-#: empty and its ttl is 0, because the entry has them. A text is the last run of a schedule entry,
+#: A record is a lease, the reservation or cooling key that a release left, or a claim. Its key and
+#: its ttl do not count, because the entry has them. A text is the last run of a schedule entry,
 #: written by the elected beat. None is a value that this version can't read. It is never changed.
 Value = Record | Marker | str | None
-SomeValue = TypeVar("SomeValue", Record, Marker, str)
+SomeValue = TypeVar("SomeValue", Marker, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +131,13 @@ class Draft:
         return entry.value if entry and isinstance(entry.value, kind) else None
 
     def record(self, key: str) -> Record | None:
+        """The lease or claim of ``key``, with its ttl."""
         entry = self.get(key)
         return entry.record(key) if entry else None
 
     def claim(self, key: str) -> Record | None:
-        """The claim of ``key``, if it is one."""
-        value = self.value(key, Record)
-        return value if value and value.kind is Kind.CLAIM else None
+        record = self.record(key)
+        return record if record and record.kind is Kind.CLAIM else None
 
     def change_claim(
         self, change: ClaimChange, task: str, *, holder: Holder | None = None, renewed: bool = False
@@ -301,12 +302,12 @@ class TransitionStore(Store):
         task = request.token.task
 
         def decide(draft: Draft) -> Record | None:
-            entry, claim = draft.get(request.key), draft.claim(request.key)
-            if entry and claim and claim.token == task:
-                if entry.ttl < request.ttl:
+            claim = draft.claim(request.key)
+            if claim and claim.token == task:
+                if claim.ttl < request.ttl:
                     draft.changes[request.key] = Entry(claim, request.ttl)
                 return None
-            if entry is None or (claim and claim.token == request.instead_of):
+            if draft.get(request.key) is None or (claim and claim.token == request.instead_of):
                 new = _record(Kind.CLAIM, task, request.holder, phase=Phase.QUEUED)
                 draft.changes[request.key] = Entry(new, request.ttl)
                 return None
@@ -372,20 +373,20 @@ def _claim_keys(change: ClaimChange | None) -> tuple[str, ...]:
 
 def _acquire(draft: Draft, request: Acquire, marker_key: str) -> Granted | Refused:
     """Take a free slot, or the slot that the token holds or that is reserved for its attempt."""
-    refusal = _refusal_by_marker(draft.value(marker_key, Marker), request.sequence)
-    if refusal is not None:
-        return Refused(relation=refusal)
+    marker = draft.value(marker_key, Marker)
+    if marker and (marker.state in _REFUSALS or marker.sequence > request.sequence):
+        return Refused(relation=_REFUSALS.get(marker.state, Relation.SUPERSEDED))
     free: str | None = None
     for slot in request.slots:
-        entry = draft.get(slot)
-        if entry is None:
+        if draft.get(slot) is None:
             free = free or slot
             continue
-        relation = _relation(entry, request.token)
+        record = draft.record(slot)
+        relation = _relation(record, request.token)
         if relation is None:
             return _grant(draft, request, slot)
         if relation is not Relation.OTHER:
-            return Refused(relation=relation, record=draft.record(slot))
+            return Refused(relation=relation, record=record)
     if free is None:
         return _refused_by_other(draft, request, request.slots[0])
     claim = draft.claim(request.claim.key) if request.claim and request.yields else None
@@ -394,33 +395,22 @@ def _acquire(draft: Draft, request: Acquire, marker_key: str) -> Granted | Refus
     return _grant(draft, request, free)
 
 
-def _refusal_by_marker(marker: Marker | None, sequence: int) -> Relation | None:
-    if marker is None:
-        return None
-    if marker.state is MarkerState.DONE:
-        return Relation.DONE
-    if marker.state is MarkerState.FINISHING:
-        return Relation.TWIN
-    return Relation.SUPERSEDED if marker.sequence > sequence else None
-
-
-def _relation(entry: Entry, token: Token) -> Relation | None:
-    """How the delivery ``token`` relates to the entry of a slot; None if it may take the slot."""
-    value = entry.value
+def _relation(record: Record | None, token: Token) -> Relation | None:
+    """How the delivery ``token`` relates to the content of a slot; None if it may take the slot."""
     # Other values are forged or foreign: claims and markers have keys of their own.
-    if not isinstance(value, Record) or value.kind is Kind.CLAIM:
+    if record is None or record.kind is Kind.CLAIM:
         return Relation.OTHER
-    held = Token.parse(value.token)
+    held = Token.parse(record.token)
     if held.task != token.task:
         return Relation.OTHER
     held_ordinal, ordinal = (held.nesting, held.retries), (token.nesting, token.retries)
     if held_ordinal > ordinal:
         return Relation.LATER
-    if value.kind is Kind.COOLING:
+    if record.kind is Kind.COOLING:
         return Relation.OTHER
     if held_ordinal < ordinal:
         return Relation.EARLIER
-    if value.kind is Kind.RESERVED or (value.kind is Kind.LEASE and held.nonce == token.nonce):
+    if record.kind is Kind.RESERVED or (record.kind is Kind.LEASE and held.nonce == token.nonce):
         return None
     return Relation.TWIN
 
@@ -449,18 +439,16 @@ def renewal(leases: Sequence[Lease]) -> Transition[list[Renewal]]:
 
 
 def _renew(draft: Draft, lease: Lease) -> Renewal:
-    entry = draft.get(lease.key)
-    if entry is None:
+    record = draft.record(lease.key)
+    if draft.get(lease.key) is None:
         return LossReason.GONE
-    value = entry.value
-    if not isinstance(value, Record) or value.token != str(lease.token):
+    if record is None or record.token != str(lease.token):
         return LossReason.REPLACED
-    if value.kind is not Kind.LEASE:
-        return LossReason.DYING if value.kind is Kind.DYING else LossReason.REPLACED
-    draft.changes[lease.key] = Entry(value, lease.ttl, renewed=True)
-    claimed = draft.get(lease.claim_key) if lease.claim_key else None
-    claim = draft.claim(lease.claim_key) if claimed else None
-    if claimed and claim and claim.token == lease.token.task and claimed.ttl < lease.ttl:
+    if record.kind is not Kind.LEASE:
+        return LossReason.DYING if record.kind is Kind.DYING else LossReason.REPLACED
+    draft.changes[lease.key] = Entry(record, lease.ttl, renewed=True)
+    claim = draft.claim(lease.claim_key) if lease.claim_key else None
+    if claim and claim.token == lease.token.task and claim.ttl < lease.ttl:
         draft.changes[lease.claim_key] = Entry(claim, lease.ttl, renewed=True)
     return RENEWED
 
@@ -469,12 +457,12 @@ def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
     """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
     reply, holder = Relation.NOT_OURS, Holder()
     for key in request.keys:
-        value = draft.value(key, Record)
-        if value is not None and value.token == str(request.token):
-            reply, holder = Relation.OURS, value.holder
-            if value.kind in (Kind.LEASE, Kind.DYING):
-                draft.changes[key] = _remainder(value, request)
-        elif value is not None and value.token.startswith(f"{request.token.attempt}|"):
+        record = draft.record(key)
+        if record is not None and record.token == str(request.token):
+            reply, holder = Relation.OURS, record.holder
+            if record.kind in (Kind.LEASE, Kind.DYING):
+                draft.changes[key] = _remainder(record, request)
+        elif record is not None and record.token.startswith(f"{request.token.attempt}|"):
             reply = Relation.TWIN
     if request.claim is not None and (
         reply is Relation.OURS or (reply is Relation.NOT_OURS and request.claim.phase is None)
@@ -494,8 +482,8 @@ def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
     return reply
 
 
-def _remainder(value: Record, request: Release) -> Entry | None:
+def _remainder(record: Record, request: Release) -> Entry | None:
     if request.become is None:
         return None
-    new = replace(value, kind=request.become, token=str(request.next_token or request.token))
+    new = replace(record, kind=request.become, token=str(request.next_token or request.token))
     return Entry(new, request.become_ttl)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import Sentinel
 
-from celery_singleton_lock.stores.zookeeper.ensemble import Layout
+from celery_singleton_lock.stores.zookeeper.store import ZooKeeperStore
 from example_project.private_server import PrivateServer, find_binary, find_valkey
 from tests.benchmarks import peers
 from tests.benchmarks.contest import Contender
@@ -105,8 +105,9 @@ def _zookeeper() -> Iterator[Lane]:
         client = KazooClient(hosts=f"127.0.0.1:{ensemble.ports[member]}", timeout=TTL)
         client.start()
         # Each is made when it is needed first, once in the life of an ensemble.
-        for bucket in Layout("/celery-singleton-lock").all_buckets:
-            client.ensure_path(bucket)
+        with closing(ZooKeeperStore(ensemble.url())) as store:
+            for bucket in store.buckets:
+                client.ensure_path(bucket)
         stack.callback(client.close)
         stack.callback(client.stop)
         yield Lane([*mine, peers.kazoo_lock(client)], ensemble.ports)

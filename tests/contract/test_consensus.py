@@ -458,10 +458,10 @@ def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
         ask(store, key, token, ttl=2.0)
         give(store, key, token)
         deadline = SystemClock().now() + 30
-        common = store._ensemble.sessions.common(deadline)
+        common = store._ensemble.session(deadline)
         for path in store.buckets:  # else the write would fail for want of one
             common.client.ensure_path(path)
-        session = store._ensemble.sessions.of_ttl(2.0, deadline)
+        session = store._ensemble.session(deadline, 2.0)
         connection, away = session.client._connection, [True]
         connect = connection._connect
 
@@ -480,7 +480,7 @@ def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
         away.clear()
         wait_until(lambda: session.client.connected, "it is connected again")
         wait_until(lambda: not store._own.all, "the janitor has done", timeout=10)
-        behind = session.client.set_async(store._ensemble.layout.clock, b"")
+        behind = session.client.set_async(store._ensemble.clock_node, b"")
         session.collect([behind], SystemClock().now() + 5)
         assert store.inspect(key) is None
 
@@ -493,15 +493,15 @@ def test_what_has_ended_in_zookeeper_is_swept(zookeeper: ZooKeeperEnsemble) -> N
             store.mark(request, timeout=TIMEOUT)
         time.sleep(0.5)  # their ttl
         deadline = SystemClock().now() + 10
-        session = store._ensemble.sessions.common(deadline)
+        session = store._ensemble.session(deadline)
 
         def nodes() -> int:
             lists = [session.client.get_children_async(path) for path in store.buckets]
             return sum(len(names or ()) for names in session.collect(lists, deadline))
 
         assert nodes() == 50
-        for number in range(256):
-            store._sweep(number)
+        for bucket in store.buckets:
+            store._sweep(bucket)
         assert nodes() == 0
 
 
@@ -526,7 +526,7 @@ def test_ttls_of_single_calls_do_not_add_up_to_sessions(zookeeper: ZooKeeperEnse
             key, token = new_key(), new_token()
             ask(store, key, token, ttl=30 + number)
             give(store, key, token)
-        assert len(store._ensemble.sessions._sessions.values()) <= 9
+        assert len(store._ensemble._sessions) <= 9
 
 
 def test_a_fork_has_sessions_of_its_own(zookeeper: ZooKeeperEnsemble) -> None:

@@ -36,7 +36,7 @@ ONE = Count(requests=1, round_trips=1)
 def path(zookeeper: ZooKeeperEnsemble) -> str:
     """Below it all buckets are there: they are made once in the life of an ensemble."""
     with closing(ZooKeeperStore(zookeeper.url("guesses"))) as store:
-        session = store._ensemble.sessions.common(store._clock.now() + 60)
+        session = store._ensemble.session(store._clock.now() + 60)
         for bucket in store.buckets:
             session.client.ensure_path(bucket)
     return "guesses"

@@ -129,7 +129,7 @@ inline free_key() {
   key_nonce = 0
 }
 
-/* The store's reply to an acquire. [stores/redis/lua/acquire.lua] [stores/transitions.py _relation] [stores/transitions.py _refusal_by_marker] */
+/* The store's reply to an acquire. [stores/redis/lua/acquire.lua] [stores/transitions.py _relation] [stores/transitions.py _acquire] */
 inline relate() {
   if
 #ifndef NO_MARKER

@@ -10,31 +10,31 @@ import pytest
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.stores.consensus import Name, OwnKeys
-from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
+from celery_singleton_lock.stores.consensus import Name
+from celery_singleton_lock.stores.zookeeper.store import Own, ZooKeeperStore
 from tests.harness.deliveries import wait_until
 
 SOON = 5.0
 
 
 class Bench:
-    """What a janitor expired."""
+    """What the janitor of a store expired; the store sends nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = SystemClock()
         self.expired: list[tuple[str, str]] = []
         self.heard = threading.Event()
-        self.own: OwnKeys[Own] = OwnKeys()
-        self.janitor = Janitor(self.own, self.clock, self.expire, lambda bucket: 0)
+        self.store = ZooKeeperStore("zk://127.0.0.1")
+        monkeypatch.setattr(self.store, "_expire_late", self.expire)
 
-    def expire(self, name: Name) -> None:
+    def expire(self, name: Name, own: Own) -> None:
         self.expired.append(name)
         self.heard.set()
 
     def watch(self, key: str, name: str = "name") -> None:
         """A lease whose time is over already."""
-        self.own.add({(key, name): Own(1.0, self.clock.now(), cast(Any, None))})
-        self.janitor.wake()
+        self.store._own.add({(key, name): Own(self.clock.now(), cast(Any, None))})
+        self.store._wake_janitor()
 
 
 def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_first(
@@ -43,21 +43,21 @@ def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_fir
     def no_more_threads(function: Callable[[], None], name: str) -> None:
         raise RuntimeError("can't start new thread")
 
-    bench = Bench()
+    bench = Bench(monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(native, "start_new_thread", no_more_threads)
         with pytest.raises(RuntimeError):
             bench.watch("first")
     bench.watch("second")
     assert bench.heard.wait(SOON)
-    bench.janitor.close()
+    bench.store.close()
     assert bench.expired[0] == ("first", "name")
 
 
 def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Callable[[], None]] = []
     monkeypatch.setattr(native, "start_new_thread", lambda run, name: started.append(run))
-    bench = Bench()
+    bench = Bench(monkeypatch)
     bench.watch("first")
     bench.watch("second")
     assert len(started) == 2
@@ -65,7 +65,7 @@ def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.Monkey
     one.start()
     assert bench.heard.wait(SOON)
     started[1]()  # returns
-    bench.janitor.close()
+    bench.store.close()
     one.join(SOON)
     assert not one.is_alive()
     assert sorted(bench.expired) == [("first", "name"), ("second", "name")]
@@ -74,12 +74,12 @@ def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.Monkey
 def test_a_key_is_expired_for_each_who_may_have_written_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Callable[[], None]] = []
     monkeypatch.setattr(native, "start_new_thread", lambda run, name: started.append(run))
-    bench = Bench()
+    bench = Bench(monkeypatch)
     bench.watch("key", "first")
     bench.watch("key", "second")
     janitor = threading.Thread(target=started[0], daemon=True)
     janitor.start()
     wait_until(lambda: len(bench.expired) == 2, "both were", timeout=SOON)
-    bench.janitor.close()
+    bench.store.close()
     janitor.join(SOON)
     assert sorted(bench.expired) == [("key", "first"), ("key", "second")]

@@ -9,7 +9,8 @@ import pytest
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.urls import StoreUrl
-from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
+from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble
+from celery_singleton_lock.stores.zookeeper.sessions import Session
 from example_project.private_server import free_port
 
 
@@ -42,15 +43,15 @@ def test_a_spare_session_that_two_threads_find_is_ended_by_one() -> None:
     def is_used(session: Session) -> bool:
         asked.append(session)
         if len(asked) == 1:  # the other thread comes now
-            sessions._close_spare(list(sessions._sessions.values())[-1])
+            ensemble._close_spare(list(ensemble._sessions.values())[-1])
         return False
 
-    sessions = Sessions(url, clock, is_used)
+    ensemble = Ensemble(url, clock, 0, is_used)
     for ttl in range(10, 19):
         assert not asked
         with pytest.raises(StoreUnavailable):  # nobody listens there
-            sessions.of_ttl(ttl, clock.now())
-    left = list(sessions._sessions.values())
-    sessions.close()
+            ensemble.session(clock.now(), ttl)
+    left = list(ensemble._sessions.values())
+    ensemble.close()
     assert asked
     assert len(left) == 8

@@ -13,7 +13,6 @@ socket belongs to the hub of a thread.
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -25,6 +24,9 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.urls import StoreUrl
+
+Body = Mapping[str, Any]
+Reply = dict[str, Any]
 
 #: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key", "api_path"})
@@ -50,21 +52,24 @@ class LeaseGone(Exception):
 class Gateway:
     """A connection pool for the cluster that ``url`` names.
 
+    A forked process must create its own.
+
     Args:
         url: Members, login and options.
         clock: The clock of the deadlines.
     """
 
     def __init__(self, url: StoreUrl, clock: Clock) -> None:
+        protocol = "https" if url.scheme == "etcds" else "http"
+        version = url.options.get("api_path", "/v3/")
+        self._members = [f"{protocol}://{host}{version}" for host in url.hosts]
         self._url = url
         self._clock = clock
         self._member = 0  # The index of the member that answered last.
         self._token = ""
-        self._idle: dict[tuple[int, int, int], deque[tuple[Any, float]]] = {}
+        self._idle: dict[tuple[int, str], deque[tuple[Any, float]]] = {}
 
-    def request(
-        self, path: str, body: Mapping[str, Any], deadline: float, *, repeatable: bool
-    ) -> dict[str, Any]:
+    def request(self, path: str, body: Body, deadline: float, *, repeatable: bool) -> Reply:
         """POST ``body`` to ``path`` and return the reply.
 
         Args:
@@ -78,12 +83,12 @@ class Gateway:
             StoreUnavailable: There is no reply.
             StoreError: etcd refuses the request.
         """
-        members = len(self._url.hosts)
+        tries_left = members = len(self._members)
         logged_in_again = False
-        for tries_left in range(members, -1, -1):
+        while True:
             member = self._member
             try:
-                return self._send(member, path, body, deadline, tries_left or 1)
+                return self._send(self._members[member], path, body, deadline, tries_left)
             except _Failure as exc:
                 if exc.code == _UNAUTHENTICATED and self._url.username and not logged_in_again:
                     logged_in_again, self._token = True, ""
@@ -94,10 +99,10 @@ class Gateway:
                     raise kind(f"the store refuses: {exc}") from exc.__cause__
                 # Later requests start with the next member.
                 self._member = (member + 1) % members
-                may_repeat = repeatable or not exc.was_sent
-                if not may_repeat or tries_left <= 1 or self._clock.now() >= deadline:
+                tries_left -= 1
+                may_repeat = tries_left and (repeatable or not exc.was_sent)
+                if not may_repeat or self._clock.now() >= deadline:
                     raise StoreUnavailable(f"the store doesn't answer: {exc}") from exc.__cause__
-        raise StoreUnavailable("the store doesn't answer: no member did")
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -105,44 +110,33 @@ class Gateway:
             for session, _ in self._idle.popitem()[1]:
                 session.close()
 
-    def _send(
-        self, member: int, path: str, body: Mapping[str, Any], deadline: float, tries_left: int
-    ) -> dict[str, Any]:
+    def _send(self, member: str, path: str, body: Body, deadline: float, tries_left: int) -> Reply:
         left = max(deadline - self._clock.now(), _MIN_TIMEOUT)
         # A host that drops packets must leave time for the other members.
         timeout = (left / tries_left, left)
-        headers = {}
-        if self._url.username:
-            self._token = self._token or self._log_in(member, timeout)
-            headers["Authorization"] = self._token
-        return self._post(member, path, body, timeout, headers)
+        if self._url.username and not self._token:
+            self._token = self._log_in(member, timeout)
+        return self._post(member, path, body, timeout, self._token)
 
-    def _log_in(self, member: int, timeout: tuple[float, float]) -> str:
+    def _log_in(self, member: str, timeout: tuple[float, float]) -> str:
         body = {"name": self._url.username, "password": self._url.password}
         try:
-            return str(self._post(member, "auth/authenticate", body, timeout, {})["token"])
+            return str(self._post(member, "auth/authenticate", body, timeout)["token"])
         except _Failure as exc:
             if exc.is_refusal:
                 raise StoreError(f"the store refuses the login: {exc}") from exc.__cause__
             raise _Failure(str(exc), was_sent=False) from exc.__cause__
 
     def _post(
-        self,
-        member: int,
-        path: str,
-        body: Mapping[str, Any],
-        timeout: tuple[float, float],
-        headers: Mapping[str, str],
-    ) -> dict[str, Any]:
-        idle = self._idle.setdefault((os.getpid(), native.socket_owner(), member), deque())
+        self, member: str, path: str, body: Body, timeout: tuple[float, float], token: str = ""
+    ) -> Reply:
+        idle = self._idle.setdefault((native.socket_owner(), member), deque())
         session, clean = self._session(idle), False
-        protocol = "https" if self._url.scheme == "etcds" else "http"
-        version = self._url.options.get("api_path", "/v3/")
-        url = f"{protocol}://{self._url.hosts[member]}{version}{path}"
+        headers = {"Authorization": token} if token else {}
         try:
-            response = session.post(url, json=body, headers=headers, timeout=timeout)
+            response = session.post(member + path, json=body, headers=headers, timeout=timeout)
             if response.status_code == requests.codes.ok:
-                reply: dict[str, Any] = response.json()
+                reply: Reply = response.json()
                 clean = True
                 return reply
             failure = _failure(response.text)

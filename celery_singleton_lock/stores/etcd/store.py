@@ -16,9 +16,20 @@ Non-guarantees
     Expiry to the second: etcd leases last whole seconds, two at least, and a new leader gives each
     of them its full ttl again. So the key of a dead holder is free within its ttl rounded up plus
     about half a second, or within a ttl after an election. The holder's own deadline is earlier:
-    it trusts a grant for five sixths of the ttl (see leases.py).
+    it trusts a grant for five sixths of the ttl (see TRUSTED).
 
 State model
+    Many keys share one etcd lease, and exist as long as it does. There are two kinds of etcd lease:
+
+    renewed
+        One per ttl in whole seconds, for leases and the claims of running tasks. One keepalive
+        prolongs all keys of that ttl. It expires when the process holds nothing and stops the
+        keepalives.
+    expiring
+        For reservations, cooling keys, markers and queued claims. All keys that expire in the same
+        sixteenth of their ttl share one. So a thousand markers a minute need some 20 etcd leases
+        instead of 60,000. These are never prolonged and never revoked.
+
     The keys that this process has bound, or may have bound, to an etcd lease that it keeps alive
     are noted in ``_own`` until their ttl is over. The note of an acknowledged write also says what
     the key contains, so that the release that follows needs no read.
@@ -34,18 +45,19 @@ Failure handling
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Lease, Record
 from celery_singleton_lock.core.store import RENEWED, Capabilities, Renewal
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.consensus import ConsensusStore, Name, OwnKeys
+from celery_singleton_lock.stores.consensus import ConsensusStore, Name, OwnKeys, names_of
 from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway, LeaseGone
-from celery_singleton_lock.stores.etcd.leases import TRUSTED, EtcdLeases
 from celery_singleton_lock.stores.transitions import (
     OPERATOR_TIMEOUT,
     Changes,
@@ -64,9 +76,113 @@ Reply = TypeVar("Reply")
 _MAX_OPERATIONS: Final = 120
 # An operation with this many slots, a marker and a claim fits into one transaction.
 _MAX_LIMIT: Final = 100
-# Each attempt that fails means that another client's transaction has succeeded.
-_MAX_ATTEMPTS: Final = 50
 _PAGE: Final = 500
+#: The share of a ttl for which a holder may trust a grant. The other sixth is the maximum age of
+#: the keepalive that the grant relies on, so a worker with many short bodies sends one keepalive
+#: per ttl/6 instead of one per body. It also covers a leader that was deposed and doesn't know it
+#: yet. For at most an election timeout, such a leader answers keepalives that the new leader hasn't
+#: seen. The new leader has given every lease its full ttl.
+TRUSTED: Final = 5 / 6
+# Seconds. etcd grants at least 1.5 election timeouts (of 1 s by default), rounded up.
+_MIN_TTL: Final = 2
+# The share of its ttl that an expiring key may exist for longer than requested.
+_SLACK: Final = 1 / 16
+
+
+@dataclass(slots=True)
+class EtcdLease:
+    """One etcd lease of this process.
+
+    ``ends_at`` is a time on the clock of this process, counted from before the request. So etcd's
+    own expiry is later.
+    """
+
+    id: int
+    ends_at: float
+
+
+class EtcdLeases:
+    """Grants etcd leases and keeps them alive.
+
+    Every method may raise StoreUnavailable and StoreError.
+    """
+
+    def __init__(self, gateway: Gateway, clock: Clock) -> None:
+        self._gateway = gateway
+        self._clock = clock
+        self._renewed: dict[int, EtcdLease] = {}
+        self._expiring: list[EtcdLease] = []
+
+    def renewed(self, ttl: float, deadline: float) -> tuple[EtcdLease, bool]:
+        """An etcd lease that lasts for TRUSTED of ``ttl``, and whether it was just prolonged."""
+        seconds = max(math.ceil(ttl), _MIN_TTL)
+        lease = self._renewed.get(seconds)
+        left = lease.ends_at - self._clock.now() if lease else 0.0
+        if lease and left >= ttl * TRUSTED:
+            return lease, False
+        if lease and left > 0 and self.keep_alive(lease.id, deadline):
+            return lease, True
+        # If two threads grant an etcd lease, the second replaces the first. A key that is bound to
+        # the first moves to the second at its next renewal.
+        self._renewed[seconds] = lease = self._grant(seconds, deadline)
+        return lease, False
+
+    def expiring(self, ttl: float, deadline: float) -> EtcdLease:
+        """An etcd lease that expires in ``ttl`` seconds, or slightly later."""
+        now = self._clock.now()
+        # A new list, assigned in one step: another thread may iterate over the old one.
+        self._expiring = alive = [lease for lease in self._expiring if lease.ends_at > now]
+        for lease in alive:
+            if ttl <= lease.ends_at - now <= ttl * (1 + _SLACK) + 1:
+                return lease
+        lease = self._grant(max(math.ceil(ttl * (1 + _SLACK)), _MIN_TTL), deadline)
+        self._expiring.append(lease)
+        return lease
+
+    def is_renewed(self, lease_id: int) -> bool:
+        """Whether this process keeps the etcd lease alive."""
+        return any(lease.id == lease_id for lease in list(self._renewed.values()))
+
+    def keep_alive(self, lease_id: int, deadline: float) -> bool:
+        """Prolong an etcd lease of any process; whether it still existed."""
+        sent = self._clock.now()
+        reply = self._request("lease/keepalive", {"ID": lease_id}, deadline)
+        # Once the lease has expired, etcd omits the ttl.
+        ttl = float(reply.get("result", {}).get("TTL", -1))
+        for seconds, lease in list(self._renewed.items()):
+            if lease.id == lease_id and ttl > 0:
+                lease.ends_at = sent + ttl
+            elif lease.id == lease_id:
+                self._renewed.pop(seconds, None)
+        return ttl > 0
+
+    def forget(self) -> None:
+        """Forget all etcd leases, so that new ones are granted.
+
+        etcd has reported that one of them is gone, but not which one.
+        """
+        self._renewed.clear()
+        self._expiring = []
+
+    def remaining(self, lease_id: int, deadline: float) -> float:
+        """Seconds until an etcd lease of any process expires; 0 if it has expired."""
+        for lease in [*self._renewed.values(), *self._expiring]:
+            if lease.id == lease_id:
+                return max(0.0, lease.ends_at - self._clock.now())
+        try:
+            reply = self._request("lease/timetolive", {"ID": lease_id}, deadline)
+        except LeaseGone:
+            return 0.0
+        return max(0.0, float(reply.get("TTL", -1)))
+
+    def _grant(self, seconds: int, deadline: float) -> EtcdLease:
+        sent = self._clock.now()
+        # A repeated grant after a lost reply leaves an etcd lease without keys, which expires.
+        reply = self._request("lease/grant", {"TTL": seconds, "ID": 0}, deadline)
+        return EtcdLease(int(reply["ID"]), sent + float(reply["TTL"]))
+
+    def _request(self, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+        return self._gateway.request(path, body, deadline, repeatable=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +218,14 @@ class EtcdStore(ConsensusStore):
 
     port = 2379
     options = OPTIONS
+    capabilities = Capabilities(
+        fence=True,
+        name="etcd",
+        trusted=TRUSTED,
+        min_ttl=1.0,
+        max_limit=_MAX_LIMIT,
+        renews_for_others=True,
+    )
 
     def _start(self) -> None:
         # A fork must not expire the keys that its parent keeps alive.
@@ -111,22 +235,10 @@ class EtcdStore(ConsensusStore):
         self._own: OwnKeys[_Own] = OwnKeys()
         self._prefix = f"{self.url.path}/" if self.url.path else ""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            fence=True,
-            name="etcd",
-            trusted=TRUSTED,
-            min_ttl=1.0,
-            max_limit=_MAX_LIMIT,
-            renews_for_others=True,
-        )
-
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
         deadline = self._deadline(timeout)
-        known = [self._own.all.get((lease.key, str(lease.token))) for lease in leases]
         alive: set[int] = set()
-        for lease_id in {own.lease_id for own in known if own}:
+        for lease_id in {own.lease_id for lease in leases for own in self._own.of(lease)}:
             self._keep_alive(lease_id, alive, deadline)
         replies: list[Renewal] = []
         try:
@@ -137,9 +249,8 @@ class EtcdStore(ConsensusStore):
             # These leases are held by other processes, which may renew them later without this
             # process.
             for lease in leases:
-                if lease.process != self._process:
-                    self._own.forget((lease.key, str(lease.token)))
-                    self._own.forget((lease.claim_key, lease.token.task))
+                for name in names_of(lease) if lease.process != self._process else ():
+                    self._own.forget(name)
         self._expire_overdue(deadline)
         return replies
 
@@ -183,24 +294,19 @@ class EtcdStore(ConsensusStore):
         own = {key: self._own.written(key) for key in transition.keys}
         view = {key: note.seen if note else Seen() for key, note in own.items()}
         was_read = False
-        for _ in range(_MAX_ATTEMPTS):
+        while True:
             draft = _draft(view)
             reply = transition.decide(draft)
             if was_read and not draft.changes:
                 return reply, 0
-            try:
-                number, view = self._write(view, draft.changes, deadline)
-            except LeaseGone:
-                self._leases.forget()
-                continue
+            number, view = self._write(view, draft.changes, deadline)
             if number:
                 return reply, number
             was_read = True
             if self._clock.now() >= deadline:
-                break
-        raise StoreUnavailable(
-            f"other clients kept changing {transition.keys[0]!r} for {timeout:g} s"
-        )
+                raise StoreUnavailable(
+                    f"other clients kept changing {transition.keys[0]!r} for {timeout:g} s"
+                )
 
     def _write(
         self, view: Mapping[str, Seen], changes: Changes, deadline: float
@@ -208,26 +314,23 @@ class EtcdStore(ConsensusStore):
         """Write ``changes`` if all keys are as in ``view``.
 
         Returns:
-            The number of the write; or 0 and the current content of the keys.
-
-        Raises:
-            LeaseGone: An etcd lease to which a new entry is bound has expired.
+            The number of the write; or 0 and the current content of the keys. Also 0 if an etcd
+            lease to which a new entry is bound has expired; later writes use new ones.
         """
         compare = [
-            {
-                "key": self._name(key),
-                "target": "MOD",
-                "result": "EQUAL",
-                "mod_revision": str(seen.revision),
-            }
+            {"key": self._name(key), "target": "MOD", "mod_revision": str(seen.revision)}
             for key, seen in view.items()
         ]
-        notes, writes = self._bind(changes, deadline)
-        body = {"compare": compare, "success": writes, "failure": self._ranges(view)}
-        # The notes are added before the request is sent: from here on, a thread will expire the
-        # keys.
-        before = self._own.add(notes)
-        reply = self._gateway.request("kv/txn", body, deadline, repeatable=not changes)
+        try:
+            notes, writes = self._bind(changes, deadline)
+            body = {"compare": compare, "success": writes, "failure": self._ranges(view)}
+            # The notes are added before the request is sent: from here on, a thread will expire the
+            # keys.
+            before = self._own.add(notes)
+            reply = self._gateway.request("kv/txn", body, deadline, repeatable=not changes)
+        except LeaseGone:
+            self._leases.forget()
+            return 0, dict(view)
         if not reply.get("succeeded"):
             self._own.restore(notes, before)
             return 0, self._found(view, reply, deadline)
@@ -321,19 +424,10 @@ class EtcdStore(ConsensusStore):
                     is_alive = self._keep_alive(seen.lease_id, alive, deadline)
                 if change is not None and not is_alive:
                     moves[key] = change
-        if self._move(view, moves, deadline):
+        if not moves or self._write({key: view[key] for key in moves}, moves, deadline)[0]:
             return replies
+        # Another client has changed a key meanwhile, or an etcd lease has expired.
         return [self.transact(renewal([one]), self._left(deadline))[0][0] for one in leases]
-
-    def _move(self, view: Mapping[str, Seen], moves: Changes, deadline: float) -> bool:
-        """Bind keys to other etcd leases; False if another client has changed a key meanwhile."""
-        try:
-            return not moves or bool(
-                self._write({key: view[key] for key in moves}, moves, deadline)[0]
-            )
-        except LeaseGone:
-            self._leases.forget()
-            return False
 
     def _keep_alive(self, lease_id: int, alive: set[int], deadline: float) -> bool:
         """Keep an etcd lease of any process alive, once per renewal; whether it still exists."""

@@ -14,8 +14,9 @@ later by the difference.
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
@@ -30,11 +31,18 @@ from celery_singleton_lock.stores.transitions import (
     format_value,
     parse_entry,
 )
-from celery_singleton_lock.stores.zookeeper.sessions import Session, Sessions
+from celery_singleton_lock.stores.urls import StoreUrl
+from celery_singleton_lock.stores.zookeeper.sessions import Session
 
 #: The number of buckets. With this many, the list of a bucket's names stays far below the limit of
 #: a reply, one megabyte, and two concurrent operations seldom use the same bucket.
 BUCKETS: Final = 256
+_DEFAULT_ROOT: Final = "celery-singleton-lock"
+# The timeout, in seconds, of the session for nodes that don't end with a session.
+_COMMON_TTL: Final = 10.0
+# Each session has a connection and three threads. Policies rarely have more ttls, but the calls of
+# a process may.
+_MAX_SESSIONS: Final = 8
 _MIN_TTL: Final = 0.001
 _ANY_VERSION: Final = -1
 # Seconds after which a timestamp of the server is too old: the two clocks run at different speeds.
@@ -67,56 +75,72 @@ View = dict[str, Seen]
 Versions = dict[str, int]
 
 
-class Layout:
-    """The paths below ``root``."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        #: A node that is written for the timestamp, and to prove that a session is alive.
-        self.clock = f"{root}/clock"
-        self.all_buckets = [f"{root}/{number:03d}" for number in range(BUCKETS)]
-
-    def bucket(self, key: str) -> str:
-        """The bucket of ``key``. The slots and claims of a lock, and last runs, share a bucket."""
-        shard, brace, rest = key.partition("}:")
-        if rest.startswith("claim|"):
-            rest = rest.split("|", 2)[-1]
-        elif rest.startswith("last|"):
-            rest = rest.split("|", 2)[1]  # The leader's key.
-        home = f"{shard}{brace}{rest.partition('#')[0]}"
-        return self.all_buckets[zlib.crc32(home.encode()) % BUCKETS]
-
-    def buckets(self, keys: Iterable[str]) -> list[str]:
-        return sorted({self.bucket(key) for key in keys})
-
-    def path(self, key: str) -> str:
-        """The node of ``key``, quoted: without slashes and characters that ZooKeeper refuses."""
-        return f"{self.bucket(key)}/{quote(key, safe=':{}|,+*=~@')}"
-
-
 class Ensemble:
-    """The nodes below ``layout``, through the sessions of this process.
+    """The nodes of a store, and the sessions of this process, which are created when needed.
 
-    Every method may raise StoreUnavailable and StoreError.
+    An ephemeral node ends with its session, so leases of different ttls need different sessions.
+    Every method that sends requests may raise StoreUnavailable and StoreError.
+
+    Args:
+        url: Members, login, options, and the path of the nodes.
+        clock: The clock of the deadlines.
+        fence_base: Fences are above this number.
+        is_used: Whether ephemeral nodes of a session may exist.
+
+    Attributes:
+        clock_node: A node that is written for the timestamp, and to prove that a session is alive.
+        all_buckets: The paths of all buckets.
     """
 
-    def __init__(self, sessions: Sessions, layout: Layout, clock: Clock, fence_base: int) -> None:
-        self.sessions = sessions
-        self.layout = layout
+    def __init__(
+        self, url: StoreUrl, clock: Clock, fence_base: int, is_used: Callable[[Session], bool]
+    ) -> None:
+        self._url = url
         self._clock = clock
         self._fence_base = fence_base
+        self._is_used = is_used
+        self._root = f"/{url.path or _DEFAULT_ROOT}"
+        self.clock_node = f"{self._root}/clock"
+        self.all_buckets = [f"{self._root}/{number:03d}" for number in range(BUCKETS)]
+        self._sessions: dict[int, Session] = {}  # by the ttl in milliseconds
+        self._guard = threading.Lock()
         # The server's timestamp of the last write, and when it was acknowledged, on the clock.
         self._stamp: tuple[float, float] | None = None
 
+    def session(self, deadline: float, ttl: float = 0.0) -> Session:
+        """The session that ends ``ttl`` seconds after this process, within the server's limits.
+
+        Without a ttl: the common session, for nodes that don't end with a session.
+        """
+        ttl_ms = round(ttl * 1000)
+        session = self._sessions.get(ttl_ms)
+        if session is None:
+            with self._guard:
+                session = self._sessions.get(ttl_ms)
+                session = session or Session(self._url, ttl or _COMMON_TTL, self._clock)
+                self._sessions[ttl_ms] = session
+            self._close_spare(session)
+        session.start(deadline)
+        return session
+
+    def close(self) -> None:
+        """End all sessions."""
+        while self._sessions:
+            self._sessions.popitem()[1].close()
+
+    def buckets(self, keys: Iterable[str]) -> list[str]:
+        """The buckets of ``keys``, each once."""
+        return sorted(set(map(self._bucket, keys)))
+
     def read(self, keys: Sequence[str], deadline: float) -> tuple[View, Versions]:
         """A snapshot of all keys, and the versions of their buckets."""
-        session = self.sessions.common(deadline)
-        client, buckets = session.client, self.layout.buckets(keys)
+        session = self.session(deadline)
+        client, buckets = session.client, self.buckets(keys)
         while True:
             # All requests are sent together. The sync lets this member catch up with the leader.
-            requests = [client.sync_async(self.layout.root)]
+            requests = [client.sync_async(self._root)]
             requests += [client.exists_async(bucket) for bucket in buckets]
-            requests += [client.get_async(self.layout.path(key)) for key in keys]
+            requests += [client.get_async(self._path(key)) for key in keys]
             requests += [client.exists_async(bucket) for bucket in buckets]
             replies = session.collect(requests, deadline)[1:]
             before, nodes = replies[: len(buckets)], replies[len(buckets) : -len(buckets)]
@@ -146,18 +170,18 @@ class Ensemble:
             The stats of the changed buckets, in order.
         """
         transaction = session.client.transaction()
-        changed = self.layout.buckets(changes)
+        changed = self.buckets(changes)
         for bucket in changed:
             transaction.set_data(bucket, b"", versions.get(bucket, _ANY_VERSION))
         for bucket, version in versions.items():
             if bucket not in changed:
                 transaction.check(bucket, version)
         for key in view:
-            if changes.get(key) is None and self.layout.bucket(key) not in versions:
-                transaction.create(self.layout.path(key))
-                transaction.delete(self.layout.path(key))
+            if changes.get(key) is None and self._bucket(key) not in versions:
+                transaction.create(self._path(key))
+                transaction.delete(self._path(key))
         for key, entry in changes.items():
-            path = self.layout.path(key)
+            path = self._path(key)
             if view[key].exists:
                 transaction.delete(path)
             if entry is not None:
@@ -171,14 +195,38 @@ class Ensemble:
 
     def prove_alive(self, sessions: Iterable[Session], deadline: float) -> None:
         """Write in each session. A member without a leader could answer a read."""
-        sent = [(s, s.client.set_async(self.layout.clock, b"")) for s in sessions]
+        sent = [(s, s.client.set_async(self.clock_node, b"")) for s in sessions]
         for session, request in sent:
             [stat] = session.collect([request], deadline)
             if stat is None:  # The node doesn't exist yet.
-                self._make(session, [self.layout.clock], deadline)
-                again = session.client.set_async(self.layout.clock, b"")
+                self._make(session, [self.clock_node], deadline)
+                again = session.client.set_async(self.clock_node, b"")
                 [stat] = session.collect([again], deadline)
             self._note_time(stat)
+
+    def _close_spare(self, newest: Session) -> None:
+        """End unused sessions beyond the maximum, so that ttls of single calls don't add up."""
+        for ttl_ms, session in list(self._sessions.items()):
+            if len(self._sessions) <= _MAX_SESSIONS:
+                return
+            is_spare = ttl_ms and session is not newest and not self._is_used(session)
+            # If two threads find the same session, only one of them removes and closes it.
+            if is_spare and self._sessions.pop(ttl_ms, None) is session:
+                session.close()
+
+    def _bucket(self, key: str) -> str:
+        """The bucket of ``key``. The slots and claims of a lock, and last runs, share a bucket."""
+        shard, brace, rest = key.partition("}:")
+        if rest.startswith("claim|"):
+            rest = rest.split("|", 2)[-1]
+        elif rest.startswith("last|"):
+            rest = rest.split("|", 2)[1]  # The leader's key.
+        home = f"{shard}{brace}{rest.partition('#')[0]}"
+        return self.all_buckets[zlib.crc32(home.encode()) % BUCKETS]
+
+    def _path(self, key: str) -> str:
+        """The node of ``key``, quoted: without slashes and characters that ZooKeeper refuses."""
+        return f"{self._bucket(key)}/{quote(key, safe=':{}|,+*=~@')}"
 
     def _seen(self, node: tuple[bytes, Any] | None, server_now: float | None) -> Seen:
         """The entry of a node. Without the server's time, no node counts as expired."""

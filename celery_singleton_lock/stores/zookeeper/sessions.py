@@ -1,6 +1,4 @@
-"""The ZooKeeper sessions of one process: one per ttl.
-
-An ephemeral node ends with its session, so leases of different ttls need different sessions.
+"""A ZooKeeper session, with a client of its own.
 
 Guarantees
     Requests end within their timeout. If a reply is missing after half of the timeout, another
@@ -27,10 +25,9 @@ limit the time for a connection attempt. All of these use its connection object 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from kazoo import exceptions as kazoo_errors
@@ -48,11 +45,6 @@ from celery_singleton_lock.stores.urls import StoreUrl
 OPTIONS: Final = frozenset({"ca", "cert", "key"})
 
 _TLS_SCHEME: Final = "zks"
-# The timeout, in seconds, of the session for nodes that don't end with a session.
-_COMMON_TTL: Final = 10.0
-# Each session has a connection and three threads. Policies rarely have more ttls, but the calls of
-# a process may.
-_MAX_SESSIONS: Final = 8
 # The share of a session's timeout that a member has to accept the session. A holder trusts a lease
 # for half of the timeout and renews it after a third. The rest suffices for two members that don't
 # answer.
@@ -101,7 +93,19 @@ class Session:
         self._ready = threading.Event()
         self._guard = threading.Lock()
         self._is_started = False
-        self.client = self._new_client(url, ttl)
+        login = [("digest", f"{url.username}:{url.password}")] if url.username else None
+        self.client: Any = KazooClient(
+            hosts=str(url),
+            logger=_logger,
+            timeout=ttl,
+            default_acl=CREATOR_ALL_ACL if login else OPEN_ACL_UNSAFE,
+            auth_data=login,
+            connection_retry=dict(_RECONNECT),
+            use_ssl=url.scheme == _TLS_SCHEME,
+            ca=url.options.get("ca"),
+            certfile=url.options.get("cert"),
+            keyfile=url.options.get("key", url.options.get("cert")),
+        )
         shortest = min(max(ttl * _ACCEPT_RATIO, _MIN_ACCEPT), _MAX_ACCEPT)
         self._accept = shortest
         connection, handler = self.client._connection, self.client.handler
@@ -185,82 +189,3 @@ class Session:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # The socket is closed already.
-
-    @staticmethod
-    def _new_client(url: StoreUrl, ttl: float) -> Any:
-        login = [("digest", f"{url.username}:{url.password}")] if url.username else None
-        return KazooClient(
-            hosts=str(url),
-            logger=_logger,
-            timeout=ttl,
-            default_acl=CREATOR_ALL_ACL if login else OPEN_ACL_UNSAFE,
-            auth_data=login,
-            connection_retry=dict(_RECONNECT),
-            use_ssl=url.scheme == _TLS_SCHEME,
-            ca=url.options.get("ca"),
-            certfile=url.options.get("cert"),
-            keyfile=url.options.get("key", url.options.get("cert")),
-        )
-
-
-class Sessions:
-    """The sessions of this process, created when they are needed.
-
-    A forked child can't use its parent's sessions, so it has sessions of its own.
-
-    Args:
-        url: Members, login and options.
-        clock: The clock of the deadlines.
-        is_used: Whether ephemeral nodes of a session may exist.
-    """
-
-    def __init__(self, url: StoreUrl, clock: Clock, is_used: Callable[[Session], bool]) -> None:
-        self._url = url
-        self._clock = clock
-        self._is_used = is_used
-        self._sessions: dict[tuple[int, int], Session] = {}
-        self._guard = threading.Lock()
-
-    def common(self, deadline: float) -> Session:
-        """The session for nodes that don't end with a session.
-
-        Raises:
-            StoreUnavailable: No server answers.
-        """
-        return self._get(0, _COMMON_TTL, deadline)
-
-    def of_ttl(self, ttl: float, deadline: float) -> Session:
-        """The session that ends ``ttl`` seconds after this process, within the server's limits.
-
-        Raises:
-            StoreUnavailable: No server answers.
-        """
-        return self._get(round(ttl * 1000), ttl, deadline)
-
-    def close(self) -> None:
-        """End all sessions."""
-        for key in list(self._sessions):
-            session = self._sessions.pop(key, None)
-            if session is not None and key[0] == os.getpid():
-                session.close()
-
-    def _get(self, ttl_ms: int, ttl: float, deadline: float) -> Session:
-        key = (os.getpid(), ttl_ms)
-        session = self._sessions.get(key)
-        if session is None:
-            with self._guard:
-                session = self._sessions.get(key) or Session(self._url, ttl, self._clock)
-                self._sessions[key] = session
-            self._close_spare(session)
-        session.start(deadline)
-        return session
-
-    def _close_spare(self, newest: Session) -> None:
-        """End unused sessions beyond the maximum, so that ttls of single calls don't add up."""
-        for key, session in list(self._sessions.items()):
-            if len(self._sessions) <= _MAX_SESSIONS:
-                return
-            is_spare = key[1] and session is not newest and not self._is_used(session)
-            # If two threads find the same session, only one of them removes and closes it.
-            if is_spare and self._sessions.pop(key, None) is session:
-                session.close()

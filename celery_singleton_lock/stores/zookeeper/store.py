@@ -31,18 +31,26 @@ State model
 
 Failure handling
     When a connection breaks, kazoo connects to another member and keeps its session. A missing
-    reply means that the outcome is unknown: StoreUnavailable. kazoo keeps a session alive by
-    itself, so the janitor thread deletes a lease that is no longer renewed, by its token, when its
-    ttl is over. Other nodes expire by the ttl in their text. A process deletes those that it reads,
-    and its janitor sweeps a bucket after as many writes as the last bucket had nodes.
+    reply means that the outcome is unknown: StoreUnavailable.
+    kazoo keeps a session alive by itself, and with it a lease that is no longer renewed
+    (``max_hold`` is reached, its release failed, or the reply to its acquire was lost). So a
+    thread, the janitor, deletes such a lease by its token when its ttl is over. The thread starts
+    with the first own key.
+    Other nodes expire by the ttl in their text. A process deletes those that it reads. Its janitor
+    also sweeps a random bucket once per as many writes as the last bucket had nodes. So each write
+    costs about one read, and there are at most about as many expired nodes as living ones.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import logging
+import os
+import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Final, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from celery_singleton_lock.core import native
@@ -55,7 +63,7 @@ from celery_singleton_lock.core.store import (
     Refused,
     Renewal,
 )
-from celery_singleton_lock.errors import SettingsError, StoreUnavailable
+from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
 from celery_singleton_lock.stores.consensus import ConsensusStore, Name, OwnKeys
 from celery_singleton_lock.stores.transitions import (
     OPERATOR_TIMEOUT,
@@ -65,22 +73,42 @@ from celery_singleton_lock.stores.transitions import (
     Transition,
     renewal,
 )
-from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble, Layout, Seen, Versions, View
-from celery_singleton_lock.stores.zookeeper.janitor import Janitor, Own
-from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Sessions
+from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble, Seen, Versions, View
+from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Session
 
 Reply = TypeVar("Reply")
 
-_DEFAULT_ROOT: Final = "celery-singleton-lock"
+logger = logging.getLogger("celery_singleton_lock")
+
 _TRUSTED: Final = 0.5
 # The default limit of a request is one megabyte. A slot takes about a hundred bytes.
 _MAX_LIMIT: Final = 1000
-# Each attempt that fails means that another client's transaction has succeeded.
-_MAX_ATTEMPTS: Final = 100
 _CHUNK: Final = 250
 # The number of remembered keys that this process found taken. It suffices for the keys that are
 # contended at one time. A forgotten key costs one write that fails.
 _MAX_TAKEN: Final = 1000
+# The minimum of new nodes between two sweeps of the janitor.
+_MIN_WRITES: Final = 64
+# The janitor's pauses, in seconds; the first one while the store doesn't answer.
+_RETRY_PAUSE: Final = 1.0
+_MIN_PAUSE: Final = 0.05
+_MAX_PAUSE: Final = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Own:
+    """A note on a node that this process has created, or may have created, in one of its sessions.
+
+    Attributes:
+        until: The end of the ttl, on the clock, unless the node is renewed.
+        session: The session of the node.
+        expected: The content of the operation's keys after the write, and the versions of their
+            buckets. None until the write is acknowledged.
+    """
+
+    until: float
+    session: Session
+    expected: tuple[View, Versions] | None = None
 
 
 class ZooKeeperStore(ConsensusStore):
@@ -95,6 +123,14 @@ class ZooKeeperStore(ConsensusStore):
 
     port = 2181
     options = OPTIONS
+    capabilities = Capabilities(
+        fence=True,
+        name="zookeeper",
+        trusted=_TRUSTED,
+        min_ttl=1.0,
+        max_limit=_MAX_LIMIT,
+        renewal_batch=_CHUNK,
+    )
 
     def _start(self) -> None:
         # A fork has neither the sessions nor the threads of its parent.
@@ -106,51 +142,46 @@ class ZooKeeperStore(ConsensusStore):
             )
         super()._start()
         self._own: OwnKeys[Own] = OwnKeys()
-        self._janitor = Janitor(self._own, self._clock, self._expire_late, self._sweep)
-        sessions = Sessions(
+        self._taken: set[str] = set()
+        self._ensemble = Ensemble(
             self.url,
             self._clock,
+            self._fence_base,
             lambda session: any(own.session is session for own in list(self._own.all.values())),
         )
-        layout = Layout(f"/{self.url.path or _DEFAULT_ROOT}")
-        self._ensemble = Ensemble(sessions, layout, self._clock, self._fence_base)
-        self._taken: set[str] = set()
         #: The paths of all buckets, for operators.
-        self.buckets = layout.all_buckets
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            fence=True, name="zookeeper", trusted=_TRUSTED, min_ttl=1.0, max_limit=_MAX_LIMIT
-        )
+        self.buckets = self._ensemble.all_buckets
+        self._closed = False
+        # New nodes since the last sweep that expire by the ttl in their text.
+        self._unswept = 0
+        self._writes_per_sweep = _MIN_WRITES
+        self._alarm: Any = native.allocate_lock()
+        self._alarm.acquire()
+        # Held by the janitor's thread, and never released.
+        self._has_janitor: Any = native.allocate_lock()
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         reply = super().acquire(request, timeout=timeout)
         if isinstance(reply, Granted):
             own = self._own.all.get((reply.key, str(request.token)))
-            if own is not None and own.ttl < request.ttl:
-                return replace(reply, ttl=own.ttl)
+            if own is not None and own.session.timeout < request.ttl:
+                return replace(reply, ttl=own.session.timeout)
         return reply
 
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
         deadline = self._deadline(timeout)
-        replies: list[Renewal] = []
-        for start in range(0, len(leases), _CHUNK):
-            chunk = leases[start : start + _CHUNK]
-            own = [self._own_of(lease) for lease in chunk]
-            sessions = {one.session for notes in own for one in notes}
-            # If a session has ended meanwhile, its nodes are gone, and the reads show it.
-            self._ensemble.prove_alive(sessions, deadline)
-            found = self.transact(renewal(chunk), self._left(deadline), renews=True)[0]
-            for notes, reply in zip(own, found, strict=True):
-                for one in notes if reply is RENEWED else ():
-                    one.until = self._clock.now() + one.ttl
-            replies += found
+        sessions = {own.session for lease in leases for own in self._own.of(lease)}
+        # If a session has ended meanwhile, its nodes are gone, and the reads show it.
+        self._ensemble.prove_alive(sessions, deadline)
+        replies = self.transact(renewal(leases), self._left(deadline), renews=True)[0]
+        for lease, reply in zip(leases, replies, strict=True):
+            for own in self._own.of(lease) if reply is RENEWED else ():
+                own.until = self._clock.now() + min(lease.ttl, own.session.timeout)
         return replies
 
     def scan(self, pattern: str, /) -> Iterator[Record]:
         deadline = self._deadline(OPERATOR_TIMEOUT)
-        session = self._ensemble.sessions.common(deadline)
+        session = self._ensemble.session(deadline)
         # A write instead of a sync, because the server's time is needed too.
         self._ensemble.prove_alive({session}, deadline)
         records: list[Record] = []
@@ -164,8 +195,10 @@ class ZooKeeperStore(ConsensusStore):
 
     def close(self) -> None:
         """End the sessions, and with them all leases of this process."""
-        self._janitor.close()
-        self._ensemble.sessions.close()
+        if self._process == os.getpid():  # else a fork has a copy of its parent's sessions
+            self._closed = True
+            self._wake_janitor()
+            self._ensemble.close()
 
     # --- one transition, one transaction ---------------------------------------------------------
 
@@ -174,14 +207,14 @@ class ZooKeeperStore(ConsensusStore):
     ) -> tuple[Reply, int]:
         deadline = self._deadline(timeout)
         assumed = self._expected(transition)
-        for _ in range(_MAX_ATTEMPTS):
+        while True:
             view, versions = assumed or self._read(transition, deadline)
             draft = Draft({key: seen.entry for key, seen in view.items() if seen.entry})
             reply = transition.decide(draft)
             changes = {
                 key: entry
                 for key, entry in draft.changes.items()
-                if not (renews and _lives_on(view[key].entry, entry))
+                if not (renews and entry and _lives_on(view[key].entry, entry.ttl))
             }
             if assumed and not _replaces_all(view, changes):
                 assumed = None  # The end of a session changes no bucket's version.
@@ -192,10 +225,11 @@ class ZooKeeperStore(ConsensusStore):
             view = {key: view[key] for key in view if key in draft.read}
             if number := self._commit(view, versions, changes, deadline):
                 return reply, number
-            assumed = None
             if self._clock.now() >= deadline:
-                break
-        raise StoreUnavailable(f"other clients kept changing keys beside {transition.keys[0]!r}")
+                raise StoreUnavailable(
+                    f"other clients kept changing keys beside {transition.keys[0]!r}"
+                )
+            assumed = None
 
     def _expected(self, transition: Transition[Reply]) -> tuple[View, Versions] | None:
         """The probable content of the keys; None if they have to be read first.
@@ -227,28 +261,27 @@ class ZooKeeperStore(ConsensusStore):
 
     def _commit(self, view: View, versions: Versions, changes: Changes, deadline: float) -> int:
         """Write ``changes`` if no bucket has changed; the number of the write, or 0."""
-        sessions = self._ensemble.sessions
-        ttls = [entry.ttl for entry in changes.values() if entry is not None and entry.renewed]
-        session = sessions.of_ttl(max(ttls), deadline) if ttls else sessions.common(deadline)
-        buckets = self._ensemble.layout.buckets(view)
+        ttl = max((e.ttl for e in changes.values() if e is not None and e.renewed), default=0.0)
+        session = self._ensemble.session(deadline, ttl)
+        buckets = self._ensemble.buckets(view)
         versions = {bucket: number for bucket, number in versions.items() if bucket in buckets}
         notes: dict[Name, Own] = {}
         for key, entry in changes.items():
             if entry is not None and entry.renewed:
-                ttl = min(entry.ttl, session.timeout)
-                notes[key, entry.owner] = Own(ttl, self._clock.now() + ttl, session)
+                until = self._clock.now() + min(entry.ttl, session.timeout)
+                notes[key, entry.owner] = Own(until, session)
         # The notes are added before the request is sent: from here on, the janitor will expire the
         # nodes.
         before = self._own.add(notes)
         if notes:
-            self._janitor.wake()
+            self._wake_janitor()
         stats = self._ensemble.commit(session, view, versions, changes, deadline)
         if stats is None:
             self._own.restore(notes, before)
             return 0
         # Note the content of the keys after the write, for the release that follows.
         number = self._fence_base + int(stats[0].mzxid)
-        changed = self._ensemble.layout.buckets(changes)
+        changed = self._ensemble.buckets(changes)
         after = {**versions, **{b: s.version for b, s in zip(changed, stats, strict=True)}}
         written = {
             key: Seen(entry.numbered(number) if entry else None, entry is not None)
@@ -257,30 +290,63 @@ class ZooKeeperStore(ConsensusStore):
         for own in notes.values():
             own.expected = ({**view, **written}, after)
         self._own.acknowledge(notes, {key: view[key].entry for key in changes})
-        self._janitor.count(sum(bool(entry and not entry.renewed) for entry in changes.values()))
+        self._unswept += sum(bool(entry and not entry.renewed) for entry in changes.values())
+        if self._unswept >= self._writes_per_sweep:
+            self._wake_janitor()
         return number
 
-    def _own_of(self, lease: Lease) -> list[Own]:
-        names = (lease.key, str(lease.token)), (lease.claim_key, lease.token.task)
-        return [own for name in names if (own := self._own.all.get(name)) is not None]
+    # --- the janitor ------------------------------------------------------------------------------
 
-    # --- what the janitor does -------------------------------------------------------------------
+    def _wake_janitor(self) -> None:
+        """Wake the janitor's thread: own keys have changed, there is much to sweep, or it ends."""
+        if not self._has_janitor.locked() and not self._closed:
+            # The thread itself acquires the lock. If this method acquired it and the start failed
+            # or was interrupted, all own keys would be without a janitor.
+            native.start_new_thread(self._run_janitor, "singleton-janitor")
+        with suppress(RuntimeError):  # The thread hasn't handled the last alarm yet.
+            self._alarm.release()
 
-    def _expire_late(self, name: Name) -> None:
-        own = self._own.all.get(name)
-        if own is not None and own.expected is None and not own.session.is_over:
+    def _run_janitor(self) -> None:
+        if not self._has_janitor.acquire(blocking=False):
+            return  # Two threads were started by concurrent first writes.
+        while not self._closed:
+            pause = -1.0
+            try:
+                self._clean()
+                if ends := [own.until for own in list(self._own.all.values())]:
+                    pause = min(max(min(ends) - self._clock.now(), _MIN_PAUSE), _MAX_PAUSE)
+            except StoreError:
+                pause = _RETRY_PAUSE
+            except Exception:
+                logger.exception("the janitor of the lock store failed; it goes on")
+                pause = _RETRY_PAUSE
+            self._alarm.acquire(timeout=pause)
+
+    def _clean(self) -> None:
+        """Expire own keys, and sweep a bucket after enough writes."""
+        now = self._clock.now()
+        for name, own in list(self._own.all.items()):
+            if now >= own.until:
+                self._expire_late(name, own)
+                if self._own.all.get(name) is own:
+                    self._own.forget(name)
+        if self._unswept >= self._writes_per_sweep:
+            self._unswept = 0
+            self._writes_per_sweep = max(_MIN_WRITES, self._sweep(random.choice(self.buckets)))
+
+    def _expire_late(self, name: Name, own: Own) -> None:
+        if own.expected is None and not own.session.is_over:
             # The node's session may still have the write in its queue, and the read below is sent
             # in another session. When this later write has arrived, the earlier one has arrived
             # too.
             self._ensemble.prove_alive({own.session}, self._deadline(OPERATOR_TIMEOUT))
         self._expire(name, OPERATOR_TIMEOUT)
 
-    def _sweep(self, number: int) -> int:
-        """Delete the expired nodes of a bucket; return the number of nodes that it had."""
+    def _sweep(self, bucket: str) -> int:
+        """Delete the expired nodes of ``bucket``; return the number of nodes that it had."""
         deadline = self._clock.now() + 5 * OPERATOR_TIMEOUT
-        session = self._ensemble.sessions.common(deadline)
-        request = session.client.get_children_async(self.buckets[number])
-        names = session.collect([request], deadline)[0] or []
+        session = self._ensemble.session(deadline)
+        names = session.collect([session.client.get_children_async(bucket)], deadline)[0] or []
         for start in range(0, len(names), _CHUNK):
             keys = [unquote(name) for name in names[start : start + _CHUNK]]
             view, versions = self._ensemble.read(keys, deadline)
@@ -301,8 +367,6 @@ def _replaces_all(view: View, changes: Changes) -> bool:
     return bool(changes) and all(key in changes for key in renewed)
 
 
-def _lives_on(found: Entry | None, new: Entry | None) -> bool:
+def _lives_on(found: Entry | None, ttl: float) -> bool:
     """Whether a renewal needs no write: the node lives with its session and has the same ttl."""
-    return bool(
-        found and new and found.renewed and found.value == new.value and found.has_ttl(new.ttl)
-    )
+    return bool(found and found.renewed and found.has_ttl(ttl))
