@@ -9,8 +9,7 @@ from typing import Any
 from celery.beat import ScheduleEntry
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
-from celery_singleton_lock.beat.schedule_grid import like
-from celery_singleton_lock.beat.scheduler import LeaderMixin
+from celery_singleton_lock.beat.scheduler import LeaderMixin, like
 from celery_singleton_lock.celery_compat import (
     convert_row_options,
     forget_row_changes,

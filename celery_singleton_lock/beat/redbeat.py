@@ -9,8 +9,7 @@ from typing import Any
 from redbeat.schedulers import RedBeatScheduler
 from redis.exceptions import RedisError
 
-from celery_singleton_lock.beat.schedule_grid import like
-from celery_singleton_lock.beat.scheduler import LeaderMixin
+from celery_singleton_lock.beat.scheduler import LeaderMixin, like
 from celery_singleton_lock.celery_compat import entry_after
 
 logger = logging.getLogger("celery_singleton_lock")

@@ -8,6 +8,8 @@ database or in Redis see :mod:`~celery_singleton_lock.beat.django` and
     is_due        set the entry's stored last run; after a late tick the next tick is on the grid
     reserve       connect to the broker; defer signals; authorize the tick (swap the last run)
     apply_entry   send the message, with the tick's moment in a header; deliver deferred signals
+
+An interval entry has a grid: the points ``last run + k * interval``. All times are in UTC.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ import signal
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Any, Final
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
-from celery.schedules import schedstate
+from celery.schedules import schedstate, schedule
 
-from celery_singleton_lock.beat import schedule_grid as grid
 from celery_singleton_lock.beat.election import Election, check_leader_ttl
 from celery_singleton_lock.celery_compat import rebuild_heap
 from celery_singleton_lock.errors import SettingsError, StoreError
@@ -33,6 +34,10 @@ from celery_singleton_lock.publish.header import TICK_HEADER
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.worker.bootstep import check_eviction, exit_on_wrong_settings
 
+# The period of a schedule that can't compute one, such as a user's own class.
+_UNKNOWN_PERIOD: Final = timedelta(days=1)
+# Clocks with NTP differ by less than a second, neglected clocks by less than a minute.
+_CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -110,10 +115,10 @@ class LeaderMixin(Scheduler):
             # entry's schedule, and check the entry again minutes later.
             return schedstate(False, self._election.poll)
         due, wait = super().is_due(entry)
-        every = grid.interval_of(entry)
+        every = interval_of(entry)
         if due and every is not None and entry.last_run_at is not None:
-            now = grid.now_of(entry)
-            following = grid.latest_point(grid.utc(entry.last_run_at), every, now) + every
+            now = now_of(entry)
+            following = latest_point(utc(entry.last_run_at), every, now) + every
             wait = (following - now).total_seconds()
         return schedstate(due, wait)
 
@@ -121,7 +126,7 @@ class LeaderMixin(Scheduler):
         """Authorize the tick, and return the entry after it. The caller must send the message."""
         # Connect first: an unreachable broker must block here, not between the swap and the send.
         _ = self.producer
-        tick_at = grid.tick_of(entry)
+        tick_at = tick_of(entry)
         self._signals.begin()
         self.authorize(entry, tick_at)
         self._tick_at = tick_at
@@ -180,7 +185,7 @@ class LeaderMixin(Scheduler):
                 if is_new:
                     stored = self._believed(entry, stored)
                 if self.keeps_last_run(entry) and entry.last_run_at is not None:
-                    stored = max(stored, grid.utc(entry.last_run_at))
+                    stored = max(stored, utc(entry.last_run_at))
                 self.set_last_run(entry, stored)
             elif is_new:
                 self.never_ran(entry)
@@ -190,11 +195,11 @@ class LeaderMixin(Scheduler):
         return False
 
     def never_ran(self, entry: ScheduleEntry) -> None:
-        """Handle an ``entry`` without a stored last run: its own is the first point of its grid."""
+        """Handle an ``entry`` without a stored last run: its own is the first point of its"""
 
     def set_last_run(self, entry: ScheduleEntry, at: datetime) -> None:
         """Make ``at`` (in UTC) the last run of ``entry``, in the entry's own time zone."""
-        entry.last_run_at = grid.like(at, entry.default_now())
+        entry.last_run_at = like(at, entry.default_now())
 
     def advance(self, entry: ScheduleEntry, tick_at: datetime) -> Any:
         """The entry after its tick at ``tick_at``."""
@@ -214,10 +219,10 @@ class LeaderMixin(Scheduler):
         )
 
     def _believed(self, entry: ScheduleEntry, stored: datetime) -> datetime:
-        now = grid.now_of(entry)
+        now = now_of(entry)
         if stored <= now:
             return stored
-        believed = grid.believable(stored, grid.period_of(entry, stored, now), now)
+        believed = believable(stored, period_of(entry, stored, now), now)
         if believed != stored:
             logger.warning(
                 f"singleton beat: the last run of {entry.name!r} is stored as {stored}, "
@@ -234,7 +239,7 @@ class LeaderScheduler(LeaderMixin, PersistentScheduler):
     def never_ran(self, entry: ScheduleEntry) -> None:
         """Store the first point of the grid, so that it outlives this process and its file."""
         if entry.last_run_at is not None:
-            self.authorize(entry, grid.utc(entry.last_run_at))
+            self.authorize(entry, utc(entry.last_run_at))
 
 
 class SignalDeferral:
@@ -285,3 +290,73 @@ def _candidate(runtime: Runtime) -> Election:
             check_eviction(runtime.store, runtime.settings)
         check_leader_ttl(runtime)
         return Election(runtime)
+
+
+def tick_of(entry: ScheduleEntry) -> datetime:
+    """The due time of the tick that is due now; for a crontab: the current time."""
+    now, every = now_of(entry), interval_of(entry)
+    if every is None or entry.last_run_at is None:
+        return now
+    last = utc(entry.last_run_at)
+    return latest_point(last, every, now) if last + every <= now else now
+
+
+def interval_of(entry: ScheduleEntry) -> timedelta | None:
+    """The interval of an entry that has a grid; None for crontabs and similar schedules.
+
+    None also for subclasses of ``schedule``, whose due times may be off the grid, and for
+    ``relative`` schedules, which are rounded to the clock and need no grid.
+    """
+    found: Any = entry.schedule
+    is_plain = type(entry.schedule) is schedule and not found.relative
+    return found.run_every if is_plain and found.run_every > timedelta(0) else None
+
+
+def now_of(entry: ScheduleEntry) -> datetime:
+    """The time of the clock that the entry's schedule uses."""
+    return utc(entry.default_now())
+
+
+def utc(moment: datetime) -> datetime:
+    """``moment`` in UTC. Celery treats a datetime without a time zone as UTC."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def like(moment: datetime, sample: datetime) -> datetime:
+    """Convert ``moment`` from UTC to the time zone of ``sample``; naive if ``sample`` is naive."""
+    zone = sample.tzinfo
+    return moment.astimezone(zone) if zone else moment.replace(tzinfo=None)
+
+
+def latest_point(last: datetime, every: timedelta, now: datetime) -> datetime:
+    """The last point of the grid ``last + k * every`` that isn't after ``now``.
+
+    A late tick belongs to this point, so the next tick is on the grid again. If several points were
+    missed, only the last one is run.
+    """
+    return last + every * ((now - last) // every)
+
+
+def period_of(entry: ScheduleEntry, last: datetime, now: datetime) -> timedelta:
+    """The time from ``last`` until the next tick is due."""
+    if every := interval_of(entry):
+        return every
+    found = entry.schedule
+    try:
+        remaining: Any = found and found.remaining_estimate(like(last, entry.default_now()))
+        period: timedelta = now + remaining - last
+    except Exception:
+        return _UNKNOWN_PERIOD  # a user's own schedule that does not support future dates
+    return period if period > timedelta(0) else _UNKNOWN_PERIOD
+
+
+def believable(last: datetime, period: timedelta, now: datetime) -> datetime:
+    """``last``, or a time not after ``now`` if a host with a wrong clock wrote ``last``.
+
+    A host whose clock is ahead stores a last run in the future. If this host waits until its own
+    clock reaches that time, no tick is run twice, so up to one minute or one ``period`` is
+    accepted. A last run further ahead would stop the entry for as long as that clock was ahead.
+    """
+    if last - now <= max(period, _CLOCK_TOLERANCE):
+        return last
+    return latest_point(last, period, now) if period > timedelta(0) else now

@@ -409,10 +409,8 @@ class EtcdStore(ConsensusStore):
         replies = transition.decide(draft)
         moves: dict[str, Entry | None] = {}
         for lease, outcome in zip(leases, replies, strict=True):
-            owners = {lease.key: str(lease.token), lease.claim_key: lease.token.task}
-            if outcome is not RENEWED:
-                owners.pop(lease.claim_key)  # The request that ended the lease has set its ttl.
-            for key, owner in owners.items():
+            # The request that ended a lost lease has set its claim's ttl.
+            for key, owner in names_of(lease) if outcome is RENEWED else names_of(lease)[:1]:
                 seen, change = view.get(key, Seen()), draft.changes.get(key)
                 entry = seen.entry
                 if entry is None or entry.owner != owner:
