@@ -18,12 +18,12 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import LockConflict, hold
+from celery_singleton_lock.core import locker as module
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.store import RENEWED, Granted, Refused, Relation
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task import wait as module
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import give, take
 from example_project.private_server import PrivateServer
