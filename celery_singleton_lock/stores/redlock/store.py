@@ -438,7 +438,7 @@ class RedlockStore(Store):
         )
 
     def _undo(self, request: Release, replies: int) -> None:
-        """Release on all nodes, and wait a moment for some ``replies``."""
+        """Release on all nodes, and wait a moment until so many ``replies`` have arrived."""
         self._release(request, _GIVE_BACK_TIMEOUT, lambda poll: len(poll.answers) >= replies)
 
     def _release(

@@ -59,12 +59,12 @@ class Poll(Generic[T]):
         Raises:
             Exception: ``answer`` is an exception other than StoreError.
         """
-        if isinstance(answer, StoreError):
-            self.errors.append(answer)
-        elif isinstance(answer, Exception):
-            raise answer
-        else:
+        if not isinstance(answer, Exception):
             self.answers.append(answer)
+        elif isinstance(answer, StoreError):
+            self.errors.append(answer)
+        else:
+            raise answer
 
     @property
     def pending(self) -> int:
