@@ -251,8 +251,8 @@ class Policy:
 
     Attributes:
         on_conflict: The rule that applies, which ``unique="until_start"`` may replace.
-        given_on_conflict: Not an option: the rule as given. It applies again if an upper layer
-            resets ``unique``.
+        given_on_conflict: Not an option: the rule as given, which :func:`merge` sets. It applies
+            again if an upper layer resets ``unique``.
     """
 
     key: KeySpec = option(None)  # KeyMaker checks it, because it knows the signature.

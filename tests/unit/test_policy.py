@@ -93,6 +93,12 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"on_conflict": "skipp"}, ValueError, "did you mean 'skip'"),
         ({"on_conflict": 1}, TypeError, r"OnConflict.retry\(...\)"),
         ({"on_conflict": None}, TypeError, r"OnConflict.retry\(...\)"),
+        (
+            {"on_conflict": {"action": "retry", "delay": 1}},
+            ValueError,
+            "on_conflict=.*'max_delay' is missing",
+        ),
+        ({"on_conflict": {"action": "wait"}}, ValueError, "on_conflict=.*'timeout' is missing"),
         ({"on_lost": "ignore"}, ValueError, "known: continue, fail, retry"),
         ({"on_store_error": "retri"}, ValueError, "did you mean 'retry'"),
         ({"on_store_error": []}, ValueError, "known: raise, retry, run"),
