@@ -55,7 +55,9 @@ class LeaderDatabaseScheduler(LeaderMixin, DatabaseScheduler):
 
     def sync(self) -> None:
         """Write the rows, only while leading: a later write would overwrite the next leader's."""
-        if not self._election.leading:
+        # At the exit this also runs for the scheduler of the banner, which has no election.
+        election = getattr(self, "_election", None)
+        if election is None or not election.leading:
             forget_row_changes(self)
         super().sync()
 

@@ -132,6 +132,7 @@ def test_a_clean_stop_hands_over_at_once_and_on_the_grid(beats: Beats, ticks: Ti
     beats.running.remove(stopped)
     stopped.terminate()
     assert stopped.wait() == 0
+    assert "Traceback" not in stopped.log
     beats.leader()
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []

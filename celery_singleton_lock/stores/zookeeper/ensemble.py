@@ -125,8 +125,9 @@ class Ensemble:
 
     def close(self) -> None:
         """End all sessions."""
-        while self._sessions:
-            self._sessions.popitem()[1].close()
+        for ttl_ms in list(self._sessions):
+            if session := self._sessions.pop(ttl_ms, None):
+                session.close()
 
     def buckets(self, keys: Iterable[str]) -> list[str]:
         """The buckets of ``keys``, each once."""
