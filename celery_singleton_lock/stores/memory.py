@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Final, TypeVar
 
 from celery_singleton_lock.core.clock import Clock
@@ -44,7 +43,9 @@ class MemoryStore(TransitionStore):
         with self._guard:
             now = self._clock.now()
             found = [(key, *self._entries[key]) for key in transition.keys if key in self._entries]
-            draft = Draft({key: replace(e, ttl=end - now) for key, e, end in found if now < end})
+            draft = Draft(
+                {key: Entry(e.value, end - now, e.renewed) for key, e, end in found if now < end}
+            )
             reply = transition.decide(draft)
             return reply, self._write(draft.changes, now) if draft.changes else 0
 

@@ -99,7 +99,7 @@ class Entry:
     def numbered(self, number: int) -> Entry:
         """The entry as it is read after the store has given ``number`` to the write."""
         if isinstance(self.value, Record) and self.value.fence == _WRITE_NUMBER:
-            return replace(self, value=replace(self.value, fence=number))
+            return Entry(replace(self.value, fence=number), self.ttl, self.renewed)
         return self
 
     def has_ttl(self, ttl: float) -> bool:
@@ -264,7 +264,7 @@ class TransitionStore(Store):
         )
         reply, number = self.transact(transition, timeout)
         if isinstance(reply, Granted) and len(request.slots) == 1:
-            return replace(reply, fence=number)
+            reply.fence = number
         return reply
 
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
