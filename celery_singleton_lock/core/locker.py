@@ -57,14 +57,7 @@ from celery_singleton_lock.core.lease import (
     reason_of_loss,
     trust_of,
 )
-from celery_singleton_lock.core.store import (
-    Acquire,
-    Refused,
-    Relation,
-    Release,
-    Store,
-    Trace,
-)
+from celery_singleton_lock.core.store import Acquire, Refused, Relation, Release, Store, Trace
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle

@@ -17,15 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
-from celery_singleton_lock.core.lease import (
-    Holder,
-    Kind,
-    Lease,
-    LossReason,
-    Phase,
-    Record,
-    Token,
-)
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
 from celery_singleton_lock.errors import StoreError
 
 

@@ -57,11 +57,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from celery_singleton_lock.celery_compat import (
-    acks_failures,
-    driver_of,
-    fail_as_body,
-)
+from celery_singleton_lock.celery_compat import acks_failures, driver_of, fail_as_body
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
 from celery_singleton_lock.core.lease import Holder, Lease, Phase

@@ -25,12 +25,7 @@ from kazoo import exceptions as kazoo_errors
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.transitions import (
-    Changes,
-    Entry,
-    format_value,
-    parse_entry,
-)
+from celery_singleton_lock.stores.transitions import Changes, Entry, format_value, parse_entry
 from celery_singleton_lock.stores.urls import StoreUrl
 from celery_singleton_lock.stores.zookeeper.sessions import Session
 
