@@ -106,6 +106,19 @@ def test_a_connection_that_breaks_while_idle_costs_no_request(fanout: Fanout) ->
     assert poll.answers == ["answer"] * 3
 
 
+def test_a_request_on_connections_that_break_again_and_again_is_made_twice(fanout: Fanout) -> None:
+    calls = []
+
+    def breaks(node: Node) -> None:
+        calls.append(node)
+        error = StoreUnavailable("reset")  # after an earlier command of the same request
+        error.was_idle = True
+        raise error
+
+    poll, _ = fanout.ask(breaks, timeout=5, decide=lambda poll: False)
+    assert (len(poll.errors), len(calls)) == (3, 6)
+
+
 def test_no_thread_is_left_of_a_closed_store_and_it_can_be_used_again(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
@@ -158,6 +171,25 @@ def test_no_child_is_forked_while_a_thread_is_inside_the_client(fanout: Fanout) 
         inside.remove(node)
 
     fanout.ask(operation, timeout=0, decide=bool)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(inside))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_no_fork_sends_a_release_that_a_silent_node_owes(fanout: Fanout) -> None:
+    inside: list[Node] = []
+
+    def is_silent(node: Node) -> None:
+        def release_all(releases: object) -> None:
+            inside.append(node)
+            CLOCK.sleep(0.5)
+            inside.remove(node)
+
+        node.store.release_all = release_all  # type: ignore[method-assign]
+        node._owe(Release(keys=(new_key(),), token=new_token()))
+
+    fanout.ask(is_silent, timeout=5, decide=lambda poll: False)
     pid = os.fork()
     if pid == 0:
         os._exit(len(inside))

@@ -186,7 +186,8 @@ class Node:
         # Releases that were sent and got no reply, oldest first, with the time of failure.
         self._unconfirmed: dict[Token, float] = {}
         # Releases that may not have been carried out, oldest first. They are sent before the next
-        # request, so the order of requests is kept.
+        # acquire or release, so the order of requests is kept. Not before other requests: a fork
+        # waits for an empty request, and must not find the thread inside the client.
         self._owed: dict[tuple[Token, tuple[str, ...]], Release] = {}
         self._jobs: Any = native.make_queue()
         self._is_running = False
@@ -216,6 +217,7 @@ class Node:
         The ttl of a grant that does not count is 0: within ``min_age`` seconds of the server's
         start, and while an earlier release by the same token may still arrive and delete it.
         """
+        self._send_owed()
         asked_at = self._clock.now()
         reply = self.store.send(command, packed)
         if isinstance(reply, bytes):
@@ -236,6 +238,7 @@ class Node:
 
     def release(self, command: Command, packed: bytes) -> Relation:
         """See `Store.release`."""
+        self._send_owed()
         return Relation(self.store.send(command, packed).decode())
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -314,17 +317,16 @@ class Node:
             pass  # the calling thread may have ended, and its gevent hub with it
         return True
 
-    def _answer(self, job: Job) -> Any:
+    def _answer(self, job: Job, *, again: bool = True) -> Any:
         try:
-            self._send_owed()
             return job.operation(self)
         except StoreUnavailable as exc:
             if exc.was_sent and job.release is not None:
                 self._note_unconfirmed([job.release])
-            if not exc.was_idle or self._clock.now() > job.send_until:
+            if not (again and exc.was_idle) or self._clock.now() > job.send_until:
                 raise
         # After a restart of the server, an idle connection fails only when it is used.
-        return self._answer(job)
+        return self._answer(job, again=False)
 
     def _greet(self, connection: Any) -> None:
         """Log in and read the time of the server's start. redis-py calls this when it connects."""
