@@ -195,7 +195,7 @@ class LeaderMixin(Scheduler):
         return False
 
     def never_ran(self, entry: ScheduleEntry) -> None:
-        """Handle an ``entry`` without a stored last run: its own is the first point of its"""
+        """Handle an ``entry`` without a stored last run: its own is the first point of its grid."""
 
     def set_last_run(self, entry: ScheduleEntry, at: datetime) -> None:
         """Make ``at`` (in UTC) the last run of ``entry``, in the entry's own time zone."""
