@@ -84,8 +84,8 @@ class StoreUrl:
                 if name.split() != [name]:
                     raise ValueError("write scheme://host:port,host:port/path")
                 hosts.append(Address(name, checked.port or port))
-                login = server.netloc.rpartition("@")[0]
-                logins.append(login or "".join(logins[:1]))
+                login, at, _ = server.netloc.rpartition("@")
+                logins.append(login if at else "".join(logins[:1]))
         except ValueError as exc:
             raise SettingsError(f"the store's URL can't be read: {exc}") from None
         found: dict[str, Any] = {}

@@ -44,6 +44,8 @@ def test_the_first_login_is_for_all_that_have_none_of_their_own() -> None:
     assert are_alike(nodes, first, second, "redis://:other@c:3/0")
     nodes = nodes_of("redlock://a:1,u:p@b:2,c:3")
     assert are_alike(nodes, "redis://a:1", "redis://u:p@b:2", "redis://c:3")
+    nodes = nodes_of("redlock://u:p@a:1,@b:2,c:3")
+    assert are_alike(nodes, "redis://u:p@a:1", "redis://b:2", "redis://u:p@c:3"), "'@': no login"
     assert "u:p" not in repr(nodes)
 
 
