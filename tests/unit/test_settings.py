@@ -426,6 +426,11 @@ def test_tls_options_make_a_connection_tls_as_celery_does(setting: str) -> None:
         ("redis://h/?virtual_host=/2", "redis://h/?db=2"),
         ("redis://h/1?virtual_host=2", "redis://h/1"),
         ("redis://h/1?credential_provider=tests.apps.logins.Locks", None),
+        ("redis://:pw@?host=h&port=7", "redis://:pw@h:7"),
+        ("rediss:///2?host=::1", "rediss://[::1]/2"),
+        ("redis://h?host=other&port=7", "redis://h:7"),
+        ("redis://h:1?port=7", "redis://h:1"),
+        ("unix://?path=/run/r.sock", "unix:///run/r.sock"),
     ],
 )
 def test_celerys_and_kombus_urls_are_read(url: str, read: str | None) -> None:

@@ -652,6 +652,10 @@ def connection_url(url: StoreUrl) -> str:
         query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
     login = f"{url.logins[0]}@" if url.logins[0] else ""
     if is_socket:
-        return f"unix://{login}/{path}?{urlencode(query)}"
+        return f"unix://{login}{path and f'/{path}'}?{urlencode(query)}"
     scheme = "rediss" if url.scheme.partition("+")[0] in _WITH_TLS else "redis"
-    return f"{scheme}://{login}{url.hosts[0]}/{path}?{urlencode(query)}"
+    host, port = url.hosts[0]
+    # As in redis-py, options may name the host and the port that the URL's address does not name.
+    host = query.pop("host", host) if host == "localhost" else host
+    port = query.pop("port", port) if port == _PORT else port
+    return f"{scheme}://{login}{Address(host, port)}/{path}?{urlencode(query)}"
