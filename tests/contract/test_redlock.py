@@ -645,7 +645,13 @@ def test_scripts_that_all_nodes_have_forgotten_are_taught_again(
         for server in nodes:
             with redis.Redis.from_url(server.url()) as client:
                 client.script_flush()
+                client.config_resetstat()
         assert give(store, key, token) is Relation.OURS
+        store._fanout.drain()
+        for server in nodes:
+            with redis.Redis.from_url(server.url()) as client:
+                found = client.info("commandstats")
+            assert [found[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval")] == [1, 1]
 
 
 def test_one_server_under_two_names_is_refused_when_the_worker_starts(nodes: RedlockNodes) -> None:

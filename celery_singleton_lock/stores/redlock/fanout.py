@@ -19,7 +19,7 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.core.store import Acquire, Admit, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.scripts import Command, release_command
+from celery_singleton_lock.stores.redis.scripts import Command, release_command, with_source
 from celery_singleton_lock.stores.redis.store import RedisStore, slot_or_refusal
 from celery_singleton_lock.stores.redlock import votes
 from celery_singleton_lock.stores.redlock.votes import Poll
@@ -359,7 +359,7 @@ class _NodeStore(RedisStore):
         try:
             return connections.checked(replies)[0]
         except redis.exceptions.NoScriptError:
-            return self._pipeline([command], NODE_TIMEOUT)[0]
+            return connections.run([with_source(command)], NODE_TIMEOUT)[0]
 
     def release_all(self, releases: Iterable[Release]) -> None:
         """Send all releases in one round trip. The replies are ignored."""
