@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import count
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
@@ -106,3 +110,33 @@ def test_a_connection_that_the_server_closed_is_unavailable(connected: Connected
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(StoreUnavailable, match=r"[Cc]losed"):
         connection.replies()
+
+
+@pytest.mark.parametrize("step", range(150))
+def test_an_interrupted_read_leaves_no_release_to_take_the_next_reply(
+    connected: Connected, step: int
+) -> None:
+    connection, theirs = connected
+    acknowledged: list[object] = []
+    pending: Any = SimpleNamespace(acknowledge=acknowledged.append, lose=list)
+    connection.pending = pending
+    theirs.sendall(b"+released\r\n+PONG\r\n")
+    steps = count()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not Connection.replies.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(steps) == step:
+            raise ZeroDivisionError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with suppress(ZeroDivisionError):
+            connection.replies()
+    finally:
+        sys.settrace(before)
+    connection.end()
+    assert connection._unread == -1 or (connection.pending is None and acknowledged)

@@ -411,7 +411,6 @@ class Connection:
                 except redis.exceptions.ResponseError as exc:
                     reply = exc
                 replies.append(reply)
-            self._unread = 0
             if until is not None:
                 client._sock.settimeout(client.socket_timeout)
         except _READ_ERRORS as exc:
@@ -421,6 +420,9 @@ class Connection:
             if pending is not None and replies:
                 self.pending = None
                 pending.acknowledge(replies.pop(0))
+        # Last: after an exception from a signal handler before this line, end() closes the
+        # connection. With the release still pending, it would take the next reply for that one.
+        self._unread = 0
         return replies
 
     def arrived(self) -> list[Any]:
