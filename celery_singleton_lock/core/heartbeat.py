@@ -335,7 +335,7 @@ class Heartbeat:
             detail = f"{lease.failures} renewals failed: {lease.error}"
             self._lose(lease, LossReason.UNREACHABLE, detail)
         elif now >= lease.hold_until:
-            detail = f"max_hold of {lease.hold_until - lease.acquired_at:g} s reached"
+            detail = f"max_hold of {round(lease.hold_until - lease.acquired_at, 3)} s reached"
             self._lose(lease, LossReason.EXPIRED, detail)
         else:
             self._lose(lease, LossReason.EXPIRED, "the process was stopped or starved")

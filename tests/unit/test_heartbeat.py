@@ -464,8 +464,16 @@ def test_renewal_stops_at_max_hold_and_the_lease_ends(bench: Bench) -> None:
     bench.advance(6)
     assert bench.lost == [lease]
     assert lease.loss is not None
-    assert lease.loss.detail == "max_hold of 30 s reached"
+    assert lease.loss.detail == "max_hold of 30.0 s reached"
     assert bench.store.inspect(lease.key) is None
+
+
+def test_the_loss_names_a_long_max_hold_in_full(bench: Bench) -> None:
+    lease = bench.hold(ttl=6, max_hold=1_234_567.5)
+    bench.clock.advance(1_234_568)
+    bench.heartbeat.sweep()
+    assert lease.loss is not None
+    assert lease.loss.detail == "max_hold of 1234567.5 s reached"
 
 
 def test_a_renewal_that_came_too_late_for_max_hold_wakes_the_keeper_no_more(bench: Bench) -> None:
