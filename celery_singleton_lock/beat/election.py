@@ -209,15 +209,24 @@ class Election:
         why = f"another client changed the last run of {entry!r}"
         if reply is Authorization.DEPOSED:
             why = "the store has another leader's token"
-        self.resign(why)
+        self.resign(why, deposed=reply is Authorization.DEPOSED)
         return False
 
-    def resign(self, why: str) -> None:
-        """Stop leading and release the lease; do nothing if this process does not lead."""
+    def resign(self, why: str, *, deposed: bool = False) -> None:
+        """Stop leading and release the lease; do nothing if this process does not lead.
+
+        Args:
+            why: The reason, for the log.
+            deposed: Whether the store has said that this process does not hold the lease.
+        """
         lease, self._lease, self._token = self._lease, None, None
         if lease is None or lease.lost:
             return
         self._next_try = self._clock.now() + self.poll
+        if deposed:
+            # A renewal reports the loss. A release whose first reply is lost could not tell a loss
+            # from its own success.
+            self._locker.heartbeat.ask(lease)
         self._locker.release(lease, Release(keys=(lease.key,), token=lease.token))
         self._log(EventName.RESIGNED, self._holder, why=why)
 

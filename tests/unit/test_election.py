@@ -38,6 +38,8 @@ class CuedStore(MemoryStore):
     away = False
     #: How many of the next authorizations are carried out without a reply.
     lost_replies = 0
+    #: How many of the next releases are carried out without a reply.
+    lost_releases = 0
     #: What happens while an authorization is on its way.
     before_authorization: Callable[[], object] = staticmethod(lambda: None)
 
@@ -51,7 +53,11 @@ class CuedStore(MemoryStore):
 
     def release(self, call: Any, *, timeout: float = 0) -> Any:
         self._check()
-        return super().release(call, timeout=timeout)
+        reply = super().release(call, timeout=timeout)
+        if self.lost_releases:
+            self.lost_releases -= 1
+            raise StoreUnavailable("no reply")
+        return reply
 
     def authorize_tick(self, call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
         self._check()
@@ -272,6 +278,17 @@ def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None
     assert "another leader" in str(bench.a.said[-1].data["why"])
     assert b.last_runs["e"] == 2.0
     assert b.authorize_tick("e", 3.0)
+
+
+def test_a_deposed_leader_reports_its_loss_even_if_its_release_gets_no_reply(bench: Bench) -> None:
+    a = bench.a.election
+    a.campaign()
+    a.authorize_tick("e", 1.0)
+    assert bench.store.free(KEY, None)
+    bench.store.lost_releases = 1
+    assert not a.authorize_tick("e", 2.0)
+    assert bench.a.names() == [EventName.LEADING, EventName.LOST, EventName.RESIGNED]
+    assert EventName.RELEASE_FAILED not in [event.name for event in bench.a.said]
 
 
 def test_without_the_token_in_the_script_it_would_be_authorized(
