@@ -53,9 +53,10 @@ _BLOCKS: Final = 4
 
 # The parts of the memory are marshalled tuples, with a head each: length and checksum. The sizes
 # are in bytes, with the head. The owner and the deadlines have numbers only and never take more.
-_HEAD: Final = Struct("=HI")
+# 4 bytes of length: `note` measures the text of 1000 slots, 100 kB, to see that it does not fit.
+_HEAD: Final = Struct("=II")
 _NOTHING: Final = bytes(_HEAD.size)
-_OWNER_BYTES: Final = 32  # pid, start time
+_OWNER_BYTES: Final = 40  # pid, start time
 _Fields = tuple[float, int, float, float, bool]
 _CHILDS_BYTES: Final = 64  # _Fields: valid until, stamp, hold until, ttl, with claim
 _PARENTS_BYTES: Final = 40  # stamp, valid until

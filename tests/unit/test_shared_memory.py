@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_singleton_lock.worker import shared_memory
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
 from tests.unit.pool_child import Child
 
@@ -177,9 +178,12 @@ def test_what_fitted_is_kept_when_one_more_does_not_fit() -> None:
 
     def life() -> None:
         record.note(("a",), "a", 60)
-        record.note(tuple(f"slot#{number}" for number in range(1000)), "wide", 60)
+        # The slots of the highest limit, with keys as long as they may be.
+        for length in (5, 60, 400):
+            wide = tuple(f"{'k' * length}#{number}" for number in range(1000))
+            record.note(wide, f"wide-{length}", 60)
 
-    assert LeaseNote(("a",), "a", 60) in held_by_a_killed_child(record, 0, life)
+    assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("a",), "a", 60)]
 
 
 def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None:
@@ -231,3 +235,13 @@ def test_threads_that_note_at_once_do_not_fail() -> None:
         record.note(("last",), "last", 60)
 
     assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("last",), "last", 60)]
+
+
+def test_the_largest_numbers_fit_into_their_parts() -> None:
+    largest, latest = 2**63 - 1, 1e300
+    owner = (2**31 - 1, largest)
+    assert len(shared_memory.sealed(owner)) <= shared_memory._OWNER_BYTES
+    for stamp in (largest, -largest):
+        childs = (latest, stamp, latest, latest, True)
+        assert len(shared_memory.sealed(childs)) <= shared_memory._CHILDS_BYTES
+        assert len(shared_memory.sealed((stamp, latest))) <= shared_memory._PARENTS_BYTES
