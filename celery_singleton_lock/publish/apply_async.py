@@ -63,7 +63,7 @@ def publish_call(
     if task.publishes_through_others:
         send = _keeping(header, send)
     if running is not None:
-        send = counting(running, send)
+        send = _counting(running, send)
     policy = task.singleton_policy(header.get("options"))
     # The configuration is read last, because that costs as much as all the steps above.
     if policy.unique is None or app.conf.task_always_eager:
@@ -157,10 +157,10 @@ def claim_and_send(
         expires=options.get("expires"),
         drops_in_canvas="on_duplicate" in given,
     )
-    return publication.publish(send if running is None else counting(running, send))
+    return publication.publish(send if running is None else _counting(running, send))
 
 
-def counting(running: Any, send: Send) -> Send:
+def _counting(running: Any, send: Send) -> Send:
     """``send``, which also counts the messages that the ``running`` task sends, by their id.
 
     A message is counted after the broker has accepted it. So a body that repeats a failed send

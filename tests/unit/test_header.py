@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_singleton_lock import OnConflict
 from celery_singleton_lock.core.lease import Token
 from celery_singleton_lock.policy import CALL_OPTIONS
-from celery_singleton_lock.publish.apply_async import counting
+from celery_singleton_lock.publish.apply_async import _counting
 from celery_singleton_lock.publish.header import (
     HEADER,
     NONCE_KEY,
@@ -210,7 +210,7 @@ class Running:
     def publishes(self, **message: Any) -> Delivery:
         """How the message under the task's own id arrives."""
         header = add_header(message, task_id="t-1", options=None, running=self)
-        counting(self, lambda task_id, options: None)("t-1", {})  # type: ignore[arg-type, return-value]
+        _counting(self, lambda task_id, options: None)("t-1", {})  # type: ignore[arg-type, return-value]
         return Delivery.of(request(**message, **{HEADER: json.loads(json.dumps(header))}))
 
 
