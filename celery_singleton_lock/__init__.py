@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.core.key import PER_TASK
-    from celery_singleton_lock.core.lease import Lease
-    from celery_singleton_lock.errors import (
+    from .core.key import PER_TASK
+    from .core.lease import Lease
+    from .errors import (
         DuplicateTask,
         FenceUnavailable,
         LeaseLost,
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnavailable,
     )
-    from celery_singleton_lock.instrumentation import (
-        lease_acquired,
-        lease_conflict,
-        lease_lost,
-        lease_released,
-    )
-    from celery_singleton_lock.policy import CallOptions, OnConflict
-    from celery_singleton_lock.publish.apply_async import claim_and_send
-    from celery_singleton_lock.publish.values import is_skipped
-    from celery_singleton_lock.task.base import SingletonTask
-    from celery_singleton_lock.task.context import current_lease, hold
-    from celery_singleton_lock.task.decorator import singleton_task
+    from .instrumentation import lease_acquired, lease_conflict, lease_lost, lease_released
+    from .policy import CallOptions, OnConflict
+    from .publish.apply_async import claim_and_send
+    from .publish.values import is_skipped
+    from .task.base import SingletonTask
+    from .task.context import current_lease, hold
+    from .task.decorator import singleton_task
 
 __version__ = "0.1.0"
 

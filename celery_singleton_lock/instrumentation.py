@@ -19,7 +19,7 @@ from weakref import ref
 from celery import Celery
 from celery.utils.dispatch import Signal
 
-from celery_singleton_lock.core.events import Event, EventName
+from .core.events import Event, EventName
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
-from celery_singleton_lock.core.key import KeySpec
+from .core.key import KeySpec
 
 _E = TypeVar("_E", bound=StrEnum)
 

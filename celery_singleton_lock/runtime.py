@@ -12,16 +12,16 @@ from typing import Any
 from celery import Celery
 from celery.utils.nodenames import gethostname
 
-from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.events import Events
-from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.locker import LeaseNotes, Locker
-from celery_singleton_lock.core.store import Store
-from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.instrumentation import Monitor, is_observed, log_event, send_signal
-from celery_singleton_lock.settings import Settings, has_broker_in_memory, read_settings
-from celery_singleton_lock.stores import open_store, shards_of
+from .core.clock import Clock, SystemClock
+from .core.events import Events
+from .core.heartbeat import Heartbeat
+from .core.key import Keyspace
+from .core.locker import LeaseNotes, Locker
+from .core.store import Store
+from .errors import SettingsError
+from .instrumentation import Monitor, is_observed, log_event, send_signal
+from .settings import Settings, has_broker_in_memory, read_settings
+from .stores import open_store, shards_of
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from celery import Celery
 
-from celery_singleton_lock.celery_compat import namespace_of
-from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.policy import (
+from .celery_compat import namespace_of
+from .errors import SettingsError
+from .policy import (
     APP_OPTIONS,
     MIN_TTL,
     Policy,
@@ -31,8 +31,8 @@ from celery_singleton_lock.policy import (
     seconds,
     suggestion,
 )
-from celery_singleton_lock.stores import is_sentinel_url, is_store_url, with_tls
-from celery_singleton_lock.stores.urls import check_url, masked, split_url
+from .stores import is_sentinel_url, is_store_url, with_tls
+from .stores.urls import check_url, masked, split_url
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.beat.scheduler import LeaderMixin, LeaderScheduler
-from celery_singleton_lock.publish.header import TICK_HEADER
+from ..publish.header import TICK_HEADER
+from .scheduler import LeaderMixin, LeaderScheduler
 
 __all__ = ["TICK_HEADER", "LeaderMixin", "LeaderScheduler"]

@@ -9,13 +9,8 @@ from typing import Any
 from celery.beat import ScheduleEntry
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
-from celery_singleton_lock.beat.scheduler import LeaderMixin, like
-from celery_singleton_lock.celery_compat import (
-    convert_row_options,
-    forget_row_changes,
-    reread_rows,
-    row_now,
-)
+from ..celery_compat import convert_row_options, forget_row_changes, reread_rows, row_now
+from .scheduler import LeaderMixin, like
 
 # A row has no column for options['singleton'], so an entry stores the value in the headers column.
 _HEADER = "singleton"

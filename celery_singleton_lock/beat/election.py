@@ -55,13 +55,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from celery_singleton_lock.core.events import Event, EventName
-from celery_singleton_lock.core.heartbeat import timeout_for
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.runtime import Runtime
+from ..core.events import Event, EventName
+from ..core.heartbeat import timeout_for
+from ..core.key import Keyspace
+from ..core.lease import Holder, Lease, Token
+from ..core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
+from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..runtime import Runtime
 
 # Seconds. A yearly entry must find its last run. The last run of a deleted entry must expire.
 _LAST_RUN_TTL: Final = 400 * 86400.0

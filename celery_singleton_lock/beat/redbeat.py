@@ -9,8 +9,8 @@ from typing import Any
 from redbeat.schedulers import RedBeatScheduler
 from redis.exceptions import RedisError
 
-from celery_singleton_lock.beat.scheduler import LeaderMixin, like
-from celery_singleton_lock.celery_compat import entry_after
+from ..celery_compat import entry_after
+from .scheduler import LeaderMixin, like
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -26,13 +26,13 @@ from typing import Any, Final
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate, schedule
 
-from celery_singleton_lock.beat.election import Election, check_leader_ttl
-from celery_singleton_lock.celery_compat import rebuild_heap
-from celery_singleton_lock.errors import SettingsError, StoreError
-from celery_singleton_lock.publish.apply_async import claim_and_send
-from celery_singleton_lock.publish.header import TICK_HEADER
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker.bootstep import check_eviction, exit_on_wrong_settings
+from ..celery_compat import rebuild_heap
+from ..errors import SettingsError, StoreError
+from ..publish.apply_async import claim_and_send
+from ..publish.header import TICK_HEADER
+from ..runtime import Runtime
+from ..worker.bootstep import check_eviction, exit_on_wrong_settings
+from .election import Election, check_leader_ttl
 
 # The period of a schedule that can't compute one, such as a user's own class.
 _UNKNOWN_PERIOD: Final = timedelta(days=1)

@@ -20,7 +20,7 @@ class _LazyGroup(click.Group):
 
 
 def _commands() -> dict[str, click.Command]:
-    from celery_singleton_lock.cli.commands import COMMANDS
+    from .commands import COMMANDS
 
     return COMMANDS
 

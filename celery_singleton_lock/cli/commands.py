@@ -15,12 +15,12 @@ from typing import Any, Final
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_singleton_lock.core.key import PerTask, stored_names
-from celery_singleton_lock.core.lease import Kind, Record
-from celery_singleton_lock.core.store import HANDOFF_TASK
-from celery_singleton_lock.doctor import Finding, Severity, diagnose
-from celery_singleton_lock.errors import SingletonLockError
-from celery_singleton_lock.runtime import Runtime, singleton_tasks
+from ..core.key import PerTask, stored_names
+from ..core.lease import Kind, Record
+from ..core.store import HANDOFF_TASK
+from ..doctor import Finding, Severity, diagnose
+from ..errors import SingletonLockError
+from ..runtime import Runtime, singleton_tasks
 
 # The keys of the leases with which Beat processes elect a leader.
 _KEYS_OF_BEAT: Final = "celery.beat:{name}"

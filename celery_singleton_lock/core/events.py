@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from celery_singleton_lock.core.lease import Holder, Lease
+from .lease import Holder, Lease
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -43,12 +43,12 @@ from operator import attrgetter
 from random import random
 from typing import Any, Final
 
-from celery_singleton_lock.core import native
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.events import EventName, Events
-from celery_singleton_lock.core.lease import Lease, Loss, LossReason, reason_of_loss, trust_of
-from celery_singleton_lock.core.store import Renewal, Store
-from celery_singleton_lock.errors import StoreError
+from ..errors import StoreError
+from . import native
+from .clock import Clock
+from .events import EventName, Events
+from .lease import Lease, Loss, LossReason, reason_of_loss, trust_of
+from .store import Renewal, Store
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 from typing import Any, Final
 from urllib.parse import quote
 
-from celery_singleton_lock.errors import LockKeyError
+from ..errors import LockKeyError
 
 # json.dumps(sort_keys=True) makes a new encoder for each call.
 _sorted_json: Final = json.JSONEncoder(sort_keys=True).encode

@@ -20,8 +20,8 @@ from functools import lru_cache
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
 
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.errors import FenceUnavailable, LeaseLost
+from ..errors import FenceUnavailable, LeaseLost
+from .clock import Clock
 
 # An allowance for clocks that run at different speeds, and for rounding to milliseconds in Redis:
 # 1 % plus 2 ms, as in the Redlock specification (redis.io, "Distributed Locks with Redis").

@@ -44,21 +44,12 @@ from functools import partial
 from random import random
 from typing import Any, Final, Protocol
 
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.events import EventName, Events
-from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
-from celery_singleton_lock.core.lease import (
-    Kind,
-    Lease,
-    Loss,
-    Phase,
-    SharedDeadline,
-    Token,
-    reason_of_loss,
-    trust_of,
-)
-from celery_singleton_lock.core.store import Acquire, Refused, Relation, Release, Store, Trace
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from ..errors import StoreError, StoreUnavailable
+from .clock import Clock
+from .events import EventName, Events
+from .heartbeat import Heartbeat, timeout_for
+from .lease import Kind, Lease, Loss, Phase, SharedDeadline, Token, reason_of_loss, trust_of
+from .store import Acquire, Refused, Relation, Release, Store, Trace
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.

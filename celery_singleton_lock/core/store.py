@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
-from celery_singleton_lock.errors import StoreError
+from ..errors import StoreError
+from .lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
 
 
 class Relation(StrEnum):

@@ -16,9 +16,9 @@ from typing import Final
 
 from celery import Celery
 
-from celery_singleton_lock.doctor import consensus, locks, servers
-from celery_singleton_lock.doctor.context import Check, Context, Finding, Severity, error, ok
-from celery_singleton_lock.errors import SingletonLockError
+from ..errors import SingletonLockError
+from . import consensus, locks, servers
+from .context import Check, Context, Finding, Severity, error, ok
 
 __all__ = ["CHECKS", "Finding", "Severity", "diagnose"]
 

@@ -14,12 +14,12 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from ..errors import StoreError, StoreUnavailable
+from .context import Context, Findings, Server, error, note, ok, warning
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.stores.urls import StoreUrl
-    from celery_singleton_lock.stores.zookeeper.sessions import Session
+    from ..stores.urls import StoreUrl
+    from ..stores.zookeeper.sessions import Session
 
 # Seconds to wait for one reply of one member.
 _TIMEOUT: Final = 2.0
@@ -64,7 +64,7 @@ def check_login(context: Context) -> Findings:
 
 def visit_etcd(context: Context) -> Iterator[Server]:
     """The members that the URL names, each with its own view: version, leader, id."""
-    from celery_singleton_lock.stores.etcd.gateway import Gateway
+    from ..stores.etcd.gateway import Gateway
 
     url = context.store.url
     for address in url.hosts:
@@ -194,7 +194,7 @@ def check_zookeeper_members(context: Context) -> Findings:
 
 def _sessions(context: Context) -> tuple[dict[float, Session], str]:
     """Sessions of the shortest and the longest ttl, and the reason if one was not granted."""
-    from celery_singleton_lock.stores.zookeeper.sessions import Session
+    from ..stores.zookeeper.sessions import Session
 
     sessions: dict[float, Session] = {}
     for ttl in dict.fromkeys((context.ttls[0], context.ttls[-1])):

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from celery import Celery
 
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.runtime import Runtime, singleton_tasks
-from celery_singleton_lock.stores import is_sentinel_url
+from ..errors import StoreError, StoreUnavailable
+from ..runtime import Runtime, singleton_tasks
+from ..stores import is_sentinel_url
 
 T = TypeVar("T")
 

@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
-from celery_singleton_lock.beat.election import check_leader_ttl
-from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT, timeout_for
-from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.store import RENEWED, Acquire, Granted, Relation, Release
-from celery_singleton_lock.doctor.context import Context, Findings, error, note, ok, warning
-from celery_singleton_lock.doctor.servers import is_slow
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.publish.claim import RPC_CURE
-from celery_singleton_lock.runtime import IN_MEMORY, singleton_tasks
-from celery_singleton_lock.worker.bootstep import check_results, check_tasks
+from ..beat.election import check_leader_ttl
+from ..core.heartbeat import MAX_TIMEOUT, timeout_for
+from ..core.lease import Holder, Lease, Token
+from ..core.store import RENEWED, Acquire, Granted, Relation, Release
+from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..publish.claim import RPC_CURE
+from ..runtime import IN_MEMORY, singleton_tasks
+from ..worker.bootstep import check_results, check_tasks
+from .context import Context, Findings, error, note, ok, warning
+from .servers import is_slow
 
 # Measurements for a median that one slow reply doesn't change; 1 s on a link of 25 ms.
 _ROUNDS: Final = 20

@@ -7,15 +7,15 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from celery_singleton_lock.core.heartbeat import timeout_for
-from celery_singleton_lock.core.lease import drift
-from celery_singleton_lock.doctor.context import Context, Findings, Server, error, note, ok, warning
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.cluster import Topology
-from celery_singleton_lock.stores.redis.connection import OPERATOR_TIMEOUT, Connections
-from celery_singleton_lock.stores.redis.sentinel import SentinelConnections
-from celery_singleton_lock.stores.redlock.store import read_nodes
-from celery_singleton_lock.stores.urls import Address, StoreUrl
+from ..core.heartbeat import timeout_for
+from ..core.lease import drift
+from ..errors import StoreError, StoreUnavailable
+from ..stores.redis.cluster import Topology
+from ..stores.redis.connection import OPERATOR_TIMEOUT, Connections
+from ..stores.redis.sentinel import SentinelConnections
+from ..stores.redlock.store import read_nodes
+from ..stores.urls import Address, StoreUrl
+from .context import Context, Findings, Server, error, note, ok, warning
 
 _OLDEST: Final = {"Redis": (6, 0), "Valkey": (7, 2), "etcd": (3, 4), "ZooKeeper": (3, 5)}
 # The number of clock readings. The quickest one counts, because a slow reply makes it inaccurate.

@@ -15,14 +15,14 @@ from celery import Celery, signals
 from celery.utils import uuid
 from kombu.utils.json import dumps as kombu_dumps
 
-from celery_singleton_lock.celery_compat import dump_models
-from celery_singleton_lock.core.key import PER_TASK, digest
-from celery_singleton_lock.errors import LockKeyError
-from celery_singleton_lock.policy import CallOptions, Policy, check_call, merge, suggestion
-from celery_singleton_lock.publish.claim import Publication, Send, carry_claim, continues
-from celery_singleton_lock.publish.header import HEADER, PUBLISHED, add_header
-from celery_singleton_lock.publish.values import stable_rest
-from celery_singleton_lock.runtime import Runtime
+from ..celery_compat import dump_models
+from ..core.key import PER_TASK, digest
+from ..errors import LockKeyError
+from ..policy import CallOptions, Policy, check_call, merge, suggestion
+from ..runtime import Runtime
+from .claim import Publication, Send, carry_claim, continues
+from .header import HEADER, PUBLISHED, add_header
+from .values import stable_rest
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult

@@ -45,15 +45,15 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock.celery_compat import limit_backend_timeouts, result_meta
-from celery_singleton_lock.core.events import Event, EventName
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Phase, Record, Token
-from celery_singleton_lock.core.store import Admit, ClaimChange
-from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
-from celery_singleton_lock.policy import OnDuplicate, Policy, Unique, seconds
-from celery_singleton_lock.publish.values import SkippedResult, skipped_value
-from celery_singleton_lock.runtime import Runtime
+from ..celery_compat import limit_backend_timeouts, result_meta
+from ..core.events import Event, EventName
+from ..core.key import Keyspace
+from ..core.lease import Holder, Phase, Record, Token
+from ..core.store import Admit, ClaimChange
+from ..errors import DuplicateTask, StoreError, StoreUnavailable
+from ..policy import OnDuplicate, Policy, Unique, seconds
+from ..runtime import Runtime
+from .values import SkippedResult, skipped_value
 
 logger = logging.getLogger("celery_singleton_lock")
 

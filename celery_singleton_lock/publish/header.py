@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.policy import CALL_OPTIONS, OnConflict
+from ..core.lease import Token
+from ..policy import CALL_OPTIONS, OnConflict
 
 #: The name of this library's message header, whose value is an object.
 HEADER: Final = "singleton_lock"

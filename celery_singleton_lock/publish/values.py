@@ -9,11 +9,11 @@ from celery.result import EagerResult, ResultBase
 from kombu import serialization
 from kombu.exceptions import KombuError
 
-from celery_singleton_lock.core.key import SCALARS, KeyMaker
-from celery_singleton_lock.errors import LockKeyError
+from ..core.key import SCALARS, KeyMaker
+from ..errors import LockKeyError
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.core.lease import Holder
+    from ..core.lease import Holder
 
     _EagerResult = EagerResult[Any]
 else:

@@ -11,11 +11,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
-from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.store import Store
-from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.policy import suggestion
-from celery_singleton_lock.stores.urls import servers_of, split_url
+from ..core.clock import Clock, SystemClock
+from ..core.store import Store
+from ..errors import SettingsError
+from ..policy import suggestion
+from .urls import servers_of, split_url
 
 _SINGLE: Final = ("redis", "rediss", "unix", "redis+socket", "valkey", "valkeys")
 _SENTINEL: Final = ("sentinel", "sentinels")

@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.stores.transitions import Changes, Draft, Transition, TransitionStore
-from celery_singleton_lock.stores.urls import StoreUrl
+from ..core.clock import Clock, SystemClock
+from ..core.lease import Lease
+from .transitions import Changes, Draft, Transition, TransitionStore
+from .urls import StoreUrl
 
 #: A key and its owner: the token of a lease or the task of a claim. Two acquires of one key may
 #: both lack a reply, and either may have been carried out. So each has a note of its own.

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lease import Record
-from celery_singleton_lock.core.store import Capabilities
-from celery_singleton_lock.stores.transitions import Draft, Entry, Transition, TransitionStore
+from ..core.clock import Clock
+from ..core.lease import Record
+from ..core.store import Capabilities
+from .transitions import Draft, Entry, Transition, TransitionStore
 
 Reply = TypeVar("Reply")
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
-from celery_singleton_lock.core.store import (
+from ..core.key import Keyspace
+from ..core.lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
+from ..core.store import (
     RENEWED,
     Acquire,
     Admit,
@@ -33,7 +33,7 @@ from celery_singleton_lock.core.store import (
     Store,
     Trace,
 )
-from celery_singleton_lock.errors import StoreError
+from ..errors import StoreError
 
 Reply = TypeVar("Reply")
 

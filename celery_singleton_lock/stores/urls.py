@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from celery_singleton_lock.errors import SettingsError
-from celery_singleton_lock.policy import suggestion
+from ..errors import SettingsError
+from ..policy import suggestion
 
 _OF_REDLOCK: Final = ("redlock", "redlocks")
 _PERCENT_ENCODE: Final = (

@@ -18,16 +18,16 @@ from celery import Celery, Task, signals
 from celery.app.task import Task as BaseTask
 from kombu.utils.json import dumps as kombu_dumps
 
-from celery_singleton_lock.celery_compat import dump_models, hide_setting
-from celery_singleton_lock.core.key import KeyMaker
-from celery_singleton_lock.policy import OPTIONS, CallOptions, Policy, check_call, merge
-from celery_singleton_lock.publish.values import as_sent as see_as_sent
+from ..celery_compat import dump_models, hide_setting
+from ..core.key import KeyMaker
+from ..policy import OPTIONS, CallOptions, Policy, check_call, merge
+from ..publish.values import as_sent as see_as_sent
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
-    from celery_singleton_lock.runtime import Runtime
-    from celery_singleton_lock.task.run import TaskRun
+    from ..runtime import Runtime
+    from .run import TaskRun
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -78,7 +78,7 @@ class SingletonTask(_Base[P, R]):
         others = [c for c in cls.__mro__ if c not in (SingletonTask, BaseTask)]
         request = next((c.__dict__["Request"] for c in others if "Request" in c.__dict__), None)
         if request is not None:
-            from celery_singleton_lock.worker.request import mixed_request
+            from ..worker.request import mixed_request
 
             cls.Request = mixed_request(request)  # type: ignore[assignment]
         owner = next(c for c in cls.__mro__ if "__call__" in c.__dict__)
@@ -209,7 +209,7 @@ class SingletonTask(_Base[P, R]):
         return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
 
     def _runtime(self) -> Runtime:
-        from celery_singleton_lock.runtime import Runtime
+        from ..runtime import Runtime
 
         return Runtime.of(self.app)
 
@@ -266,7 +266,7 @@ class SingletonTask(_Base[P, R]):
         The signature of a next attempt (a retry) also contains the name of the call. Any other
         signature is a new call.
         """
-        from celery_singleton_lock.publish.header import HEADER, Delivery
+        from ..publish.header import HEADER, Delivery
 
         request = self.request if request is None else request
         signature = super().signature_from_request(request, args, kwargs, queue, **extra_options)
@@ -368,13 +368,13 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
 @cache
 def _task_run() -> type[TaskRun]:
     # Cached: an import statement in each task would cost ten times as much.
-    from celery_singleton_lock.task.run import TaskRun
+    from .run import TaskRun
 
     return TaskRun
 
 
 @cache
 def _publish_call() -> Callable[..., AsyncResult[Any]]:
-    from celery_singleton_lock.publish.apply_async import publish_call
+    from ..publish.apply_async import publish_call
 
     return publish_call

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from celery_singleton_lock.core.store import Relation
-from celery_singleton_lock.policy import ConflictAction, OnConflict
-from celery_singleton_lock.publish.header import Delivery
+from ..core.store import Relation
+from ..policy import ConflictAction, OnConflict
+from ..publish.header import Delivery
 
 #: The delay of a put-back in seconds. It doubles at each try, up to the second number.
 Pace = tuple[float, float]

@@ -11,15 +11,15 @@ from datetime import timedelta
 
 from celery import Celery
 
-from celery_singleton_lock.celery_compat import real_app
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Lease, Token
-from celery_singleton_lock.core.locker import Waiter
-from celery_singleton_lock.core.store import Acquire, Refused, Release
-from celery_singleton_lock.errors import LockConflict, LockKeyError, NoLease, StoreError
-from celery_singleton_lock.policy import Policy, merge, seconds
-from celery_singleton_lock.publish.header import mint_nonce
-from celery_singleton_lock.runtime import Runtime
+from ..celery_compat import real_app
+from ..core.key import Keyspace
+from ..core.lease import Holder, Lease, Token
+from ..core.locker import Waiter
+from ..core.store import Acquire, Refused, Release
+from ..errors import LockConflict, LockKeyError, NoLease, StoreError
+from ..policy import Policy, merge, seconds
+from ..publish.header import mint_nonce
+from ..runtime import Runtime
 
 #: The innermost lease held in the current context; its `outer` leads to the others. None: none.
 held_lease: ContextVar[Lease | None] = ContextVar("singleton_held_lease", default=None)

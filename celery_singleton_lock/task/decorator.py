@@ -10,10 +10,10 @@ from celery import Celery, Task
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
-from celery_singleton_lock.celery_compat import create_in_all_apps, real_app, task_from_function
-from celery_singleton_lock.core.key import KeySpec
-from celery_singleton_lock.policy import OPTIONS
-from celery_singleton_lock.task.base import SingletonTask, singleton_base, validate
+from ..celery_compat import create_in_all_apps, real_app, task_from_function
+from ..core.key import KeySpec
+from ..policy import OPTIONS
+from .base import SingletonTask, singleton_base, validate
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -29,9 +29,9 @@ from functools import cache
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from celery_singleton_lock.core import native
-from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.errors import LeaseLost
+from ..core import native
+from ..core.clock import SystemClock
+from ..errors import LeaseLost
 
 _R = TypeVar("_R")
 

@@ -19,9 +19,9 @@ from typing import Any
 from celery.app.task import Task as BaseTask
 from kombu import Exchange, Queue
 
-from celery_singleton_lock.celery_compat import delays_natively, driver_of
-from celery_singleton_lock.publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
-from celery_singleton_lock.worker.request import reached_with_delay, without_delay
+from ..celery_compat import delays_natively, driver_of
+from ..publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
+from ..worker.request import reached_with_delay, without_delay
 
 
 def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> float:

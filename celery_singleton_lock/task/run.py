@@ -57,36 +57,22 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from celery_singleton_lock.celery_compat import acks_failures, driver_of, fail_as_body
-from celery_singleton_lock.core.events import Event, EventName
-from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
-from celery_singleton_lock.core.lease import Holder, Lease, Phase
-from celery_singleton_lock.core.locker import Locker, Waiter, backoff
-from celery_singleton_lock.core.store import (
-    Acquire,
-    ClaimChange,
-    Mark,
-    MarkerState,
-    Refused,
-    Relation,
-    Release,
-)
-from celery_singleton_lock.errors import LockConflict, StoreError
-from celery_singleton_lock.policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
-from celery_singleton_lock.publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
-from celery_singleton_lock.publish.header import (
-    HEADER,
-    UNNAMED_KEY,
-    Delivery,
-    is_unnamed,
-    mint_nonce,
-)
-from celery_singleton_lock.publish.values import skipped_value
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task.conflict import AGAIN, Decision, Outcome, Pace, decide
-from celery_singleton_lock.task.context import held_here, held_lease
-from celery_singleton_lock.task.interrupt import Body, is_loss
-from celery_singleton_lock.task.put_back import publish_copy, why_not
+from ..celery_compat import acks_failures, driver_of, fail_as_body
+from ..core.events import Event, EventName
+from ..core.heartbeat import MAX_TIMEOUT
+from ..core.lease import Holder, Lease, Phase
+from ..core.locker import Locker, Waiter, backoff
+from ..core.store import Acquire, ClaimChange, Mark, MarkerState, Refused, Relation, Release
+from ..errors import LockConflict, StoreError
+from ..policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
+from ..publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
+from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
+from ..publish.values import skipped_value
+from ..runtime import Runtime
+from .conflict import AGAIN, Decision, Outcome, Pace, decide
+from .context import held_here, held_lease
+from .interrupt import Body, is_loss
+from .put_back import publish_copy, why_not
 
 logger = logging.getLogger("celery_singleton_lock")
 

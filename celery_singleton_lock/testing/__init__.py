@@ -9,13 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.testing.stage import (
-        ManualClock,
-        SingletonStore,
-        hold_lock,
-        is_skipped,
-        lose_lease,
-    )
+    from .stage import ManualClock, SingletonStore, hold_lock, is_skipped, lose_lease
 
 __all__ = ["ManualClock", "SingletonStore", "hold_lock", "is_skipped", "lose_lease"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.testing.stage import SingletonStore
+    from .stage import SingletonStore
 
 __all__ = ["singleton_store"]
 
@@ -20,7 +20,7 @@ __all__ = ["singleton_store"]
 @pytest.fixture
 def singleton_store(request: pytest.FixtureRequest) -> Iterator[SingletonStore]:
     """An in-memory store with a manual clock, for the fixture ``celery_app`` or the current app."""
-    from celery_singleton_lock.testing.stage import SingletonStore
+    from .stage import SingletonStore
 
     store = SingletonStore()
     names = request.fixturenames

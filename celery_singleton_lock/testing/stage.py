@@ -8,12 +8,12 @@ from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.celery_compat import real_app
-from celery_singleton_lock.core.lease import Kind, Lease, Record
-from celery_singleton_lock.publish.values import is_skipped
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.task.context import current_lease, held_lease, hold
+from ..celery_compat import real_app
+from ..core.lease import Kind, Lease, Record
+from ..publish.values import is_skipped
+from ..runtime import Runtime
+from ..stores.memory import MemoryStore
+from ..task.context import current_lease, held_lease, hold
 
 __all__ = ["ManualClock", "SingletonStore", "hold_lock", "is_skipped", "lose_lease"]
 

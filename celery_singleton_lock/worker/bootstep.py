@@ -14,19 +14,19 @@ from typing import Any, Final
 import click
 from celery import Celery, bootsteps
 
-from celery_singleton_lock.celery_compat import forks
-from celery_singleton_lock.core.heartbeat import MAX_TIMEOUT
-from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.core.store import Acquire, Release, Store
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.instrumentation import Monitor
-from celery_singleton_lock.policy import Policy, check_claim_options
-from celery_singleton_lock.publish.claim import RPC_CURE, sends_results_to_first_caller
-from celery_singleton_lock.publish.header import mint_nonce
-from celery_singleton_lock.runtime import IN_MEMORY, Runtime, singleton_tasks
-from celery_singleton_lock.settings import Settings
-from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
-from celery_singleton_lock.worker.shared_memory import SharedMemory
+from ..celery_compat import forks
+from ..core.heartbeat import MAX_TIMEOUT
+from ..core.lease import Holder, Token
+from ..core.store import Acquire, Release, Store
+from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..instrumentation import Monitor
+from ..policy import Policy, check_claim_options
+from ..publish.claim import RPC_CURE, sends_results_to_first_caller
+from ..publish.header import mint_nonce
+from ..runtime import IN_MEMORY, Runtime, singleton_tasks
+from ..settings import Settings
+from .parent_heartbeat import ParentHeartbeat
+from .shared_memory import SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
 

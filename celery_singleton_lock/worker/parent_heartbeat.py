@@ -58,13 +58,13 @@ from collections.abc import Callable
 from math import inf
 from typing import ClassVar, Final
 
-from celery_singleton_lock.core import native
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.heartbeat import interval_of, patience, retry_pause
-from celery_singleton_lock.core.lease import Holder, Lease, LossReason, Token, trust_of
-from celery_singleton_lock.core.store import RENEWED, Renewal, Store
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.worker.shared_memory import LeaseNote, RunningLease, SharedMemory, lives
+from ..core import native
+from ..core.clock import Clock
+from ..core.heartbeat import interval_of, patience, retry_pause
+from ..core.lease import Holder, Lease, LossReason, Token, trust_of
+from ..core.store import RENEWED, Renewal, Store
+from ..errors import StoreError, StoreUnavailable
+from .shared_memory import LeaseNote, RunningLease, SharedMemory, lives
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -45,13 +45,13 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu import Queue
 
-from celery_singleton_lock import celery_compat
-from celery_singleton_lock.celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
-from celery_singleton_lock.core.lease import Kind, Token
-from celery_singleton_lock.core.store import ClaimChange, Release, Store
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.publish.claim import Claim
-from celery_singleton_lock.publish.header import (
+from .. import celery_compat
+from ..celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
+from ..core.lease import Kind, Token
+from ..core.store import ClaimChange, Release, Store
+from ..errors import StoreError, StoreUnavailable
+from ..publish.claim import Claim
+from ..publish.header import (
     HEADER,
     NONCE_KEY,
     QUEUE_KEY,
@@ -63,9 +63,9 @@ from celery_singleton_lock.publish.header import (
     header_of,
     mint_nonce,
 )
-from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
-from celery_singleton_lock.worker.shared_memory import SharedMemory
+from ..runtime import Runtime
+from .parent_heartbeat import ParentHeartbeat
+from .shared_memory import SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -42,8 +42,8 @@ from struct import Struct
 from typing import Any, Final
 from zlib import crc32
 
-from celery_singleton_lock.celery_compat import pool_index
-from celery_singleton_lock.core.lease import Lease
+from ..celery_compat import pool_index
+from ..core.lease import Lease
 
 #: The number of leases of one process that are noted. The parent does not know of further ones.
 NOTES: Final = 16

@@ -20,10 +20,10 @@ from typing import Any, Final
 import requests
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-from celery_singleton_lock.core import native
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.urls import StoreUrl
+from ...core import native
+from ...core.clock import Clock
+from ...errors import StoreError, StoreUnavailable
+from ..urls import StoreUrl
 
 Body = Mapping[str, Any]
 Reply = dict[str, Any]

@@ -52,13 +52,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lease import Lease, Record
-from celery_singleton_lock.core.store import RENEWED, Capabilities, Renewal
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.consensus import ConsensusStore, Name, OwnKeys, names_of
-from celery_singleton_lock.stores.etcd.gateway import OPTIONS, Gateway, LeaseGone
-from celery_singleton_lock.stores.transitions import (
+from ...core.clock import Clock
+from ...core.lease import Lease, Record
+from ...core.store import RENEWED, Capabilities, Renewal
+from ...errors import StoreError, StoreUnavailable
+from ..consensus import ConsensusStore, Name, OwnKeys, names_of
+from ..transitions import (
     OPERATOR_TIMEOUT,
     Changes,
     Draft,
@@ -68,6 +67,7 @@ from celery_singleton_lock.stores.transitions import (
     parse_entry,
     renewal,
 )
+from .gateway import OPTIONS, Gateway, LeaseGone
 
 Reply = TypeVar("Reply")
 

@@ -34,9 +34,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from celery_singleton_lock.core.lease import Kind, Record
-from celery_singleton_lock.core.store import OnReply, Relation, Release
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from ...core.lease import Kind, Record
+from ...core.store import OnReply, Relation, Release
+from ...errors import StoreError, StoreUnavailable
 
 # The second try uses a new connection: a restart of the server breaks all idle connections.
 _TRIES: Final = 2

@@ -36,10 +36,10 @@ from typing import Any, Final
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Token
-from celery_singleton_lock.core.store import (
+from ...core.clock import Clock
+from ...core.key import Keyspace
+from ...core.lease import Kind, Lease, LossReason, Token
+from ...core.store import (
     RENEWED,
     Acquire,
     Capabilities,
@@ -52,12 +52,12 @@ from celery_singleton_lock.core.store import (
     Release,
     Renewal,
 )
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis import scripts
-from celery_singleton_lock.stores.redis.async_release import PendingRelease
-from celery_singleton_lock.stores.redis.connection import Connection, Connections
-from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.urls import Address, StoreUrl
+from ...errors import SettingsError, StoreError, StoreUnavailable
+from ..urls import Address, StoreUrl
+from . import scripts
+from .async_release import PendingRelease
+from .connection import Connection, Connections
+from .store import RedisStore
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -37,13 +37,13 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from celery_singleton_lock.core import native
-from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.policy import suggestion
-from celery_singleton_lock.stores.redis.async_release import PendingRelease
-from celery_singleton_lock.stores.redis.scripts import Command, pack
-from celery_singleton_lock.stores.urls import Address, StoreUrl
+from ...core import native
+from ...core.clock import Clock, SystemClock
+from ...errors import SettingsError, StoreError, StoreUnavailable
+from ...policy import suggestion
+from ..urls import Address, StoreUrl
+from .async_release import PendingRelease
+from .scripts import Command, pack
 
 logger = logging.getLogger("celery_singleton_lock")
 

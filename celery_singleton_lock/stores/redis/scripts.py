@@ -14,9 +14,9 @@ from importlib.resources import files
 from operator import attrgetter
 from typing import Any, Final
 
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease, LossReason
-from celery_singleton_lock.core.store import RENEWED, Acquire, ClaimChange, Release, Renewal
+from ...core.key import Keyspace
+from ...core.lease import Kind, Lease, LossReason
+from ...core.store import RENEWED, Acquire, ClaimChange, Release, Renewal
 
 #: The words of a command.
 Command = Sequence[Any]

@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import redis
 
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.connection import Connections, read
-from celery_singleton_lock.stores.urls import StoreUrl
+from ...errors import SettingsError, StoreError, StoreUnavailable
+from ..urls import StoreUrl
+from .connection import Connections, read
 
 _PORT: Final = 26379
 

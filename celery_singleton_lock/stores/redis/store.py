@@ -36,9 +36,9 @@ from typing import Any, Final, TypeVar
 
 import redis
 
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, Lease, Phase, Record, Token
-from celery_singleton_lock.core.store import (
+from ...core.key import Keyspace
+from ...core.lease import Kind, Lease, Phase, Record, Token
+from ...core.store import (
     Acquire,
     Admit,
     Authorization,
@@ -56,12 +56,12 @@ from celery_singleton_lock.core.store import (
     Ticket,
     Trace,
 )
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis import scripts
-from celery_singleton_lock.stores.redis.async_release import PendingReleases
-from celery_singleton_lock.stores.redis.connection import OPERATOR_TIMEOUT, Connections
-from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
-from celery_singleton_lock.stores.urls import StoreUrl
+from ...errors import StoreError, StoreUnavailable
+from ..urls import StoreUrl
+from . import scripts
+from .async_release import PendingReleases
+from .connection import OPERATOR_TIMEOUT, Connections
+from .wait_queue import RedisTicket, WaitQueues
 
 R = TypeVar("R")
 T = TypeVar("T")

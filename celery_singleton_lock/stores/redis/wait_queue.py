@@ -30,10 +30,10 @@ from typing import Final
 
 import redis
 
-from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.redis.connection import Connection, Connections
-from celery_singleton_lock.stores.redis.scripts import pack
+from ...core.clock import Clock, SystemClock
+from ...errors import StoreError
+from .connection import Connection, Connections
+from .scripts import pack
 
 logger = logging.getLogger("celery_singleton_lock")
 

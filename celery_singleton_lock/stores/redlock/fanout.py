@@ -14,16 +14,16 @@ from weakref import WeakSet
 
 import redis
 
-from celery_singleton_lock.core import native
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Acquire, Admit, Granted, Refused, Relation, Release
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.redis.scripts import Command, release_command, with_source
-from celery_singleton_lock.stores.redis.store import RedisStore, slot_or_refusal
-from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.votes import Poll
-from celery_singleton_lock.stores.urls import StoreUrl
+from ...core import native
+from ...core.clock import Clock
+from ...core.lease import Token
+from ...core.store import Acquire, Admit, Granted, Refused, Relation, Release
+from ...errors import StoreError, StoreUnavailable
+from ..redis.scripts import Command, release_command, with_source
+from ..redis.store import RedisStore, slot_or_refusal
+from ..urls import StoreUrl
+from . import votes
+from .votes import Poll
 
 T = TypeVar("T")
 D = TypeVar("D")

@@ -66,9 +66,9 @@ from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
-from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.lease import Lease, LossReason, Record, Token, drift
-from celery_singleton_lock.core.store import (
+from ...core.clock import Clock, SystemClock
+from ...core.lease import Lease, LossReason, Record, Token, drift
+from ...core.store import (
     Acquire,
     Admit,
     Authorization,
@@ -84,13 +84,13 @@ from celery_singleton_lock.core.store import (
     Store,
     Trace,
 )
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.policy import seconds
-from celery_singleton_lock.stores.redis import scripts
-from celery_singleton_lock.stores.redlock import votes
-from celery_singleton_lock.stores.redlock.fanout import NODE_TIMEOUT, Fanout, Node
-from celery_singleton_lock.stores.redlock.votes import Poll, Verdict, Votes
-from celery_singleton_lock.stores.urls import StoreUrl
+from ...errors import SettingsError, StoreError, StoreUnavailable
+from ...policy import seconds
+from ..redis import scripts
+from ..urls import StoreUrl
+from . import votes
+from .fanout import NODE_TIMEOUT, Fanout, Node
+from .votes import Poll, Verdict, Votes
 
 T = TypeVar("T")
 D = TypeVar("D")

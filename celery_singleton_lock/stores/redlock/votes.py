@@ -17,16 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
-from celery_singleton_lock.core.lease import LossReason, Record
-from celery_singleton_lock.core.store import (
-    RENEWED,
-    Authorization,
-    Granted,
-    Refused,
-    Relation,
-    Renewal,
-)
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from ...core.lease import LossReason, Record
+from ...core.store import RENEWED, Authorization, Granted, Refused, Relation, Renewal
+from ...errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
 

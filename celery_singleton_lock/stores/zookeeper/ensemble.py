@@ -23,11 +23,11 @@ from urllib.parse import quote
 
 from kazoo import exceptions as kazoo_errors
 
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.transitions import Changes, Entry, format_value, parse_entry
-from celery_singleton_lock.stores.urls import StoreUrl
-from celery_singleton_lock.stores.zookeeper.sessions import Session
+from ...core.clock import Clock
+from ...errors import StoreError, StoreUnavailable
+from ..transitions import Changes, Entry, format_value, parse_entry
+from ..urls import StoreUrl
+from .sessions import Session
 
 #: The number of buckets. With this many, the list of a bucket's names stays far below the limit of
 #: a reply, one megabyte, and two concurrent operations seldom use the same bucket.

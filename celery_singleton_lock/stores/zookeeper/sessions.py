@@ -37,9 +37,9 @@ from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.stores.urls import StoreUrl
+from ...core.clock import Clock
+from ...errors import StoreError, StoreUnavailable
+from ..urls import StoreUrl
 
 #: Options of the URL's query.
 OPTIONS: Final = frozenset({"ca", "cert", "key"})

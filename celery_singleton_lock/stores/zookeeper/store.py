@@ -53,28 +53,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from celery_singleton_lock.core import native
-from celery_singleton_lock.core.lease import Lease, Record
-from celery_singleton_lock.core.store import (
-    RENEWED,
-    Acquire,
-    Capabilities,
-    Granted,
-    Refused,
-    Renewal,
-)
-from celery_singleton_lock.errors import SettingsError, StoreError, StoreUnavailable
-from celery_singleton_lock.stores.consensus import ConsensusStore, Name, OwnKeys
-from celery_singleton_lock.stores.transitions import (
-    OPERATOR_TIMEOUT,
-    Changes,
-    Draft,
-    Entry,
-    Transition,
-    renewal,
-)
-from celery_singleton_lock.stores.zookeeper.ensemble import Ensemble, Seen, Versions, View
-from celery_singleton_lock.stores.zookeeper.sessions import OPTIONS, Session
+from ...core import native
+from ...core.lease import Lease, Record
+from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Renewal
+from ...errors import SettingsError, StoreError, StoreUnavailable
+from ..consensus import ConsensusStore, Name, OwnKeys
+from ..transitions import OPERATOR_TIMEOUT, Changes, Draft, Entry, Transition, renewal
+from .ensemble import Ensemble, Seen, Versions, View
+from .sessions import OPTIONS, Session
 
 Reply = TypeVar("Reply")
 

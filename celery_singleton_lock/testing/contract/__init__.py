@@ -18,10 +18,10 @@ to see the values in a failure.
 
 from __future__ import annotations
 
-from celery_singleton_lock.testing.contract.claims import ClaimContract
-from celery_singleton_lock.testing.contract.leases import LeaseContract
-from celery_singleton_lock.testing.contract.operators import OperatorContract
-from celery_singleton_lock.testing.contract.steps import TIMEOUT, ask, lease_of, new_key, new_token
+from .claims import ClaimContract
+from .leases import LeaseContract
+from .operators import OperatorContract
+from .steps import TIMEOUT, ask, lease_of, new_key, new_token
 
 __all__ = ["TIMEOUT", "StoreContract", "ask", "lease_of", "new_key", "new_token"]
 

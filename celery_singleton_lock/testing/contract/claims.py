@@ -8,11 +8,11 @@ from itertools import product
 from math import isnan
 from typing import Any
 
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase, Record, Token
-from celery_singleton_lock.core.store import RENEWED, Granted, MarkerState, Relation, Store
-from celery_singleton_lock.testing.contract import steps as do
-from celery_singleton_lock.testing.contract.steps import HOLDER, KEYSPACE, LONG, PUBLISHER, Part
+from ...core.key import Keyspace
+from ...core.lease import Holder, Kind, LossReason, Phase, Record, Token
+from ...core.store import RENEWED, Granted, MarkerState, Relation, Store
+from . import steps as do
+from .steps import HOLDER, KEYSPACE, LONG, PUBLISHER, Part
 
 _THREADS = 16
 

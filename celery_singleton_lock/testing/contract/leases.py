@@ -7,21 +7,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Token
-from celery_singleton_lock.core.store import (
-    RENEWED,
-    Acquire,
-    Granted,
-    MarkerState,
-    Refused,
-    Relation,
-    Release,
-    Store,
-)
-from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.testing.contract import steps as do
-from celery_singleton_lock.testing.contract.steps import HOLDER, LONG, TIMEOUT, Part
+from ...core.key import Keyspace
+from ...core.lease import Holder, Kind, LossReason, Token
+from ...core.store import RENEWED, Acquire, Granted, MarkerState, Refused, Relation, Release, Store
+from ...errors import StoreError
+from . import steps as do
+from .steps import HOLDER, LONG, TIMEOUT, Part
 
 Replies: TypeAlias = list[Relation | StoreError]
 

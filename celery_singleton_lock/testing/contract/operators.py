@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, LossReason, Phase, Token
-from celery_singleton_lock.core.store import (
-    Authorization,
-    AuthorizeTick,
-    MarkerState,
-    Relation,
-    Store,
-)
-from celery_singleton_lock.testing.contract import steps as do
-from celery_singleton_lock.testing.contract.steps import HOLDER, KEYSPACE, LONG, TIMEOUT, Part
+from ...core.key import Keyspace
+from ...core.lease import Holder, Kind, LossReason, Phase, Token
+from ...core.store import Authorization, AuthorizeTick, MarkerState, Relation, Store
+from . import steps as do
+from .steps import HOLDER, KEYSPACE, LONG, TIMEOUT, Part
 
 
 def tick(

@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Phase, Record, Token
-from celery_singleton_lock.core.store import (
+from ...core.clock import SystemClock
+from ...core.key import Keyspace
+from ...core.lease import Holder, Kind, Lease, Phase, Record, Token
+from ...core.store import (
     Acquire,
     Admit,
     ClaimChange,
