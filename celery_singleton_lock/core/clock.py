@@ -20,15 +20,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds on a clock that is never set; comparable within one host only."""
-        ...
 
     def wall(self) -> float:
         """Seconds since the epoch; for records and messages that cross hosts."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Block this thread (or greenlet) for ``seconds``."""
-        ...
 
 
 class SystemClock:

@@ -248,18 +248,15 @@ class SharedDeadline(Protocol):
 
     def write(self, valid_until: float) -> None:
         """Write the deadline of the holder's own renewals. Called by the holder."""
-        ...
 
     def parents(self) -> float:
         """The deadline of the parent's renewals; -inf if there are none, or after the end."""
-        ...
 
     def close(self) -> None:
         """End renewal by the parent. Called by the holder; idempotent.
 
         The reply to a renewal in flight has no effect.
         """
-        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

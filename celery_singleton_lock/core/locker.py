@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from random import random
@@ -245,13 +246,9 @@ class Locker:
         """
         claim = request.claim
         queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
-        try:
-            self.store.release(
-                Release(keys=request.slots, token=request.token, claim=queued),
-                timeout=timeout_for(request.ttl),
-            )
-        except StoreError:
-            pass  # if the lease was granted, its ttl frees the key
+        release = Release(keys=request.slots, token=request.token, claim=queued)
+        with suppress(StoreError):  # if the lease was granted, its ttl frees the key
+            self.store.release(release, timeout=timeout_for(request.ttl))
         self._strike(request.token)
 
     @staticmethod

@@ -318,7 +318,6 @@ class Ticket(Protocol):
             The handoff token for the next acquire; empty: the client was not woken; None: the
             store does not wake this client any more, and the ticket is of no further use.
         """
-        ...
 
     def leave(self, *, counted: bool) -> None:
         """Leave the wait queue; never raises.
@@ -326,7 +325,6 @@ class Ticket(Protocol):
         Args:
             counted: Whether the store still counts the client as waiting.
         """
-        ...
 
 
 class Store(ABC):

@@ -134,8 +134,7 @@ def _registered(scheme: str) -> Callable[..., Store]:
     """The entry point that an installed package has registered for ``scheme``."""
     found = list(entry_points(group=_GROUP, name=scheme))
     if not found:
-        known = {*_STORES, *entry_points(group=_GROUP).names}
-        hint = suggestion(scheme, known)
+        hint = suggestion(scheme, {*_STORES, *entry_points(group=_GROUP).names})
         raise SettingsError(f"singleton_lock_url has the scheme {scheme!r}{hint}")
     try:
         return cast(Callable[..., Store], found[0].load())

@@ -71,10 +71,8 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
 def _create(fun: Callable[..., Any], app: Any, options: dict[str, Any]) -> Any:
     base = options.pop("base", None)
     given = {name: options.pop(name) for name in OPTIONS & set(options)}
-    where = f"@singleton_task on {fun.__qualname__}"
-    _refuse_mistakes(options, base, where)
-    is_bound = bool(options.get("bind"))
-    validate(_policy(base, given), fun.__qualname__, fun, is_bound=is_bound)
+    _refuse_mistakes(options, base, f"@singleton_task on {fun.__qualname__}")
+    validate(_policy(base, given), fun.__qualname__, fun, is_bound=bool(options.get("bind")))
 
     def options_for(app: Any) -> dict[str, Any]:
         real_base = base or app.Task

@@ -105,7 +105,7 @@ def test_the_entry_points_lead_somewhere() -> None:
     ours = {name: point.load() for name, point in points.items() if point is not django}
     assert ("celery.commands", "singleton") in ours
     assert ours["celery.commands", "singleton"].name == "singleton"
-    assert ours["pytest11", PACKAGE].__name__ == f"{PACKAGE}.testing.plugin"
+    assert ours["pytest11", PACKAGE].__name__ == f"{PACKAGE}.pytest_plugin"
     assert len(points) == len(distribution("celery-singleton-lock").entry_points)
     # Its models can be imported in a configured project only.
     program = f"import django; django.setup(); from {django.module} import {django.attr}"

@@ -70,9 +70,9 @@ def test_the_command_celery_imports_no_more_than_the_names_of_ours() -> None:
 
 def test_pytest_imports_nothing_of_the_lock_before_the_fixture_is_used() -> None:
     """pytest imports the plugin in every project where the package is installed."""
-    found = modules(f"import {PACKAGE}.testing.plugin")
+    found = modules(f"import {PACKAGE}.pytest_plugin")
     ours = {name for name in found if name.startswith(PACKAGE)}
-    assert ours == {PACKAGE, f"{PACKAGE}.testing", f"{PACKAGE}.testing.plugin"}
+    assert ours == {PACKAGE, f"{PACKAGE}.pytest_plugin"}
 
 
 def test_every_public_name_is_there_whatever_was_imported_before() -> None:

@@ -261,8 +261,7 @@ class EtcdStore(ConsensusStore):
         return found
 
     def scan(self, pattern: str, /) -> Iterator[Record]:
-        literal = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-        first = (self._prefix + literal).encode()
+        first = (self._prefix + re.split(r"[*?\[]", pattern, maxsplit=1)[0]).encode()
         end = first + b"\xff"  # No key contains this byte.
         while True:
             body = {"key": _encoded(first), "range_end": _encoded(end), "limit": _PAGE}

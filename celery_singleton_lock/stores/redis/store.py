@@ -228,8 +228,7 @@ class RedisStore(Store):
         if claim is not None:
             keys.append(claim.key)
             arguments += [token.task, scripts.phase_of(claim), scripts.milliseconds(claim.ttl)]
-        command = scripts.MARK.command(keys, arguments)
-        _repeated(self._run, command, timeout)
+        _repeated(self._run, scripts.MARK.command(keys, arguments), timeout)
 
     def admit(self, request: Admit, *, timeout: float) -> Record | None:
         if Keyspace.fence(request.key) not in self._known_shards:

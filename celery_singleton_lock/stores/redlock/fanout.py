@@ -311,10 +311,8 @@ class Node:
             answer = StoreError(f"{self.url}: {exc}")
         except Exception as exc:  # raised again in the caller's thread
             answer = exc
-        try:
+        with suppress(Exception):  # the calling thread may have ended, and its gevent hub with it
             job.deliver(answer)
-        except Exception:
-            pass  # the calling thread may have ended, and its gevent hub with it
         return True
 
     def _answer(self, job: Job, *, again: bool = True) -> Any:

@@ -28,6 +28,7 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from kazoo import exceptions as kazoo_errors
@@ -185,7 +186,5 @@ class Session:
         connection = getattr(self.client._connection, "_socket", None)
         # A new connection stays open: it may lead to the next member already.
         if connection is not None and self.client.connected:
-            try:
+            with suppress(OSError):  # The socket is closed already.
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # The socket is closed already.

@@ -266,8 +266,7 @@ class ClaimContract(Part):
         key, claim = do.new_claim()
         slots = Keyspace.slots(key, 3)
         do.ask(store, slots, do.new_token())
-        token = do.publish(store, claim)
-        reply = do.ask(store, slots, token, claim=do.running(claim))
+        reply = do.ask(store, slots, do.publish(store, claim), claim=do.running(claim))
         assert reply == Granted(key=slots[1], fence=None)
         assert do.record_of(store, claim).phase is Phase.RUNNING
         assert store.inspect(slots[2]) is None

@@ -42,8 +42,7 @@ class OperatorContract(Part):
         key, fences = do.new_key(), []
         for number in range(50):
             token = do.new_token()
-            fences.append(do.fence_of(store, key, token))
-            fences.append(do.fence_of(store, key, token))
+            fences += [do.fence_of(store, key, token), do.fence_of(store, key, token)]
             if number % 2:
                 do.give(store, key, token)
             else:
