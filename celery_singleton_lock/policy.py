@@ -21,6 +21,8 @@ DEFAULT_MAX_WAIT: Final = 3600.0
 # Seconds. A lease is renewed every ttl/3 with a timeout of ttl/6, so one slow reply would lose a
 # shorter lease.
 MIN_TTL: Final = 0.3
+# Seconds. Each holder looks for a newer call that often, with one command.
+_MIN_WITHIN: Final = 0.1
 # One script examines all slots of a key.
 _MAX_LIMIT: Final = 1000
 
@@ -31,6 +33,7 @@ class ConflictAction(StrEnum):
     RETRY = "retry"
     WAIT = "wait"
     RAISE = "raise"
+    CANCEL_RUNNING = "cancel_running"
 
 
 class OnLost(StrEnum):
@@ -161,7 +164,9 @@ class OnConflict:
         delay: Seconds until the first put-back message is delivered; doubles, with jitter.
         max_delay: The longest pause between two tries, in seconds.
         max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never.
-        timeout: Seconds for which ``wait`` blocks the worker before FAILURE with LockConflict.
+        timeout: Seconds for which ``wait`` and ``cancel_running`` block the worker before FAILURE
+            with LockConflict.
+        within: Seconds between two looks of a holder for a newer call (``cancel_running``).
     """
 
     action: ConflictAction
@@ -169,12 +174,13 @@ class OnConflict:
     max_delay: float = 60.0
     max_wait: float | None = DEFAULT_MAX_WAIT
     timeout: float = 5.0
+    within: float = 1.0
 
     def __post_init__(self) -> None:
         # A user may give the action as a plain str, which is not identical to a member.
         action = choice("OnConflict(action)", self.action, ConflictAction)
         object.__setattr__(self, "action", action)
-        for name in ("delay", "max_delay", "max_wait", "timeout"):
+        for name in ("delay", "max_delay", "max_wait", "timeout", "within"):
             value = getattr(self, name)
             if value is not None or name != "max_wait":
                 object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
@@ -205,6 +211,27 @@ class OnConflict:
         return cls(action=ConflictAction.WAIT, timeout=seconds("OnConflict.wait(timeout)", timeout))
 
     @classmethod
+    def cancel_running(
+        cls, within: float | timedelta = 1, timeout: float | timedelta = 90
+    ) -> OnConflict:
+        """Have the newest call run: interrupt the running one, and wait until it has ended.
+
+        Args:
+            within: Seconds until the holder notices the newer call.
+            timeout: Seconds for which the newer call blocks in the worker. The default is longer
+                than the default ttl, after which the lease of a dead holder expires.
+        """
+        where = "OnConflict.cancel_running"
+        looks = at_least(f"{where}(within)", within, _MIN_WITHIN, "; each look is a command")
+        longest = seconds(f"{where}(timeout)", timeout)
+        if longest <= looks:
+            raise ValueError(
+                f"{where}(within={looks:g}, timeout={longest:g}): the newer call gives up before "
+                "the holder looks; give a timeout that is longer than within"
+            )
+        return cls(action=ConflictAction.CANCEL_RUNNING, timeout=longest, within=looks)
+
+    @classmethod
     def of(cls, value: Any) -> OnConflict:
         """The rule that ``value`` is or names; also reads what :meth:`to_header` writes.
 
@@ -214,22 +241,29 @@ class OnConflict:
         if isinstance(value, OnConflict):
             return value
         if not isinstance(value, Mapping):
-            return cls(action=choice("on_conflict", value, ConflictAction))
+            action = choice("on_conflict", value, ConflictAction)
+            is_cancel = action is ConflictAction.CANCEL_RUNNING
+            return cls.cancel_running() if is_cancel else cls(action=action)
         action = choice("on_conflict", value.get("action"), ConflictAction)
         try:
             if action is ConflictAction.RETRY:
                 return cls.retry(value["delay"], value["max_delay"], value["max_wait"])
             if action is ConflictAction.WAIT:
                 return cls.wait(value["timeout"])
+            if action is ConflictAction.CANCEL_RUNNING:
+                return cls.cancel_running(value["within"], value["timeout"])
         except KeyError as exc:
             raise ValueError(f"on_conflict={value!r}: {exc} is missing") from None
         return cls(action=action)
 
     def to_header(self) -> str | dict[str, Any]:
         """The form in a message; :meth:`of` reads it."""
-        if self == OnConflict(action=self.action):
+        if self == OnConflict.of(self.action):
             return str(self.action)
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.action is not ConflictAction.CANCEL_RUNNING:
+            del named["within"]
+        return named
 
     #: Called by kombu's encoder: other messages may contain the options of a signature.
     __json__ = to_header
@@ -237,7 +271,7 @@ class OnConflict:
 
 def _on_conflict(name: str, value: Any) -> OnConflict:
     is_rule = isinstance(value, (str, Mapping, OnConflict))
-    advice = "give a str, or OnConflict.retry(...) or .wait(...)"
+    advice = "give a str, or OnConflict.retry(...), .wait(...) or .cancel_running(...)"
     require(is_rule, name, value, advice, TypeError)
     return OnConflict.of(value)
 
@@ -337,7 +371,14 @@ def check_call(policy: Callable[[], Policy], options: Any, *, where: str) -> dic
                 f"{where}: a call can't set {name!r}{suggestion(str(name), CALL_OPTIONS)}; key, "
                 "scope and limit decide which calls exclude each other, and belong to the task"
             )
-    check_claim_options(merge(policy(), options, where=where), options, where=where)
+    merged = merge(policy(), options, where=where)
+    check_claim_options(merged, options, where=where)
+    if "on_conflict" in options and merged.on_conflict.action is ConflictAction.CANCEL_RUNNING:
+        raise ValueError(
+            f'{where}: on_conflict="cancel_running" belongs to the task: a holder looks for newer '
+            "calls only if its own policy says so. Give it to the decorator; a call of such a task "
+            "may set another on_conflict"
+        )
     return dict(options)
 
 
@@ -409,10 +450,26 @@ def _check_together(policy: Policy) -> None:
             f"needs_fence=True with limit={policy.limit}: several holders at a time have no order, "
             "so there is no fence; use limit=1"
         )
+    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
+        _check_cancel_running(policy)
     if policy.max_hold is not None and policy.max_hold < policy.min_hold:
         raise ValueError(f"max_hold={policy.max_hold} is shorter than min_hold={policy.min_hold}")
     retry = policy.on_conflict
     if retry.action is ConflictAction.RETRY and retry.max_delay < retry.delay:
         raise ValueError(
             f"OnConflict.retry: max_delay={retry.max_delay} is shorter than delay={retry.delay}"
+        )
+
+
+def _check_cancel_running(policy: Policy) -> None:
+    where = 'on_conflict="cancel_running"'
+    if policy.limit > 1:
+        raise ValueError(
+            f"{where} with limit={policy.limit}: it is not defined which of the holders to "
+            "cancel; use limit=1"
+        )
+    if policy.unique is Unique.UNTIL_DONE:
+        raise ValueError(
+            f'{where} with unique="until_done": no equal call is published while one runs, so none '
+            "would ever be cancelled; drop unique"
         )

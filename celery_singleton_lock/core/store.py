@@ -276,6 +276,8 @@ class Capabilities:
             possible if a lease ends with its holder's connection.
         releases_async: Whether :meth:`Store.release_async` is implemented.
         wakes_waiters: Whether :meth:`Store.ticket` is implemented.
+        orders_calls: Whether :meth:`Store.newest_call` is implemented, which
+            ``on_conflict="cancel_running"`` needs.
         usable_before_fork: Whether a process may use the store and fork later. It may not if the
             client starts threads.
     """
@@ -289,6 +291,7 @@ class Capabilities:
     renews_for_others: bool = False
     releases_async: bool = False
     wakes_waiters: bool = False
+    orders_calls: bool = False
     usable_before_fork: bool = False
 
 

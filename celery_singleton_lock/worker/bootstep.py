@@ -20,7 +20,7 @@ from ..core.lease import Holder, Token
 from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import Monitor
-from ..policy import Policy, check_claim_options
+from ..policy import ConflictAction, Policy, check_claim_options
 from ..publish.claim import RPC_CURE, sends_results_to_first_caller
 from ..publish.header import mint_nonce
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
@@ -130,6 +130,11 @@ def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
         raise SettingsError(
             f"{task} has needs_fence=True, but the store ({able.name}) has no fencing tokens: "
             "choose a store that has, or drop needs_fence"
+        )
+    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING and not able.orders_calls:
+        raise SettingsError(
+            f'{task} has on_conflict="cancel_running", but the store ({able.name}) does not keep '
+            'the order of calls: use Redis, Valkey, Sentinel or Cluster, or on_conflict="wait"'
         )
 
 

@@ -32,6 +32,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.store import Capabilities
 from celery_singleton_lock.settings import read_settings
+from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing import hold_lock
 from celery_singleton_lock.worker.bootstep import check_tasks
 from example_project.private_server import PrivateServer
@@ -236,6 +237,17 @@ def test_a_fence_needed_of_a_store_without_fences_is_refused() -> None:
     store: Any = NoFence()
     with pytest.raises(SettingsError, match=r"t has needs_fence=True, but the store \(fenceless\)"):
         check_tasks(app, store)
+
+
+def test_cancel_running_is_refused_where_the_order_of_calls_is_not_kept() -> None:
+    app = Celery(set_as_current=False)
+    singleton_task(app=app, name="t", shared=False, on_conflict="cancel_running")(nothing)
+    app.finalize()
+    for url in ("memory://", "etcd://localhost", "redlock://a:1,b:1,c:1/0"):
+        store = open_store(url)
+        with pytest.raises(SettingsError, match=r't has on_conflict="cancel_running", but the sto'):
+            check_tasks(app, store)
+        store.close()
 
 
 # The store at the start.
@@ -537,7 +549,21 @@ def error_of(kind: type[Exception], **named: Any) -> str:
         ({"max_hold": 5, "min_hold": 10}, ValueError, "max_hold=5.0 is shorter than min_hold=10.0"),
         ({"needs_fence": True, "limit": 2}, ValueError, "use limit=1"),
         ({"on_conflict": "skipp"}, ValueError, "did you mean 'skip'?"),
-        ({"on_conflict": 5}, TypeError, "OnConflict.retry(...) or .wait(...)"),
+        (
+            {"on_conflict": 5},
+            TypeError,
+            "OnConflict.retry(...), .wait(...) or .cancel_running(...)",
+        ),
+        (
+            {"on_conflict": "cancel_running", "limit": 2},
+            ValueError,
+            "it is not defined which",
+        ),
+        (
+            {"on_conflict": "cancel_running", "unique": "until_done"},
+            ValueError,
+            "no equal call is published while one runs",
+        ),
         ({"on_lost": "retyr"}, ValueError, "did you mean 'retry'?"),
         ({"on_store_error": "skip"}, ValueError, "known: raise, retry, run"),
         ({"hold_on_retry": "no"}, TypeError, "give True or False"),
@@ -599,6 +625,17 @@ def test_options_of_on_conflict_fail_where_they_are_written() -> None:
         OnConflict.wait(timeout="5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"OnConflict.retry\(delay\)=-1: give seconds"):
         OnConflict.retry(delay=-1)
+    with pytest.raises(ValueError, match=r"within\)=0.01: at least 0.1 seconds; each look is"):
+        OnConflict.cancel_running(within=0.01)
+    with pytest.raises(ValueError, match=r"within=5, timeout=2\): the newer call gives up before"):
+        OnConflict.cancel_running(within=5, timeout=2)
+
+
+def test_a_single_call_can_not_set_cancel_running() -> None:
+    app = Celery(set_as_current=False, broker="memory://")
+    task = singleton_task(app=app, name="t", shared=False)(nothing)
+    with pytest.raises(ValueError, match=r"t: on_conflict=\"cancel_running\" belongs to the task"):
+        task.apply_async(singleton={"on_conflict": "cancel_running"})
 
 
 def test_a_task_is_not_decorated_twice() -> None:

@@ -166,6 +166,7 @@ def test_a_longest_delay_shorter_than_the_first_is_refused() -> None:
         OnConflict.retry(2, 3, None),
         OnConflict.retry(1, 60, 10),
         OnConflict.wait(0.5),
+        OnConflict.cancel_running(2, 3),
     ],
     ids=repr,
 )
