@@ -53,6 +53,7 @@ class Unique(StrEnum):
 
     UNTIL_START = "until_start"
     UNTIL_DONE = "until_done"
+    UNTIL_EXPIRED = "until_expired"
 
 
 class OnDuplicate(StrEnum):
@@ -311,7 +312,7 @@ class CallOptions(TypedDict, total=False):
 
     ttl: float | timedelta
     on_conflict: OnConflict | str
-    unique: Literal["until_start", "until_done"] | None
+    unique: Literal["until_start", "until_done", "until_expired"] | None
     unique_for: float | timedelta
     on_duplicate: Literal["return_existing", "skip", "raise"]
 
@@ -341,6 +342,12 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
         checked = {name: check_option(Policy, name, value) for name, value in options.items()}
         given = checked.get("on_conflict", base.given_on_conflict)
         checked["on_conflict"] = _rule(base, checked, given)
+        if checked.get("unique") is Unique.UNTIL_EXPIRED and "unique_for" not in checked:
+            raise ValueError(
+                'unique="until_expired" without unique_for: its default, an hour, bounds a lost '
+                "message, and would be a guess here. Give the period in seconds beside it, such as "
+                "unique_for=600: at most one call is published in it, whatever became of its run"
+            )
         policy = replace(base, **checked, given_on_conflict=given)
         _check_together(policy)
     except (TypeError, ValueError) as exc:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 from celery.bin.base import CeleryCommand
 
-from ..core.key import PerTask, stored_names
+from ..core.key import Keyspace, PerTask, stored_names
 from ..core.lease import Kind, Record
 from ..core.store import HANDOFF_TASK
 from ..doctor import Finding, Severity, diagnose
@@ -285,7 +285,7 @@ def row_of(record: Record) -> dict[str, Any]:
     return {
         "key": record.key,
         "state": _state(record),
-        "phase": record.phase,
+        "phase": _phase(record),
         "task": record.holder.task,
         "task_id": record.holder.task_id,
         "worker": record.holder.worker,
@@ -339,7 +339,12 @@ def _shown(text: str) -> str:
 def _state(record: Record) -> str:
     if record.token.startswith(f"{HANDOFF_TASK}|"):
         return "reserved for a waiting client"
-    return f"claim, {record.phase}" if record.phase else _KINDS[record.kind]
+    return f"claim, {_phase(record)}" if record.phase else _KINDS[record.kind]
+
+
+def _phase(record: Record) -> str | None:
+    """The state of a claim's message; in a period, the store does not know whether it has run."""
+    return "published" if Keyspace.is_period(record.key) else record.phase
 
 
 def _since(record: Record) -> str:

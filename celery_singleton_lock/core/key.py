@@ -56,7 +56,9 @@ KeySpec = str | tuple[str, ...] | PerTask | Callable[..., "str | None"] | None
 _MAX_RENDERED_CHARS: Final = 160
 # A task's name and a scope of 200 characters each, one of which may become twelve when quoted, and
 # a rendered key, one character of which may become three.
-_MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("00000}:claim||:")
+_MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("00000}:claim|%period|:")
+# Ends the task's name in the claim of a period.
+_PERIOD: Final = "%period|"
 # Quoted in keys: white space ends a word in a shell and a field in a log line; '#' separates a key
 # from its slot number; '%' begins each quoted character; a store can't encode lone surrogates.
 _UNPRINTABLE: Final = r"[\x00-\x20#%\x7f-\xa0\ud800-\udfff]"
@@ -170,6 +172,21 @@ class Keyspace:
         """
         shard, _, name = key.partition("}:")
         return f"{shard}}}:claim|{quote_scope(task)}|{name}"
+
+    @staticmethod
+    def period(task: str, key: str) -> str:
+        """The claim of ``unique="until_expired"``, which no worker changes.
+
+        It has a name of its own, which no task's name yields ('%p' quotes nothing): workers and
+        publishers of other versions and options free the claim of :meth:`claim`.
+        """
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:claim|{quote_scope(task)}{_PERIOD}{name}"
+
+    @staticmethod
+    def is_period(name: str) -> bool:
+        """Whether the claim ``name`` is one of :meth:`period`."""
+        return _PERIOD in name
 
     def is_claim(self, name: Any) -> bool:
         """Whether ``name``, read from a message and not trusted, can be a claim of this prefix."""

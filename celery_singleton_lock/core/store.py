@@ -96,6 +96,7 @@ class Admit:
         holder: The publisher.
         ttl: Seconds until the claim expires if the message is never processed.
         instead_of: The name of the task whose stale claim is taken over; empty: none.
+        prolongs: Whether the message's own, existing claim gets ``ttl`` again.
         wants_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
     """
 
@@ -104,6 +105,7 @@ class Admit:
     holder: Holder
     ttl: float
     instead_of: str = ""
+    prolongs: bool = True
     wants_ttl: bool = True
 
 
@@ -369,7 +371,8 @@ class Store(ABC):
     def admit(self, request: Admit, /, *, timeout: float) -> Record | None:
         """Claim ``request.key`` for a message; return the record of the claim that prevents it.
 
-        The task's own claim does not prevent it: the phase stays, the ttl is never shortened.
+        The task's own claim does not prevent it: the phase stays, the ttl is never shortened, and
+        is prolonged only if ``request.prolongs``.
 
         Raises:
             StoreError: The key holds something that is no record.

@@ -137,7 +137,8 @@ def claim_and_send(
     given = check_call(lambda: runtime.settings.policy, singleton, where=where) or {}
     policy = merge(runtime.settings.policy, given, where=where)
     if policy.unique is None:
-        raise TypeError(f'{where}: give singleton={{"unique": "until_done"}}, or "until_start"')
+        modes = '"until_done"}, or "until_start", or "until_expired" with "unique_for"'
+        raise TypeError(f'{where}: give singleton={{"unique": {modes}')
     task_id = str(options.pop("task_id", None) or uuid())
     running = app.current_worker_task
     header = add_header(options, task_id=task_id, options=given, running=running)

@@ -8,10 +8,11 @@ Overview
     ended.
 
 Guarantees
-    At most one of several equal calls is queued (``until_start``), or queued or running
-    (``until_done``). A publish that fails frees its claim. A store that does not answer delays a
-    call by a second at most: the message is published without a claim, and the lock still excludes
-    two bodies. No call is answered with a call that is known to have ended.
+    At most one of several equal calls is queued (``until_start``), queued or running
+    (``until_done``), or published in a period (``until_expired``). A publish that fails frees its
+    claim. A store that does not answer delays a call by a second at most: the message is published
+    without a claim, and the lock still excludes two bodies. No call is answered with a call that is
+    known to have ended, except in its period.
 
 Non-guarantees
     Detection of a lost message (a purged queue, a failure of the broker, a crash between claim and
@@ -24,10 +25,13 @@ State model, in the store::
                |  +--put back, retry            +--ended--> (free)
                +--acquire, until_start; discarded; ended without a run--> (free)
 
+    The claim of a period (``until_expired``) stays queued until it expires. Its message does not
+    name it, so no worker, of whatever version, changes it.
+
 Failure handling
     If other messages wait for a message (chains, groups, chords, links), dropping it would block
     them. So such a duplicate is published and resolved when it runs, unless the call sets
-    ``on_duplicate``.
+    ``on_duplicate``. In a period, its message names the claim, and its worker asks for it.
 """
 
 from __future__ import annotations
@@ -141,6 +145,11 @@ class Claim:
             return None
 
     @property
+    def lasts(self) -> bool:
+        """Whether the claim ends with its period only, so that no worker may change it."""
+        return self.unique is Unique.UNTIL_EXPIRED
+
+    @property
     def yields(self) -> bool:
         """Whether the message must not run while another message has the claim.
 
@@ -152,10 +161,14 @@ class Claim:
     def admitted_for(self, delay: float, expires_in: float | None) -> float:
         """Seconds until the claim of a message that is published now expires.
 
+        A period begins now, whenever the message runs and whatever becomes of it.
+
         Args:
             delay: Seconds until the message may run.
             expires_in: Seconds after which no worker will run the message; None: never.
         """
+        if self.lasts:
+            return self.unique_for
         bound = self.unique_for + delay
         return bound if expires_in is None else min(bound, max(expires_in, 0.0))
 
@@ -238,8 +251,9 @@ class Publication:
             StoreUnavailable: The store does not answer, and ``on_duplicate`` is ``"raise"``.
             Exception: ``send`` raised it; the claim is free then.
         """
-        claim = Claim.of(self.policy, self.runtime.keyspace.claim(self.task, self.key))
-        self.header["claim"] = claim.to_header()
+        claim = self._claim()
+        if not claim.lasts:  # a worker finds the claims that it changes in the header
+            self.header["claim"] = claim.to_header()
         token = Token(self.task_id, 0, 0, "-", self.header["call"])
         try:
             existing = self._admit(claim, token)
@@ -262,9 +276,21 @@ class Publication:
         running = self.runtime.app.current_worker_task
         is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
         if _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited):
-            return self._answer(existing)
-        self.header["claim"]["duplicate"] = True
+            return self._answer(claim, existing)
+        if claim.lasts:
+            # The options make a worker of an older version, which would run it, log a warning.
+            terms = {"unique": str(claim.unique), "unique_for": claim.unique_for}
+            self.header["options"] = {**self.header.get("options", {}), **terms}
+            self.header["period"] = claim.key
+        else:
+            self.header["claim"]["duplicate"] = True
         return send(self.task_id, self.options)
+
+    def _claim(self) -> Claim:
+        keyspace = self.runtime.keyspace
+        lasts = self.policy.unique is Unique.UNTIL_EXPIRED
+        name = keyspace.period if lasts else keyspace.claim
+        return Claim.of(self.policy, name(self.task, self.key))
 
     def _admit(self, claim: Claim, token: Token) -> Record | None:
         """Take the claim, or return the record of the call that has it."""
@@ -287,11 +313,12 @@ class Publication:
             ),
             ttl=claim.admitted_for(delay, expires_in),
             instead_of=runtime.orphans.get(claim.key, ""),
+            prolongs=not claim.lasts,
             wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
         )
         existing = _ask(runtime, call)
         runtime.orphans.pop(claim.key, None)
-        if existing is None or not _gives_way(runtime, existing, call.holder):
+        if existing is None or claim.lasts or not _gives_way(runtime, existing, call.holder):
             return existing
         return _ask(runtime, replace(call, instead_of=existing.token))
 
@@ -310,22 +337,29 @@ class Publication:
                 *(claim.key, claim.unique_for, exc),
             )
 
-    def _answer(self, existing: Record) -> AsyncResult[Any]:
+    def _answer(self, claim: Claim, existing: Record) -> AsyncResult[Any]:
         """The result that the caller gets instead of publishing a message."""
         runtime, on_duplicate = self.runtime, self.policy.on_duplicate
         task_id, holder = Token.task_id_of(existing.token), existing.holder
         call = {"key": existing.key, "task": self.task, "task_id": self.task_id}
-        data = {"outcome": str(on_duplicate), "phase": str(existing.phase)}
+        # In a period, the store does not know whether the call still runs.
+        phase = "published" if claim.lasts else str(existing.phase)
+        data = {"outcome": str(on_duplicate), "phase": phase}
         runtime.events.emit(Event(name=EventName.DUPLICATE, **call, holder=holder, data=data))
         if on_duplicate is OnDuplicate.SKIP:
             value = skipped_value(self.task, self.key, holder)
             return SkippedResult(self.task_id, value, states.SUCCESS, name=self.task)
         if on_duplicate is OnDuplicate.RAISE:
             age = max(0.0, runtime.clock.wall() - holder.since)
+            end = f"in {existing.ttl:.0f} s"
+            if claim.lasts:
+                end += ", whatever becomes of it"
+            else:
+                end = f"when it does, or {end} if no worker reports its end"
             raise DuplicateTask(
-                f"{self.task} is not published: {task_id} is {existing.phase} with the same key, "
+                f"{self.task} is not published: {task_id} is {phase} with the same key, "
                 f"since {age:.1f} s. Wait for that one, or set another on_duplicate. Its claim "
-                f"ends when it does, or in {existing.ttl:.0f} s if no worker reports its end",
+                f"ends {end}",
                 task_id,
                 existing.ttl,
             )
@@ -354,6 +388,8 @@ def carry_claim(
     claim = getattr(run, "claim", None)  # with the key that its publisher computed
     # The type is checked, because headers of foreign publishers become attributes of the request.
     if not isinstance(claim, Claim) or (run.task.name, run.key) != (task, key):
+        if policy.unique is Unique.UNTIL_EXPIRED:
+            return  # the period is that of its first message
         claim = Claim.of(policy, runtime.keyspace.claim(task, key))
     header["claim"] = claim.to_header()
     request.__dict__[CONTINUED] = claim.key

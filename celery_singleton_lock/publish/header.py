@@ -59,6 +59,7 @@ class Delivery:
         losses: Number of put-backs of this task after a lost lease.
         options: The policy's options that the call set.
         claim: The header's claim, not validated.
+        period: The key of the period's claim, not validated; only of a duplicate in a canvas.
         requeued: Difference between the token's nesting and Celery's: a message that a task
             published under its own id is its next attempt, and Celery does not count it.
     """
@@ -71,6 +72,7 @@ class Delivery:
     losses: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     claim: Any = None
+    period: Any = None
     requeued: int = 0
 
     @classmethod
@@ -99,6 +101,7 @@ class Delivery:
         if token.call and len(header) == 2 and "id" in header:
             return new  # the header of most messages: id and call
         new.options, new.claim = _options(header.get("options")), header.get("claim")
+        new.period = header.get("period")
         attempt = header.get("attempt")
         # In a header that was written for an earlier attempt, only the above remains valid.
         if attempt is not None and attempt == f"{nesting}.{retries}":
@@ -125,7 +128,8 @@ class Delivery:
 
     def header(self) -> dict[str, Any]:
         """The header of the next copy; :meth:`of` reads it."""
-        return {
+        period = {"period": self.period} if self.period else {}
+        return period | {
             "id": self.token.task_id,
             "call": self.token.call,
             "attempt": f"{self.token.nesting}.{self.token.retries}",

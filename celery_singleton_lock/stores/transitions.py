@@ -304,7 +304,7 @@ class TransitionStore(Store):
         def decide(draft: Draft) -> Record | None:
             claim = draft.claim(request.key)
             if claim and claim.token == task:
-                if claim.ttl < request.ttl:
+                if request.prolongs and claim.ttl < request.ttl:
                     draft.changes[request.key] = Entry(claim, request.ttl)
                 return None
             if draft.get(request.key) is None or (claim and claim.token == request.instead_of):

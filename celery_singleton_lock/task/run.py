@@ -62,7 +62,7 @@ from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Lease, Phase
 from ..core.locker import Locker, Waiter, backoff
-from ..core.store import Acquire, ClaimChange, Mark, MarkerState, Refused, Relation, Release
+from ..core.store import Acquire, Admit, ClaimChange, Mark, MarkerState, Refused, Relation, Release
 from ..errors import LockConflict, StoreError
 from ..policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
 from ..publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
@@ -119,6 +119,7 @@ class TaskRun:
     entered = False
     _rest: str | None = None  # the part of the key after the scope; None: no lock
     _state = _State.OPEN
+    _period = ""  # the claim to ask for before the lease; empty: none
     _asked: Acquire | None = None  # the request without a reply
     _lease: Lease | None = None
     _locker: Locker
@@ -132,6 +133,8 @@ class TaskRun:
         self.runtime = runtime = Runtime.of(task.app, eager=local)
         if delivery.claim is not None and not self.eager:
             self.claim = Claim.from_header(delivery.claim, runtime.keyspace)
+        if delivery.period is not None and not self.eager and not delivery.started:
+            self._period = delivery.period if runtime.keyspace.is_claim(delivery.period) else ""
         self.acks_late = bool(task.acks_late) and not self.eager
         self._body = Body()
         request.__dict__[TASK_RUN] = self
@@ -288,7 +291,10 @@ class TaskRun:
                         request = replace(request, frees_claim=ends)
                 try:
                     self._asked = request
-                    if waiter is None:
+                    refused = self._not_in_period(request) if self._period else None
+                    if refused is not None:
+                        reply: Lease | Refused = refused
+                    elif waiter is None:
                         reply = locker.acquire(request, max_hold=max_hold, on_lost=self._on_lost)
                     else:
                         waits = conflict is not None and conflict.outcome is Outcome.WAIT
@@ -318,6 +324,22 @@ class TaskRun:
         finally:
             if waiter is not None:
                 waiter.leave()
+
+    def _not_in_period(self, request: Acquire) -> Refused | None:
+        """The refusal of a duplicate by the call that has the period; None: it has the period now.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        claim = Admit(
+            key=self._period,
+            token=request.token,
+            holder=request.holder,
+            ttl=self.policy.unique_for,
+            prolongs=False,
+        )
+        record = self.runtime.store.admit(claim, timeout=MAX_TIMEOUT)
+        return Refused(relation=Relation.OTHER, record=record) if record else None
 
     def _max_hold(self) -> float | None:
         """Seconds after which renewal stops; by default ttl after the hard time limit."""

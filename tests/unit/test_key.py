@@ -363,29 +363,46 @@ def test_every_claim_is_known_as_one_and_shares_its_leases_shard(
 ) -> None:
     keyspace = Keyspace("p", 256)
     key = keyspace.lock(scope, rest)
-    claim = Keyspace.claim(task, key)
-    assert keyspace.is_claim(claim)
-    assert Keyspace.same_shard(key, claim)
-    assert Keyspace.fence(claim) == Keyspace.fence(key)
+    for claim in (Keyspace.claim(task, key), Keyspace.period(task, key)):
+        assert keyspace.is_claim(claim)
+        assert Keyspace.same_shard(key, claim)
+        assert Keyspace.fence(claim) == Keyspace.fence(key)
 
 
 def test_the_longest_claim_is_known_as_one() -> None:
     longest = "\U0001f600" * 200
     for rest in ("x" * 10_000, " " * 160, "\U0001f600" * 160):
         assert KEYSPACE.is_claim(Keyspace.claim(longest, KEYSPACE.lock(longest, rest)))
+        assert KEYSPACE.is_claim(Keyspace.period(longest, KEYSPACE.lock(longest, rest)))
 
 
 @given(one=st.tuples(NAMES, NAMES, NAMES), other=st.tuples(NAMES, NAMES, NAMES))
 def test_no_two_calls_share_a_claim(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-    def claim(task: str, scope: str, rest: str) -> str:
-        return Keyspace.claim(task, KEYSPACE.lock(scope, rest))
-
-    assert (claim(*one) == claim(*other)) == (one == other)
+    for name in (Keyspace.claim, Keyspace.period):
+        mine, others = (
+            name(task, KEYSPACE.lock(scope, rest)) for task, scope, rest in (one, other)
+        )
+        assert (mine == others) == (one == other)
 
 
 PARTS = st.lists(
     st.sampled_from(
-        ["claim", "done", "fence", "|", ":", "#", "%7C", "{p:0}", "}", "csl:", "a", "1"]
+        [
+            "claim",
+            "%period|",
+            "period",
+            "done",
+            "fence",
+            "|",
+            ":",
+            "#",
+            "%7C",
+            "{p:0}",
+            "}",
+            "csl:",
+            "a",
+            "1",
+        ]
     ),
     max_size=8,
 ).map("".join)
@@ -396,13 +413,16 @@ def test_no_name_forges_that_of_another_sort(
     task: str, scope: str, rest: str, attempt: str, limit: int
 ) -> None:
     key = KEYSPACE.lock(scope, rest)
-    claim = Keyspace.claim(task, key)
+    claim, period = Keyspace.claim(task, key), Keyspace.period(task, key)
+    assert Keyspace.is_period(period)
     for other_task, other_scope, other_rest in ((task, scope, rest), (rest, task, scope)):
         lock = KEYSPACE.lock(other_scope, other_rest)
         leases = set(Keyspace.slots(lock, limit))
         others = {Keyspace.fence(lock), Keyspace.marker(lock, attempt)}
-        assert claim not in leases | others
+        assert not {claim, period} & (leases | others)
         assert not leases & others
+        claim_of_other = Keyspace.claim(other_task, lock)
+        assert not any(map(Keyspace.is_period, (claim_of_other, *leases)))
         assert not any(KEYSPACE.is_claim(name) for name in leases | others), (other_task, lock)
 
 

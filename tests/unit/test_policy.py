@@ -103,7 +103,9 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"on_store_error": "retri"}, ValueError, "did you mean 'retry'"),
         ({"on_store_error": []}, ValueError, "known: raise, retry, run"),
         ({"unique": "until_don"}, ValueError, "did you mean 'until_done'"),
-        ({"unique": True}, ValueError, "known: until_done, until_start"),
+        ({"unique": True}, ValueError, "known: until_done, until_expired, until_start"),
+        ({"unique": "until_expired"}, ValueError, "such as unique_for=600"),
+        ({"unique": "until_expired", "unique_for": 0}, ValueError, "more than 0 seconds"),
         ({"uniqe": "until_done"}, TypeError, "did you mean 'unique'"),
         ({"unique_until": 5}, TypeError, "did you mean 'unique"),
         ({"unique_for": 0}, ValueError, "more than 0 seconds, or the claim ends at once"),
@@ -333,3 +335,11 @@ def test_how_long_a_claim_stands_is_said_by_the_highest_layer() -> None:
     made = layered({"unique_for": 10}, {"unique_for": timedelta(seconds=20)}, {"unique_for": 0.5})
     assert made.unique_for == 0.5
     assert layered({"unique_for": 10}, {"unique": "until_done"}).unique_for == 10
+
+
+def test_a_period_is_given_where_until_expired_is_and_a_higher_layer_may_change_it() -> None:
+    own = {"unique": "until_expired", "unique_for": 20}
+    assert layered(own, {"unique_for": 5}).unique_for == 5
+    assert layered({"unique": "until_done", "unique_for": 7}, own).unique_for == 20
+    with pytest.raises(ValueError, match=r"without unique_for.*600"):
+        layered({"unique_for": 10}, {"unique": "until_expired"})

@@ -390,6 +390,119 @@ def test_a_result_backend_that_fails_leaves_the_claim_standing(
     assert sync.delay().id == first.id
 
 
+# One message per period.
+
+
+PERIOD: dict[str, Any] = {"unique": "until_expired", "unique_for": 100}
+
+
+@pytest.mark.parametrize("state", [None, states.SUCCESS, states.FAILURE, states.REVOKED])
+def test_one_call_is_published_in_a_period_whatever_became_of_it(
+    bench: Bench, state: str | None
+) -> None:
+    sync = bench.task(key="{account}", **PERIOD)
+    first = sync.delay(7)
+    if state is not None:
+        bench.finish(first, state)
+    bench.clock.advance(99.9)
+    assert sync.delay(7).id == first.id
+    assert is_skipped(sync.apply_async((7,), singleton={"on_duplicate": "skip"}))
+    other = sync.delay(8)
+    bench.clock.advance(0.2)
+    second = sync.delay(7)
+    assert bench.ids() == [first.id, other.id, second.id]
+
+
+@pytest.mark.parametrize(
+    "options", [{"countdown": 50}, {"expires": 10}, {"countdown": 500, "expires": 600}], ids=str
+)
+def test_a_period_begins_with_its_call_however_long_that_waits(
+    bench: Bench, options: dict[str, Any]
+) -> None:
+    sync = bench.task(**PERIOD)
+    sync.apply_async(**options)
+    assert bench.claim().ttl == pytest.approx(100)
+    bench.clock.advance(40)
+    sync.delay()
+    assert bench.claim().ttl == pytest.approx(60)
+    assert len(bench.ids()) == 1
+
+
+def test_the_message_of_a_period_names_no_claim_that_a_worker_might_change(bench: Bench) -> None:
+    sync = bench.task(**PERIOD)
+    sync.delay()
+    [message] = bench.messages()
+    assert message.headers[HEADER].keys() == {"id", "call"}
+    # Workers and publishers of other versions and options look for another name.
+    assert bench.claim().key != Runtime.of(bench.app).keyspace.claim(sync.name, sync.lock_key())
+    beside = sync.apply_async(singleton={"unique": "until_done"})
+    assert bench.ids() == [beside.id]
+
+
+def test_a_message_published_again_keeps_the_period_of_its_first_publication(bench: Bench) -> None:
+    sync = bench.task(**PERIOD)
+    header = {"id": "mine", "call": "abc"}
+    for _ in range(2):  # as the worker parent does after the loss of a child
+        sync.apply_async(task_id="mine", headers={HEADER: header}, retries=1)
+        bench.clock.advance(60)
+    assert bench.ids() == ["mine", "mine"]
+    assert bench.claims() == [] or bench.claim().ttl < 1
+    bench.clock.advance(1)
+    assert sync.delay().id != "mine"
+
+
+def test_raise_says_when_the_next_call_of_the_period_may_be_made(bench: Bench) -> None:
+    sync = bench.task(on_duplicate="raise", **PERIOD)
+    first = sync.delay()
+    bench.clock.advance(30)
+    expected = rf"{first.id} is published .* since 30\.0 s.* ends in 70 s, whatever becomes"
+    with pytest.raises(DuplicateTask, match=expected) as raised:
+        sync.delay()
+    assert raised.value.remaining == pytest.approx(70)
+
+
+def test_a_publish_that_fails_ends_its_period(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("broker")
+
+    sync = bench.task(**PERIOD)
+    with monkeypatch.context() as broker:
+        broker.setattr(bench.app, "send_task", fail)
+        with pytest.raises(OSError, match="broker"):
+            sync.delay()
+    assert bench.claims() == []
+    assert bench.ids() == []
+    assert sync.delay().id == bench.ids()[0]
+
+
+@pytest.mark.parametrize("given", [{}, {"ttl": 33}], ids=str)
+def test_a_duplicate_in_a_canvas_names_the_period_to_its_worker(bench: Bench, given: Any) -> None:
+    sync = bench.task(**PERIOD)
+    first = sync.delay()
+    key = bench.claim().key
+    second = sync.apply_async(link=sync.si(2), singleton=given)
+    _, message = bench.messages()
+    header = message.headers[HEADER]
+    assert (header["id"], header["period"]) == (second.id, key)
+    # A worker of an older version would run it. It refuses these options, and says so.
+    assert header["options"] == given | PERIOD
+    assert "claim" not in header
+    assert Token.task_id_of(bench.claim().token) == first.id
+
+
+@pytest.mark.parametrize("call", [{}, {"unique_for": 9}], ids=str)
+def test_a_call_that_names_no_period_is_refused(bench: Bench, call: Any) -> None:
+    sync = bench.task()
+    if call:
+        sync.apply_async(singleton={"unique": "until_expired", **call})
+        assert bench.claim().ttl == pytest.approx(9)
+        return
+    with pytest.raises(ValueError, match=rf"{sync.name}: unique=.until_expired. without unique_f"):
+        sync.apply_async(singleton={"unique": "until_expired"})
+
+
 # The store fails.
 
 

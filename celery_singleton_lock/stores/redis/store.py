@@ -266,13 +266,16 @@ class RedisStore(Store):
         if found is None:
             return None
         if found.startswith(f"{Kind.CLAIM} {token.task} ".encode()):
-            return self._admit_by_script(request, timeout)  # the same message: prolong its claim
+            # The same message: prolong its claim.
+            return self._admit_by_script(request, timeout) if request.prolongs else None
         return _claim_record(request, found, math.nan)
 
     def _admit_by_script(self, request: Admit, timeout: float) -> Record | None:
         token = request.token
         holder = request.holder.to_json(token.task_id)
         arguments = [token.task, scripts.milliseconds(request.ttl), holder, request.instead_of]
+        if not request.prolongs:
+            arguments.append("1")
         reply = self._run(scripts.ADMIT.command([request.key], arguments), timeout)
         return _claim_record(request, *reply) if reply else None
 

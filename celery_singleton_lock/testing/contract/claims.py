@@ -77,6 +77,20 @@ class ClaimContract(Part):
             assert do.admit(store, claim, token, ttl=2 * LONG, wants_ttl=wants_ttl) is None
             assert do.record_of(store, claim).ttl > 2 * LONG - 60
 
+    def test_ones_own_claim_of_a_period_keeps_its_end(self, store: Store) -> None:
+        for instead_of, wants_ttl in product(("", "stale"), (True, False)):
+            _, claim, token = do.published(store, ttl=LONG)
+            options: dict[str, Any] = {"instead_of": instead_of, "wants_ttl": wants_ttl}
+            options["prolongs"] = False
+            for again in (token, do.new_token(token.task_id, retries=1)):
+                assert do.admit(store, claim, again, ttl=3 * LONG, **options) is None
+                assert do.is_claimed(store, claim, token)
+            other = do.not_admitted(store, claim, **options)
+            assert other.token == token.task
+            _, free = do.new_claim()
+            assert do.admit(store, free, token, ttl=LONG, **options) is None
+            assert do.is_claimed(store, free, token)
+
     def test_a_message_whose_task_is_named_alike_is_another(self, store: Store) -> None:
         for held, arriving in (("abc", "abcd"), ("abcd", "abc"), ("a.c", "abc"), ("%", "abc")):
             _, claim, _ = do.published(store, do.new_token(held))
