@@ -49,7 +49,10 @@ def export_deployed(directory: Path) -> Path:
             f"no git history with {DEPLOYED} here ({why}); a shallow clone lacks it"
         ) from error
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(directory, filter="data")
+        # Python below 3.11.4 has no filters; later ones warn where none is given.
+        if hasattr(tarfile, "data_filter"):
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(directory)
     for name in _SHARED:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, directory / name)
