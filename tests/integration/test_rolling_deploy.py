@@ -281,6 +281,36 @@ def test_the_call_after_a_start_runs_whichever_version_makes_it(
     assert_clean(journal, redis_client)
 
 
+@pytest.mark.parametrize("roots", ["deployed first"], indirect=True)
+@pytest.mark.parametrize(
+    ("task", "args"),
+    [("work", ["a"]), ("once", ["a"]), ("retried_once", ["a", "celery", 0.1])],
+)
+def test_a_deployed_worker_leaves_a_period_alone_and_logs_what_it_can_not_do(
+    deployed: Path,
+    deploy: Deploy,
+    redis_client: redis.Redis,
+    result: Callable[[str], Any],
+    task: str,
+    args: list[Any],
+) -> None:
+    worker, publisher = deploy.worker(deployed, concurrency=2), deploy.publisher(ROOT)
+    period = {"unique": "until_expired", "unique_for": 600}
+    first = publisher.send(task, *args, singleton=period)
+    [key] = [key for key in claims(redis_client) if "%period|" in key]
+    before = redis_client.get(key), redis_client.pexpiretime(key)
+    assert result(first) == str(deployed)
+    RedisBroker(redis_client, QUEUES).wait_until_empty()
+    wait_until(lambda: left_behind(redis_client) == [key], "the lease is free")
+    assert (redis_client.get(key), redis_client.pexpiretime(key)) == before
+    assert publisher.send(task, *args, singleton=period) == first
+    # A duplicate in a canvas is the one thing that its worker has to decide, and this one can't.
+    member = publisher.send(task, *args, singleton=period, group_id="g")
+    assert member != first
+    assert result(member) == str(deployed)
+    worker.wait_for_log(r"unique='until_expired'.*the call's options are ignored")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["retried", "retried_once"])
 def test_a_retry_runs_in_the_other_version_and_its_key_stays_reserved(
