@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     )
     from .instrumentation import lease_acquired, lease_conflict, lease_lost, lease_released
     from .policy import CallOptions, OnConflict
-    from .publish.apply_async import claim_and_send
+    from .publish.apply_async import aclaim_and_send, claim_and_send
     from .publish.values import is_skipped
     from .task.base import SingletonTask
-    from .task.context import current_lease, hold
+    from .task.context import current_lease
     from .task.decorator import singleton_task
+    from .task.hold import hold
 
 __version__ = "0.1.0"
 
 __all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
-__all__ += ["Lease", "claim_and_send", "current_lease", "hold", "is_skipped"]
+__all__ += ["Lease", "aclaim_and_send", "claim_and_send", "current_lease", "hold", "is_skipped"]
 __all__ += ["DuplicateTask", "FenceUnavailable", "LeaseLost", "LockConflict", "LockKeyError"]
 __all__ += ["NoLease", "SettingsError", "SingletonLockError", "StoreError", "StoreUnavailable"]
 __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
@@ -42,12 +43,13 @@ __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 _LATER = {
     **dict.fromkeys(__all__, "errors"),
     **dict.fromkeys(("CallOptions", "OnConflict"), "policy"),
-    **dict.fromkeys(("current_lease", "hold"), "task.context"),
+    **dict.fromkeys(("aclaim_and_send", "claim_and_send"), "publish.apply_async"),
     **dict.fromkeys([name for name in __all__ if name.startswith("lease_")], "instrumentation"),
     "PER_TASK": "core.key",
     "Lease": "core.lease",
     "SingletonTask": "task.base",
-    "claim_and_send": "publish.apply_async",
+    "current_lease": "task.context",
+    "hold": "task.hold",
     "is_skipped": "publish.values",
     "singleton_task": "task.decorator",
 }

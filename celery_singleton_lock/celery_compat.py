@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from celery import _state as _celery_state
 from celery import current_app
@@ -18,6 +18,8 @@ from celery.app import utils as _app_utils
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.task import Context, Task
 from kombu.serialization import registry  # type: ignore[attr-defined]  # the stubs lack it
+
+_R = TypeVar("_R")
 
 _state: Any = _celery_state
 
@@ -53,6 +55,28 @@ def create_in_all_apps(create: Callable[[Any], Any]) -> None:
         if app.finalized:
             with app._finalize_mutex:
                 create(app)
+
+
+def in_current_task(app: Any, function: Callable[[], _R]) -> Callable[[], _R]:
+    """``function`` for another thread, with the running task of this one as its current task.
+
+    A message that is published by it has the task as its parent. ``_state._task_stack``: all.
+    """
+    task = app.current_worker_task
+    if task is None:
+        return function
+    request = task.request_stack.top
+
+    def call() -> _R:
+        _state._task_stack.push(task)
+        task.request_stack.push(request)
+        try:
+            return function()
+        finally:
+            task.request_stack.pop()
+            _state._task_stack.pop()
+
+    return call
 
 
 def dump_models(task: Any, args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
@@ -23,6 +23,9 @@ from .instrumentation import Monitor, is_observed, log_event, send_signal
 from .settings import Settings, has_broker_in_memory, read_settings
 from .stores import open_store, shards_of
 
+if TYPE_CHECKING:
+    from .core.threads import Threads
+
 logger = logging.getLogger("celery_singleton_lock")
 
 #: The reason for refusing a store in memory.
@@ -32,6 +35,11 @@ IN_MEMORY = (
     "task_always_eager, and for a broker memory:// with a pool in this process (solo, threads); "
     "tests also have the pytest fixture singleton_store"
 )
+# More requests at once gain nothing from one store. But while a part of it does not answer, each
+# request to that part occupies a thread until its timeout.
+_MOST_COMMANDS: Final = 32
+# Celery's default number of connections for publishing (broker_pool_limit).
+_MOST_PUBLISHERS: Final = 10
 # Attribute of an app that contains its runtimes: {(process id, eager): Runtime}.
 _ATTRIBUTE = "_singleton_runtimes"
 
@@ -104,8 +112,20 @@ class Runtime:
             self._limits = (number, limits)
         return self._limits[1].get(scope, 1)
 
+    @cached_property
+    def commands(self) -> Threads:
+        """Threads for the requests of coroutines to the store. None of them waits for a holder."""
+        return _threads(_MOST_COMMANDS, "command")
+
+    @cached_property
+    def publishers(self) -> Threads:
+        """Threads that publish for coroutines, and may wait for the broker."""
+        return _threads(_MOST_PUBLISHERS, "publisher")
+
     def close(self) -> None:
-        """End the heartbeat and close the connections, if there are any."""
+        """End the heartbeat and the threads, and close the connections, if there are any."""
+        for name in {"commands", "publishers"} & self.__dict__.keys():
+            getattr(self, name).close()
         if self._locker is not None:
             self._locker.heartbeat.close()
             self._locker.store.close()
@@ -176,6 +196,12 @@ class Runtime:
             runtimes.pop(key, None)
         else:
             runtimes[key] = runtime
+
+
+def _threads(most: int, name: str) -> Threads:
+    from .core.threads import Threads  # imports asyncio, which few processes need
+
+    return Threads(most, name)
 
 
 def singleton_tasks(app: Any) -> list[Any]:

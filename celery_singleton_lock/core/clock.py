@@ -27,6 +27,9 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None:
         """Block this thread (or greenlet) for ``seconds``."""
 
+    async def pause(self, seconds: float) -> None:
+        """Suspend this coroutine of asyncio for ``seconds``."""
+
 
 class SystemClock:
     """The clocks of the operating system."""
@@ -43,3 +46,8 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    async def pause(self, seconds: float) -> None:
+        import asyncio  # only processes with coroutines pay for it
+
+        await asyncio.sleep(seconds)

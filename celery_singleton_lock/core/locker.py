@@ -349,11 +349,11 @@ class Waiter:
     """
 
     def __init__(self, locker: Locker, request: Acquire) -> None:
-        self._locker, self._clock = locker, locker.clock
+        self._locker, self.clock = locker, locker.clock
         self._ticket = locker.store.ticket(
             request.slots[0], request.token.nonce, timeout=timeout_for(request.ttl)
         )
-        self._arrived_at = self._clock.now()
+        self._arrived_at = self.clock.now()
         self._counted = False  # whether the store may count this client in the queue
         self._handoff = ""
         self._tries = 0
@@ -382,27 +382,53 @@ class Waiter:
 
     def waited(self) -> float:
         """Seconds since the client came."""
-        return self._clock.now() - self._arrived_at
+        return self.clock.now() - self._arrived_at
 
     def wait(self, refused: Refused, longest: float) -> None:
-        """Wait until the next try.
+        """Block until woken, or until the next try.
 
         Args:
             refused: The last reply.
             longest: Seconds until the client gives up.
         """
-        record = refused.record
+        if self.queues(refused) and self.look(self.pause(refused, longest)):
+            return
+        self.clock.sleep(self.pause(refused, longest))
+
+    def queues(self, refused: Refused) -> bool:
+        """Whether the store may wake this client before the next try."""
         # Claims end without running release.lua, so nothing would wake this client.
-        if self._ticket is not None and not (record and record.kind is Kind.CLAIM):
+        return self._ticket is not None and not (
+            refused.record and refused.record.kind is Kind.CLAIM
+        )
+
+    def pause(self, refused: Refused, longest: float) -> float:
+        """Seconds until the next try; the arguments are those of :meth:`wait`."""
+        if self.queues(refused):
             # The ttl of a key without expiry (after an operator's PERSIST) is 0 here.
-            ttl_left = (record and record.ttl) or _LONGEST_POLL
-            handoff = self._ticket.wait(min(longest, ttl_left + _AFTER_THE_END, _LONGEST_POLL))
-            if handoff is not None:
-                self._handoff = handoff
-                return
-            self._ticket = None  # poll from now on; the next request leaves the queue
-        self._clock.sleep(min(longest, backoff(_POLL, _LONGEST_POLL, self._tries)))
+            ttl_left = (refused.record and refused.record.ttl) or _LONGEST_POLL
+            return min(longest, ttl_left + _AFTER_THE_END, _LONGEST_POLL)
         self._tries += 1
+        return min(longest, backoff(_POLL, _LONGEST_POLL, self._tries - 1))
+
+    def look(self, seconds: float) -> bool:
+        """Join the queue, and wait at most ``seconds`` until woken; False: this client polls."""
+        assert self._ticket is not None
+        handoff = self._ticket.wait(seconds)
+        if handoff is None:
+            self._ticket = None  # poll from now on; the next request leaves the queue
+        else:
+            self._handoff = handoff
+        return handoff is not None
+
+    @property
+    def woken(self) -> bool:
+        """Whether a release has woken this client since its last try."""
+        return bool(self._handoff)
+
+    def fileno(self) -> int | None:
+        """See `Ticket`."""
+        return None if self._ticket is None else self._ticket.fileno()
 
     def leave(self) -> None:
         """End the waiting; never raises a StoreError."""

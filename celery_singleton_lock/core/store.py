@@ -314,7 +314,7 @@ class Trace:
 
 
 class Ticket(Protocol):
-    """The ticket of one client in the wait queue for a key. Used by one thread until `leave`."""
+    """The ticket of one client in the wait queue for a key. Used by one thread at a time."""
 
     def wait(self, seconds: float) -> str | None:
         """Block until woken, at most ``seconds``.
@@ -322,6 +322,12 @@ class Ticket(Protocol):
         Returns:
             The handoff token for the next acquire; empty: the client was not woken; None: the
             store does not wake this client any more, and the ticket is of no further use.
+        """
+
+    def fileno(self) -> int | None:
+        """The descriptor that becomes readable when the client is woken, for coroutines.
+
+        ``wait(0)`` opens it, and reads the reply. None: there is none at present.
         """
 
     def leave(self, *, counted: bool) -> None:

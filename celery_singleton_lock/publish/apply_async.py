@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, signals
 from celery.utils import uuid
 from kombu.utils.json import dumps as kombu_dumps
 
-from ..celery_compat import dump_models
+from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
 from ..policy import CallOptions, Policy, check_call, merge, suggestion
@@ -159,6 +160,33 @@ def claim_and_send(
         drops_in_canvas="on_duplicate" in given,
     )
     return publication.publish(send if running is None else _counting(running, send))
+
+
+async def aclaim_and_send(
+    app: Celery,
+    name: str,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    singleton: CallOptions,
+    key: str | None = None,
+    scope: str | None = None,
+    **options: Any,
+) -> AsyncResult[Any]:
+    """:func:`claim_and_send` for coroutines of asyncio; the event loop waits for no server.
+
+    If the caller is cancelled after the publication has begun, the message is published all the
+    same. Methods of the result, such as ``get()``, block.
+
+    Raises:
+        RuntimeError: No task of asyncio is running here.
+    """
+    from ..core.threads import running_task  # imports asyncio
+
+    running_task(f"aclaim_and_send({name!r})")
+    options |= {"singleton": singleton, "key": key, "scope": scope}
+    publish = partial(claim_and_send, app, name, args, kwargs, **options)
+    return await Runtime.of(app).publishers.run(in_current_task(app, publish))
 
 
 def _counting(running: Any, send: Send) -> Send:

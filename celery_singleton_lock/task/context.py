@@ -1,23 +1,20 @@
-"""The leases that the current thread, greenlet or coroutine holds, and ``hold()`` for more."""
+"""The leases that the current thread, greenlet or coroutine holds, and the steps to one more."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from contextvars import ContextVar
-from datetime import timedelta
+from typing import TypeAlias
 
 from celery import Celery
 
-from ..celery_compat import real_app
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Waiter
 from ..core.store import Acquire, Refused, Release
-from ..errors import LockConflict, LockKeyError, NoLease, StoreError
-from ..policy import Policy, merge, seconds
+from ..errors import LockConflict, NoLease, StoreError
 from ..publish.header import mint_nonce
 from ..runtime import Runtime
 
@@ -51,103 +48,103 @@ def held_here(key: str) -> Lease | None:
     return None
 
 
-@contextmanager
-def hold(
-    key: str,
-    *,
-    scope: str,
-    ttl: float | timedelta = 60,
-    wait: float | timedelta = 0,
-    app: Celery | None = None,
-) -> Iterator[Lease]:
-    """Hold ``key`` while the ``with`` block runs. Excludes, and is excluded by, tasks of the scope.
+#: Called on the heartbeat's thread if the lease is lost before its release.
+OnLost: TypeAlias = Callable[[Lease], None]
+#: One wait of a client: the arguments of `Waiter.wait`, and the waiter.
+Wait: TypeAlias = tuple[Waiter, Refused, float]
+Steps: TypeAlias = Generator[Wait, None, None]
 
-    The block is never interrupted: call ``lease.check()`` before writes that matter. Inside a task
-    that holds the same key, the task's own lease is re-entered, though not by a forked process.
+
+class Block:
+    """The lease of one block of ``hold()``, from its acquisition to its release.
+
+    Its owner runs the steps of :meth:`acquire` and waits between them. :meth:`enter` and
+    :meth:`leave` belong into the context of the block, the other steps may run on any thread.
 
     Args:
-        key: The part after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
-        scope: The tasks' ``scope``, or a task's name.
-        ttl: Seconds for which a dead holder can block other clients.
-        wait: Seconds to wait for another holder.
-        app: The app whose store is used; the current app by default.
-
-    Raises:
-        LockConflict: Another client holds the key, for the whole of ``wait``.
-        RuntimeError: ``wait`` is given inside a running event loop.
-        StoreUnavailable: The store doesn't answer; the block has not run.
-        TypeError, ValueError: An argument is wrong.
+        key: The part after the scope.
+        scope: The scope.
+        ttl: Seconds.
+        longest: Seconds to wait for another holder.
     """
-    if not isinstance(key, str) or not key:  # type: ignore[redundant-expr]
-        raise LockKeyError(f"hold({key!r}): give a non-empty str")
-    policy = merge(Policy(key=key), {"scope": scope, "ttl": ttl}, where=f"hold({key!r})")
-    longest = seconds("wait", wait)
-    if longest:
-        _refuse_event_loop(key)
-    chosen = real_app(app)
-    runtime = Runtime.of(chosen, eager=bool(chosen.conf.task_always_eager))
-    full_key = runtime.keyspace.lock(scope, key)
-    if (held := held_here(full_key)) is not None:
-        yield held
-        return
-    nonce = mint_nonce()
-    request = Acquire(
-        slots=runtime.keyspace.slots(full_key, runtime.limit_of(scope)),
-        token=Token(f"hold-{nonce}", 0, 0, nonce),
-        holder=Holder(
-            task_id=f"hold-{nonce}",
-            worker=runtime.worker,
-            pid=os.getpid(),
-            since=runtime.clock.wall(),
-        ),
-        ttl=policy.ttl,
-    )
-    try:
-        lease = _acquire(runtime, request, longest)
-    except (LockConflict, StoreError):
-        raise
-    except BaseException:
-        # A signal handler may have raised after the grant and before this frame has the lease.
-        runtime.locker.forget(request)
-        raise
-    # This frame lives as long as the block. With thousands of them, these objects would take a
-    # quarter of the memory of all leases.
-    del policy, full_key, nonce, request
-    reset = None
-    try:
-        lease.outer = held_lease.get()
-        reset = held_lease.set(lease)
-        yield lease
-    finally:
-        # The release comes first, so that no failure below leaves the lease with the heartbeat.
+
+    __slots__ = ("_reset", "_runtime", "_unused", "key", "lease", "longest", "scope", "ttl")
+
+    def __init__(self, key: str, scope: str, ttl: float, longest: float) -> None:
+        self._runtime: Runtime | None = None  # of the lease to release, if there is one
+        self._unused = True
+        self.key, self.scope, self.ttl, self.longest = key, scope, ttl, longest
+
+    def acquire(self, app: Celery, on_lost: OnLost = lambda lease: None) -> Steps:
+        """Acquire the lease, or re-enter it; yields before each wait for another holder."""
         try:
-            runtime.locker.release(lease, Release.of(lease))
-        except BaseException:
-            # A soft time limit or SIGTERM, perhaps before the heartbeat had discarded the lease.
-            runtime.locker.release(lease, Release.of(lease))
+            del self._unused  # one step of the interpreter: two threads can't both succeed
+        except AttributeError:
+            raise RuntimeError(
+                f"hold({self.key!r}) is good for one block, and was entered before. Create one "
+                "for each block; as a decorator it does so for each call."
+            ) from None
+        runtime = Runtime.of(app, eager=bool(app.conf.task_always_eager))
+        full_key = runtime.keyspace.lock(self.scope, self.key)
+        if (held := held_here(full_key)) is not None:
+            self.lease = held
+            return
+        request = self._request(runtime, full_key)
+        try:
+            self.lease = yield from _acquire(runtime, request, self.longest, on_lost)
+            self._runtime = runtime
+        except (LockConflict, StoreError):
             raise
-        finally:
-            if reset is not None:
-                # Another context than the entered one (an async fixture) has ended by itself.
-                with suppress(ValueError):
-                    held_lease.reset(reset)
+        except BaseException:
+            # A signal handler may have raised after the grant and before this frame has the lease.
+            runtime.locker.forget(request)
+            raise
+
+    def _request(self, runtime: Runtime, full_key: str) -> Acquire:
+        nonce = mint_nonce()
+        return Acquire(
+            slots=runtime.keyspace.slots(full_key, runtime.limit_of(self.scope)),
+            token=Token(f"hold-{nonce}", 0, 0, nonce),
+            holder=Holder(
+                task_id=f"hold-{nonce}",
+                worker=runtime.worker,
+                pid=os.getpid(),
+                since=runtime.clock.wall(),
+            ),
+            ttl=self.ttl,
+        )
+
+    def enter(self) -> Lease:
+        """Make the lease the innermost one of this context."""
+        lease = self.lease
+        if self._runtime is not None:
+            lease.outer = held_lease.get()
+            self._reset = held_lease.set(lease)
+        return lease
+
+    def leave(self) -> None:
+        """Make the lease around this one the innermost one of the context again."""
+        # AttributeError: there is nothing to reset. ValueError: another context than the entered
+        # one (an async fixture) has ended by itself.
+        with suppress(AttributeError, ValueError):
+            held_lease.reset(self._reset)
+
+    def release(self) -> None:
+        """Release the lease, unless it is that of a block or task around this one."""
+        runtime = self._runtime
+        if runtime is not None:
+            runtime.locker.release(self.lease, Release.of(self.lease))
+            self._runtime = None
+
+    def __del__(self) -> None:
+        if self._runtime is not None:  # the block was abandoned: an ExitStack was never closed
+            self.release()
+            self.leave()
 
 
-def _refuse_event_loop(key: str) -> None:
-    """Raise inside a running event loop: waiting would block it, and the holder may need it."""
-    # A process that has not imported asyncio runs no loop, and should not pay for the import.
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None or asyncio._get_running_loop() is None:
-        return
-    raise RuntimeError(
-        f"hold({key!r}, wait=...) would block the running event loop, and the holder may need that "
-        "loop to finish. Run the whole block in a thread, await asyncio.to_thread(work) with the "
-        "hold() inside work(); or leave out wait=, catch LockConflict and await asyncio.sleep() "
-        "before the next try."
-    )
-
-
-def _acquire(runtime: Runtime, request: Acquire, longest: float) -> Lease:
+def _acquire(
+    runtime: Runtime, request: Acquire, longest: float, on_lost: OnLost
+) -> Generator[Wait, None, Lease]:
     """Try to acquire the lease for at most ``longest`` seconds."""
     locker, clock = runtime.locker, runtime.clock
     give_up_at = clock.now() + longest
@@ -159,9 +156,9 @@ def _acquire(runtime: Runtime, request: Acquire, longest: float) -> Lease:
             # time.
             left = give_up_at - clock.now()
             if waiter is None:
-                reply = locker.acquire(request)
+                reply = locker.acquire(request, on_lost=on_lost)
             else:
-                reply = waiter.acquire(request, waits=left > 0)
+                reply = waiter.acquire(request, waits=left > 0, on_lost=on_lost)
             if isinstance(reply, Lease):
                 return reply
             if waiter is None or left <= 0:
@@ -171,7 +168,7 @@ def _acquire(runtime: Runtime, request: Acquire, longest: float) -> Lease:
                     request.slots[0],
                     reply.holder.for_error(),
                 )
-            waiter.wait(reply, left)
+            yield waiter, reply, left
     finally:
         if waiter is not None:
             try:

@@ -13,7 +13,8 @@ from ..core.lease import Kind, Lease, Record
 from ..publish.values import is_skipped
 from ..runtime import Runtime
 from ..stores.memory import MemoryStore
-from ..task.context import current_lease, held_lease, hold
+from ..task.context import current_lease, held_lease
+from ..task.hold import hold
 
 __all__ = ["ManualClock", "SingletonStore", "hold_lock", "is_skipped", "lose_lease"]
 
@@ -37,6 +38,9 @@ class ManualClock:
         return self._wall
 
     def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    async def pause(self, seconds: float) -> None:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:

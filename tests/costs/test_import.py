@@ -79,7 +79,7 @@ def test_every_public_name_is_there_whatever_was_imported_before() -> None:
     check = """
     import importlib
     import celery_singleton_lock as package
-    importlib.import_module("celery_singleton_lock.task.context")
+    importlib.import_module("celery_singleton_lock.task.hold")
     import celery_singleton_lock.testing.stage
     from celery_singleton_lock import *
     assert callable(hold) and Lease.__name__ == "Lease", (hold, Lease)

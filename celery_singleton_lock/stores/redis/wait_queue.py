@@ -131,6 +131,10 @@ class RedisTicket:
         self.clock.sleep(max(0.0, until - self.clock.now()))
         return ""
 
+    def fileno(self) -> int | None:
+        """See `Ticket`."""
+        return None if self._connection is None else self._connection.fileno()
+
     def leave(self, *, counted: bool) -> None:
         """See `Ticket`."""
         self._hang_up()
