@@ -75,6 +75,7 @@ format: $(DEV_READY)  ## repair what lint and format can repair by themselves
 build: $(DEV_READY)  ## wheel and source archive in dist/
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 .PHONY: clean
 clean:  ## remove everything that was made here
