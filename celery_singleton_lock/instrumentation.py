@@ -50,7 +50,7 @@ def is_observed(name: EventName) -> bool:
     # One function for all sinks, because each task calls it several times.
     if _SIGNALS[name].receivers or logger.isEnabledFor(_LEVELS[name]):
         return True
-    return name is EventName.CONFLICT and bool(Monitor.worker)
+    return bool(Monitor.worker) and (name is EventName.CONFLICT or name is EventName.CANCELLED)
 
 
 def _field(value: Any) -> str:
@@ -92,7 +92,7 @@ def send_signal(event: Event) -> None:
 
 
 class Monitor:
-    """Sends a worker event for a call that ends by a conflict, if this worker sends events.
+    """Sends a worker event for a call that a conflict ends, if this worker sends events.
 
     ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has the fields of
     the event that Celery's worker sends for its own revocations.
@@ -111,13 +111,13 @@ class Monitor:
 
     def __call__(self, event: Event) -> None:
         app, outcome = self._app(), event.data.get("outcome")
-        if event.name is not EventName.CONFLICT or not Monitor.worker or app is None:
+        if not Monitor.worker or app is None:
             return
         fields: dict[str, Any]
-        if outcome == "skip":
+        if event.name is EventName.CONFLICT and outcome == "skip":
             kind = "task-skipped"
             fields = {"name": event.task, "key": event.key, "holder": str(event.holder)}
-        elif outcome == "revoke":
+        elif event.name is EventName.CANCELLED or outcome == "revoke":
             kind = "task-revoked"
             fields = {"terminated": False, "signum": None, "expired": False}
         else:

@@ -288,6 +288,8 @@ class Policy:
         on_conflict: The rule that applies, which ``unique="until_start"`` may replace.
         given_on_conflict: Not an option: the rule as given, which :func:`merge` sets. It applies
             again if an upper layer resets ``unique``.
+        is_plain: Not an option: whether a call is published without a further step, because neither
+            ``unique`` nor ``cancel_running`` is set. One field costs less than two comparisons.
     """
 
     key: KeySpec = option(None)  # KeyMaker checks it, because it knows the signature.
@@ -305,6 +307,7 @@ class Policy:
     unique_for: float = option(3600.0, _positive, "the claim ends at once")
     on_duplicate: OnDuplicate = option(OnDuplicate.RETURN_EXISTING, choice, OnDuplicate)
     given_on_conflict: OnConflict = _SKIP
+    is_plain: bool = True
 
 
 class CallOptions(TypedDict, total=False):
@@ -349,6 +352,8 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
                 "unique_for=600: at most one call is published in it, whatever became of its run"
             )
         policy = replace(base, **checked, given_on_conflict=given)
+        cancels = policy.on_conflict.action is ConflictAction.CANCEL_RUNNING
+        policy = replace(policy, is_plain=policy.unique is None and not cancels)
         _check_together(policy)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None

@@ -17,6 +17,7 @@ class EventName(StrEnum):
     ACQUIRED = "acquired"
     CONFLICT = "conflict"
     DUPLICATE = "duplicate"
+    CANCELLED = "cancelled"
     LOST = "lost"
     RELEASED = "released"
     RELEASE_FAILED = "release-failed"

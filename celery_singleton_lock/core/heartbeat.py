@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -48,7 +49,7 @@ from . import native
 from .clock import Clock
 from .events import EventName, Events
 from .lease import Lease, Loss, LossReason, reason_of_loss, trust_of
-from .store import Renewal, Store
+from .store import Call, Renewal, Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -95,6 +96,8 @@ class Heartbeat:
         self._leases: dict[Lease, Callable[[Lease], None]] = {}
         # Asynchronous releases without a reply, each with the time at which to drain the store.
         self._let_go: dict[Lease, float] = {}
+        # The leases that a newer call may cancel.
+        self._watches: dict[Lease, _Watch] = {}
         self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
         self._alarm.acquire()
         self._wakes_at = 0.0
@@ -130,6 +133,19 @@ class Heartbeat:
         # time limit) must not find it held.
         self._leases.pop(lease, None)
         lease.end()
+
+    def watch(self, lease: Lease, within: float, on_newest: Callable[[Call], None]) -> None:
+        """Look every ``within`` seconds for the newest call of the key, until the lease ends.
+
+        Args:
+            lease: A lease that is being renewed.
+            within: Seconds.
+            on_newest: Called on the heartbeat's thread with the newest call, at each look.
+        """
+        watch = _Watch(within, on_newest, self._clock.now() + within)
+        self._watches[lease] = watch
+        if watch.due < self._wakes_at:
+            self._ring()
 
     def declare(self, lease: Lease) -> None:
         """Declare ``lease`` lost if its deadline has passed. For a holder that noticed it first."""
@@ -194,6 +210,8 @@ class Heartbeat:
             self._renew(batch)
             self._declare_overdue()
         self._collect()
+        if self._watches:
+            self._look()
         now = self._clock.now()
         # A lease that is added from here on wakes the thread, unless the snapshot below has it: its
         # turn is compared with _wakes_at after the lease is in _leases.
@@ -204,7 +222,8 @@ class Heartbeat:
             for lease in leases:
                 # The worker parent has extended the deadline, or max_hold has ended renewal.
                 _plan(lease, lease.due, now)
-        turns = [*self._let_go.values(), *map(_TURN, leases)]
+        watched = [watch.due for watch in list(self._watches.values())]
+        turns = [*self._let_go.values(), *watched, *map(_TURN, leases)]
         # Without a lease: the next one probably has no shorter interval, so adding it does not have
         # to wake this thread, which would cost the body as much as a round trip. After an interval
         # without a lease, the thread sleeps until it is woken.
@@ -222,6 +241,28 @@ class Heartbeat:
             self._store.drain(timeout=self._patience(now, overdue, _WAITS))
         except Exception:
             logger.exception("draining asynchronous releases failed")
+        self._declare_overdue()
+
+    def _look(self) -> None:
+        """Look for the newest calls of all watched leases if one is due: one command, not many."""
+        now = self._clock.now()
+        for lease in [one for one in list(self._watches) if one not in self._leases]:
+            del self._watches[lease]
+        watches = dict(self._watches)
+        if min([watch.due for watch in watches.values()], default=_FOREVER) > now:
+            return
+        for watch in watches.values():
+            watch.due = now + watch.within
+        keys = [lease.key for lease in watches]
+        try:
+            found = self._store.newest_calls(keys, timeout=self._patience(now))
+            for watch, newest in zip(watches.values(), found, strict=True):
+                if newest is not None:
+                    watch.on_newest(newest)
+        except StoreError:
+            pass  # the renewals report a store that does not answer; the next look is soon
+        except Exception:
+            logger.exception("looking for newer calls failed")
         self._declare_overdue()
 
     def _snapshot(self) -> list[Lease]:
@@ -372,6 +413,15 @@ class Heartbeat:
                 logger.exception("the heartbeat failed; it goes on")
                 pause = _PAUSE_AFTER_FAILURE
             self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))
+
+
+@dataclass(slots=True)
+class _Watch:
+    """See `Heartbeat.watch`. ``due`` is the time of the next look."""
+
+    within: float
+    on_newest: Callable[[Call], None]
+    due: float
 
 
 def _plan(lease: Lease, due: float, now: float) -> None:

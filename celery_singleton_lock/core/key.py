@@ -146,6 +146,12 @@ class Keyspace:
         return f"{shard}}}:line|{name.partition('#')[0]}"
 
     @staticmethod
+    def newest_call(key: str) -> str:
+        """The newest call of ``key`` under ``on_conflict="cancel_running"``."""
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:newest|{name}"
+
+    @staticmethod
     def beside_acquire(key: str, attempt: str) -> list[str]:
         """The keys beside ``key`` that an acquire accesses: fence counter, marker."""
         # One method for all keys, here and below: one call per key would cost half as much again.

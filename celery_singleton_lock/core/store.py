@@ -240,6 +240,30 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call in the order in which the calls for one key were made.
+
+    Attributes:
+        task: The call's task (``Token.task``).
+        called_at: Seconds since the epoch, on the publisher's clock.
+    """
+
+    task: str
+    called_at: float
+
+    @property
+    def task_id(self) -> str:
+        """The id of the call's task."""
+        return Token.task_id_of(self.task)
+
+    def is_newer_than(self, other: Call) -> bool:
+        """Whether this is another call, made later. Of two at the same time, one is the newer."""
+        if self.task == other.task:
+            return False
+        return (self.called_at, self.task) > (other.called_at, other.task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizeTick:
     """A leader's request to send one entry. The same step replaces the entry's last run.
 
@@ -278,8 +302,8 @@ class Capabilities:
             possible if a lease ends with its holder's connection.
         releases_async: Whether :meth:`Store.release_async` is implemented.
         wakes_waiters: Whether :meth:`Store.ticket` is implemented.
-        orders_calls: Whether :meth:`Store.newest_call` is implemented, which
-            ``on_conflict="cancel_running"`` needs.
+        orders_calls: Whether :meth:`Store.note_call` and :meth:`Store.newest_calls` are
+            implemented. ``on_conflict="cancel_running"`` needs them.
         usable_before_fork: Whether a process may use the store and fork later. It may not if the
             client starts threads.
     """
@@ -462,6 +486,18 @@ class Store(ABC):
             timeout: Seconds to wait for a connection, when one is needed.
         """
         return None
+
+    def note_call(self, key: str, call: Call, /, *, ttl: float, timeout: float) -> Call:
+        """Note ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
+
+        A newer call that is noted stays. For the newest call, a reservation of ``key`` for the
+        retry of another one is deleted, and a client that waits for ``key`` is woken.
+        """
+        return call
+
+    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[Call | None]:
+        """The newest call of each of ``keys``, or None; read in one round trip."""
+        return [None] * len(keys)
 
     def problems(self, key: str, /) -> list[str]:
         """Reasons why apps would not see each other's locks with ``key``'s prefix; may be empty."""

@@ -19,7 +19,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
-from ..policy import CallOptions, Policy, check_call, merge, suggestion
+from ..policy import CallOptions, ConflictAction, Policy, check_call, merge, suggestion
 from ..runtime import Runtime
 from .claim import Publication, Send, carry_claim, continues
 from .header import HEADER, PUBLISHED, add_header
@@ -66,6 +66,10 @@ def publish_call(
     if running is not None:
         send = _counting(running, send)
     policy = task.singleton_policy(header.get("options"))
+    if policy.is_plain:
+        return send(task_id, options)
+    if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
+        header.setdefault("called_at", Runtime.of(app).clock.wall())  # see cancel_running.py
     # The configuration is read last, because that costs as much as all the steps above.
     if policy.unique is None or app.conf.task_always_eager:
         return send(task_id, options)  # there is no claim, or no message

@@ -36,6 +36,9 @@ PUBLISHED: Final = "singleton_published"
 # transports restore a message without it.
 _MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
 
+# The fields that all attempts of a call have, beside its id and name.
+_OF_THE_CALL: Final = ("options", "claim", "called_at", "requeued")
+
 # The valid counts. No message is put back more often, so this library writes no larger number.
 _COUNTS: Final = range(10**9)
 _MAX_NAME: Final = 32
@@ -60,6 +63,8 @@ class Delivery:
         options: The policy's options that the call set.
         claim: The header's claim, not validated.
         period: The key of the period's claim, not validated; only of a duplicate in a canvas.
+        called_at: Time of the call, for ``cancel_running``, in seconds since the epoch; None:
+            unknown.
         requeued: Difference between the token's nesting and Celery's: a message that a task
             published under its own id is its next attempt, and Celery does not count it.
     """
@@ -73,6 +78,7 @@ class Delivery:
     options: Mapping[str, Any] = field(default_factory=dict)
     claim: Any = None
     period: Any = None
+    called_at: float | None = None
     requeued: int = 0
 
     @classmethod
@@ -102,6 +108,7 @@ class Delivery:
             return new  # the header of most messages: id and call
         new.options, new.claim = _options(header.get("options")), header.get("claim")
         new.period = header.get("period")
+        new.called_at = _moment(header.get("called_at"))
         attempt = header.get("attempt")
         # In a header that was written for an earlier attempt, only the above remains valid.
         if attempt is not None and attempt == f"{nesting}.{retries}":
@@ -128,8 +135,8 @@ class Delivery:
 
     def header(self) -> dict[str, Any]:
         """The header of the next copy; :meth:`of` reads it."""
-        period = {"period": self.period} if self.period else {}
-        return period | {
+        rare = {"period": self.period, "called_at": self.called_at}
+        return {name: value for name, value in rare.items() if value} | {
             "id": self.token.task_id,
             "call": self.token.call,
             "attempt": f"{self.token.nesting}.{self.token.retries}",
@@ -146,7 +153,7 @@ class Delivery:
     def call_header(self) -> dict[str, Any]:
         """The header of the next attempt of the same call."""
         header = self.header()
-        kept = {name: header[name] for name in ("options", "claim", "requeued") if header[name]}
+        kept = {name: value for name in _OF_THE_CALL if (value := header.get(name))}
         return {"id": header["id"], "call": header["call"], **kept}
 
 
@@ -251,6 +258,8 @@ def _within(
             # self.retry(headers=...) and base classes drop the headers of the message.
             header = delivery.call_header()
         header |= {"call": token.call, "requeued": requeued}
+        if delivery.called_at is not None:
+            header["called_at"] = delivery.called_at
     return header
 
 

@@ -28,6 +28,8 @@ _SHORTLY: Final[Pace] = (0.05, 1.0)
 #: For started work with another holder, for twins, and for an unreachable store.
 AGAIN: Final[Pace] = (1.0, 30.0)
 
+_ASKED: Final = "the holder is asked to end"
+
 
 class Outcome(StrEnum):
     DROP = "drop"
@@ -88,7 +90,8 @@ def decide(
         if action is ConflictAction.RAISE:
             return Decision(Outcome.RAISE, 'on_conflict="raise" doesn\'t wait', delivery)
         if waited < rule.timeout:
-            return Decision(Outcome.WAIT, "conflict", delivery)
+            is_cancel = action is ConflictAction.CANCEL_RUNNING
+            return Decision(Outcome.WAIT, _ASKED if is_cancel else "conflict", delivery)
         return Decision(Outcome.RAISE, f"waiting for {rule.timeout:g} s was not enough", delivery)
     if no_put_back is not None:
         return Decision(Outcome.RAISE, no_put_back, delivery)

@@ -1,8 +1,9 @@
-"""Interruption, from the heartbeat's thread, of a task body whose lease is lost.
+"""Interruption, from the heartbeat's thread, of a task body: its lease is lost, or a newer call
+cancels it.
 
 Guarantees
-    ``LeaseInterrupt`` is raised only between the first and the last instruction of the body whose
-    lease is lost. ``except Exception`` in the body does not catch it.
+    ``LeaseInterrupt`` is raised only between the first and the last instruction of the body that is
+    interrupted. ``except Exception`` in the body does not catch it.
 
 Non-guarantees
     A C call that does not return, a greenlet that never yields and a body that catches

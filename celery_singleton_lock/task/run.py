@@ -5,7 +5,7 @@ Overview
 
         __call__        acquire --refused--> drop | put back | on_conflict   (see `conflict`)
                           | granted
-                        body --interrupted--> put back | LeaseLost
+                        body --interrupted--> put back | LeaseLost | REVOKED
                           | returned or raised
                         the message triggers more --> release early, marker "finishing"
         result stored
@@ -51,7 +51,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
@@ -62,13 +62,24 @@ from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Lease, Phase
 from ..core.locker import Locker, Waiter, backoff
-from ..core.store import Acquire, Admit, ClaimChange, Mark, MarkerState, Refused, Relation, Release
+from ..core.store import (
+    Acquire,
+    Admit,
+    Call,
+    ClaimChange,
+    Mark,
+    MarkerState,
+    Refused,
+    Relation,
+    Release,
+)
 from ..errors import LockConflict, StoreError
 from ..policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
 from ..publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
 from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
 from ..publish.values import skipped_value
 from ..runtime import Runtime
+from .cancel_running import CallOrder, is_retrys
 from .conflict import AGAIN, Decision, Outcome, Pace, decide
 from .context import held_here, held_lease
 from .interrupt import Body, is_loss
@@ -122,6 +133,7 @@ class TaskRun:
     _period = ""  # the claim to ask for before the lease; empty: none
     _asked: Acquire | None = None  # the request without a reply
     _lease: Lease | None = None
+    _order: CallOrder | None = None  # of a task that a newer call may cancel
     _locker: Locker
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -275,7 +287,9 @@ class TaskRun:
         """
         request, rule = self._operation(), self.policy.on_conflict
         locker = self._locker = self.runtime.locker
-        waiter = Waiter(locker, request) if rule.action is ConflictAction.WAIT else None
+        order = self._make_order() if rule.action is ConflictAction.CANCEL_RUNNING else None
+        waits = order is not None or rule.action is ConflictAction.WAIT
+        waiter = Waiter(locker, request) if waits else None
         waited, failures, reported = 0.0, 0, False
         max_hold = self._max_hold()
         try:
@@ -302,6 +316,8 @@ class TaskRun:
                         reply = waiter.acquire(request, waits=waits, **options)
                     if isinstance(reply, Lease):
                         self._lease = reply
+                        if order is not None:
+                            self._begin_as_newest(order, request, reply)
                         return reply
                     self._asked = None
                     if self._is_of_another_message(reply):
@@ -310,12 +326,18 @@ class TaskRun:
                         continue
                     if conflict is None or reply.relation is not Relation.OTHER:
                         conflict = self._decide(reply.relation, waited)
+                    if order and waiter and reply.relation is Relation.OTHER:
+                        order.note(self.delivery.token)
+                        if order.newer is not None:
+                            waiter.leave()  # before the next release may hand over
+                            self._end_cancelled(order.newer)
                     if waiter is None or conflict.outcome is not Outcome.WAIT:
                         return self._refuse(conflict, reply)
                     if not reported:  # only once, because the wait may be long
                         self._report_conflict(conflict, reply)
                         reported = True
-                    waiter.wait(reply, rule.timeout - waited)
+                    if order is None or not is_retrys(reply):
+                        waiter.wait(reply, rule.timeout - waited)
                 except StoreError as exc:
                     request = self._retain(request, exc, failures)
                     failures += 1
@@ -340,6 +362,53 @@ class TaskRun:
         )
         record = self.runtime.store.admit(claim, timeout=MAX_TIMEOUT)
         return Refused(relation=Relation.OTHER, record=record) if record else None
+
+    def _make_order(self) -> CallOrder:
+        self._order = order = CallOrder(self.runtime, self.key, self.delivery, self.policy.ttl)
+        # A copy, and a retry that the body publishes, keep the time of the call.
+        self.delivery = replace(self.delivery, called_at=order.called_at)
+        return order
+
+    def _begin_as_newest(self, order: CallOrder, request: Acquire, lease: Lease) -> None:
+        """Note the call under its ``lease``, and watch for newer ones.
+
+        Raises:
+            Ignore: There is a newer call; the lease is released.
+            StoreError: The store did not answer; the lease is released.
+        """
+        try:
+            order.note(self.delivery.token)
+        except StoreError:
+            self._lease = None
+            self._locker.heartbeat.discard(lease)
+            self._locker.forget(request)
+            raise
+        if order.newer is not None:
+            self._end_cancelled(order.newer, lease)
+        self.request.__dict__[HEADER] = self.delivery.header()
+        order.watch(lease, self.policy.on_conflict.within, self._body.interrupt)
+
+    def _end_cancelled(
+        self, newer: Call, lease: Lease | None = None, *, started: bool = False
+    ) -> NoReturn:
+        """End REVOKED because of a ``newer`` call, and release the ``lease`` for it.
+
+        Raises:
+            Ignore: Always.
+        """
+        self._revoke(f"cancelled by the newer call {newer.task_id}")
+        self._emit(EventName.CANCELLED, by=newer.task_id, started=started)
+        if lease is not None:
+            min_hold = self.policy.min_hold if started else 0.0
+            release = Release.of(lease, self._freed_claim(), min_hold=min_hold)
+            if started and self.acks_late:
+                release.marker = MarkerState.DONE
+                release.marker_ttl = self.runtime.settings.marker_ttl
+            self._locker.release(lease, release)
+        elif self.claim is not None:
+            self._change_claim(self.claim.freed())
+        self._state = _State.SETTLED
+        raise Ignore
 
     def _max_hold(self) -> float | None:
         """Seconds after which renewal stops; by default ttl after the hard time limit."""
@@ -517,6 +586,10 @@ class TaskRun:
                 self._release_early(lease, Release.of(lease))
             raise
         except BaseException as error:
+            if (newer := self._newer()) and (
+                isinstance(error, Exception) or is_loss(error, interrupted=True)
+            ):
+                self._end_cancelled(newer, lease, started=True)
             if lease.lost and is_loss(error, interrupted=self._body.fired):
                 return self._interrupted(lease)
             if isinstance(error, Exception):
@@ -524,8 +597,14 @@ class TaskRun:
             raise
         finally:
             held_lease.reset(reset)
+        if self._order is not None and (newer := self._newer()):
+            self._end_cancelled(newer, lease, started=True)  # the body swallowed the interruption
         self._ended(lease, failed=False)
         return result
+
+    def _newer(self) -> Call | None:
+        """The newer call that has cancelled this one; None: none."""
+        return self._order.newer if self._order else None
 
     def _store_started(self) -> None:
         """Store the state STARTED for ``track_started``, just before the body runs."""
@@ -634,7 +713,7 @@ class TaskRun:
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
-        if retry_in is not None and self.policy.hold_on_retry:
+        if retry_in is not None and self.policy.hold_on_retry and not self._newer():
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
 

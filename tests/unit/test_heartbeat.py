@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, drift
-from celery_singleton_lock.core.store import Acquire, Granted, Release
+from celery_singleton_lock.core.store import Acquire, Call, Granted, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
@@ -815,3 +815,50 @@ def test_leases_that_are_released_during_a_sweep_do_not_end_it(bench: Bench) -> 
     assert len(waiting) < len(others)
     assert kept.loss is None
     assert kept.valid_until > bench.clock.now() + 5
+
+
+class NewerCalls(FlakyStore):
+    """A store whose keys all have the same newest call."""
+
+    looks: list[list[str]]
+
+    def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[Call | None]:
+        self.looks.append(list(keys))
+        return [Call(task="newer", called_at=5.0)] * len(keys)
+
+
+def test_one_look_serves_all_watched_leases_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    NewerCalls.looks = []
+    bench, found = Bench(NewerCalls), list[Call]()
+    bench.hold("unwatched")
+    watched = [bench.hold(name) for name in "ab"]
+    for lease in watched:
+        bench.heartbeat.watch(lease, 1.0, found.append)
+    bench.advance(3.5)
+    assert NewerCalls.looks == [[lease.key for lease in watched]] * 3
+    assert found == [Call(task="newer", called_at=5.0)] * 6
+    bench.heartbeat.discard(watched[0])
+    bench.advance(1.0)
+    assert NewerCalls.looks[3:] == [[watched[1].key]]
+    bench.heartbeat.discard(watched[1])
+    bench.advance(5.0)
+    assert len(NewerCalls.looks) == 4
+
+
+def test_a_look_that_fails_is_repeated_and_ends_no_renewal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    bench, looks = Bench(), list[str]()
+
+    def fail(keys: Sequence[str], *, timeout: float) -> list[Call | None]:
+        looks.append("look")
+        raise StoreUnavailable("no reply")
+
+    monkeypatch.setattr(bench.store, "newest_calls", fail)
+    lease = bench.hold(ttl=6.0)
+    bench.heartbeat.watch(lease, 1.0, lambda newest: None)
+    bench.advance(20.0)
+    assert len(looks) == 20
+    assert not lease.lost

@@ -65,6 +65,7 @@ ADMIT: Final = Script("admit")
 SETTLE_CLAIM: Final = Script("claims", "settle_claim")
 AUTHORIZE_TICK: Final = Script("authorize_tick")
 TRACE: Final = Script("trace")
+NEWEST_CALL: Final = Script("newest_call")
 FREE: Final = Script("free")
 SHARDS: Final = Script("shards")
 

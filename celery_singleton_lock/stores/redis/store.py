@@ -43,6 +43,7 @@ from ...core.store import (
     Admit,
     Authorization,
     AuthorizeTick,
+    Call,
     Capabilities,
     ClaimChange,
     Granted,
@@ -73,6 +74,7 @@ _CAPABILITIES: Final = Capabilities(
     renews_for_others=True,
     releases_async=True,
     wakes_waiters=True,
+    orders_calls=True,
     usable_before_fork=True,
 )
 # The share of the timeout in which the replicas must acknowledge. The rest is for the reply, which
@@ -219,6 +221,19 @@ class RedisStore(Store):
         queue = Keyspace.wait_queue(key)
         home = partial(self._connections.home_of, queue, timeout)
         return RedisTicket(self._queues, queue, nonce, home, timeout)
+
+    def note_call(self, key: str, call: Call, *, ttl: float, timeout: float) -> Call:
+        queue = Keyspace.wait_queue(key)
+        keys = [Keyspace.newest_call(key), key, queue, f"{queue}!"]
+        arguments = [repr(call.called_at), call.task, scripts.milliseconds(ttl)]
+        command = scripts.NEWEST_CALL.command(keys, arguments)
+        return _call(_repeated(self._run, command, timeout))
+
+    def newest_calls(self, keys: Sequence[str], *, timeout: float) -> list[Call | None]:
+        # GET, as in last_runs(). A node of a cluster that does not answer has no effect on others.
+        commands = [("GET", Keyspace.newest_call(key)) for key in keys]
+        replies = self._connections.run(commands, timeout, check=False)
+        return [_call(reply) if isinstance(reply, bytes) else None for reply in replies]
 
     def mark(self, request: Mark, *, timeout: float) -> None:
         token, claim = request.token, request.claim
@@ -479,6 +494,11 @@ def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
         return Granted(key=found[0].decode(), fence=None)
     record = record_of(*found) if found else None
     return Refused(relation=Relation(word.decode()), record=record)
+
+
+def _call(text: bytes) -> Call:
+    called_at, task = text.decode().split(" ")
+    return Call(task=task, called_at=float(called_at))
 
 
 class _ShardsDiffer(StoreError):

@@ -1,0 +1,22 @@
+-- Note a call as the newest of its key, unless a newer one is noted. For the newest call, delete the
+-- reservation for another call's retry; the retry finds the newer call when it runs.
+-- KEYS: the newest call, the lock, its wait queue, the list that its clients block on
+-- ARGV: time of the call in seconds, its task, ttl in ms
+-- Reply: '<time> <task>' of the newest call
+local noted = redis.call('GET', KEYS[1]) or ''
+local time, task = string.match(noted, '^(%S+) (%S+)$')
+if task ~= ARGV[2] then
+  local newer = tonumber(time or '-1') - tonumber(ARGV[1])
+  if newer > 0 or (newer == 0 and task > ARGV[2]) then return noted end
+  noted = ARGV[1] .. ' ' .. ARGV[2]
+  -- An older call that waits is woken to find out that it does not run. It brings a handoff token that
+  -- no reservation has. This call may count as waiting too.
+  local waiting = redis.pcall('ZCOUNT', KEYS[3], '-inf', '+inf')
+  if type(waiting) == 'number' and waiting > 1 and type(redis.pcall('RPUSH', KEYS[4], 'newer')) == 'number' then
+    redis.call('PEXPIRE', KEYS[4], 500)
+  end
+end
+redis.call('SET', KEYS[1], noted, 'PX', ARGV[3])
+local kind, holder = string.match(redis.call('GET', KEYS[2]) or '', '^(%a) ([^| ]+)|')
+if kind == 'r' and holder ~= '%waiter' and holder ~= ARGV[2] then redis.call('DEL', KEYS[2]) end
+return noted

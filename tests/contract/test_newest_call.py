@@ -1,0 +1,89 @@
+"""The order of calls in the store: the newest stays, whatever arrives when."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Kind
+from celery_singleton_lock.core.store import Call, Store
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
+from celery_singleton_lock.testing.contract.steps import LONG, give, held_as, take
+
+
+@pytest.fixture
+def store(redis_url: str) -> RedisStore:
+    return RedisStore(redis_url)
+
+
+def note(store: Store, key: str, task: str, called_at: float) -> Call:
+    call = Call(task=task, called_at=called_at)
+    return store.note_call(key, call, ttl=LONG, timeout=TIMEOUT)
+
+
+def test_a_call_is_replaced_by_a_newer_one_only(store: RedisStore) -> None:
+    key = new_key()
+    assert store.newest_calls([key, new_key()], timeout=TIMEOUT) == [None, None]
+    first = note(store, key, "b+1", 1763876543.123456)
+    assert (first.task, first.called_at, first.task_id) == ("b+1", 1763876543.123456, "b")
+    assert note(store, key, "older", 1763876543.123455) == first
+    assert note(store, key, "a", first.called_at) == first  # of two at one time, one is the newer
+    assert note(store, key, "b+1", 1.0) == first  # the same call, delivered again
+    newer = note(store, key, "c", 1763876543.123457)
+    assert newer.task == "c"
+    assert newer.is_newer_than(first)
+    assert not first.is_newer_than(newer)
+    assert note(store, key, "b+1", first.called_at) == newer
+    assert store.newest_calls([new_key(), key], timeout=TIMEOUT) == [None, newer]
+
+
+def test_the_newest_call_replaces_the_reservation_of_another_calls_retry(store: RedisStore) -> None:
+    key, token = held_as(store, Kind.RESERVED)
+    note(store, key, token.task, 5.0)
+    assert store.inspect(key) is not None  # its own
+    note(store, key, "older", 4.0)
+    assert store.inspect(key) is not None
+    note(store, key, "newer", 6.0)
+    assert store.inspect(key) is None
+
+
+@pytest.mark.parametrize("kind", [Kind.LEASE, Kind.COOLING, Kind.DYING])
+def test_no_lease_is_touched(store: RedisStore, kind: Kind) -> None:
+    key, _ = held_as(store, kind)
+    before = store.inspect(key)
+    note(store, key, "newer", 6.0)
+    after = store.inspect(key)
+    assert before
+    assert after
+    assert (after.kind, after.token) == (before.kind, before.token)
+
+
+def test_a_reservation_for_a_woken_client_stays(store: RedisStore, redis_url: str) -> None:
+    key, waiting = new_key(), new_token()
+    holder = take(store, key)
+    ask(store, key, waiting, wait_ttl=LONG)
+    with redis.Redis.from_url(redis_url) as client:
+        give(store, key, holder)
+        note(store, key, "newer", 6.0)
+        assert client.get(key).startswith(b"r %waiter|")
+
+
+def test_only_a_new_call_wakes_and_only_if_another_client_waits(
+    store: RedisStore, redis_url: str
+) -> None:
+    key = new_key()
+    take(store, key)
+    handoffs = f"{Keyspace.wait_queue(key)}!"
+    with redis.Redis.from_url(redis_url) as client:
+        ask(store, key, new_token("a"), wait_ttl=LONG)
+        note(store, key, "a", 1.0)
+        assert client.llen(handoffs) == 0
+        ask(store, key, new_token("b"), wait_ttl=LONG)
+        note(store, key, "b", 2.0)
+        assert client.lrange(handoffs, 0, -1) == [b"newer"]
+        assert 0 < client.pttl(handoffs) <= 500
+        note(store, key, "b", 2.0)
+        note(store, key, "a", 1.0)
+        assert client.llen(handoffs) == 1

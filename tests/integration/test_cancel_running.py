@@ -1,0 +1,202 @@
+"""on_conflict="cancel_running": of the calls for one key, the newest runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import chain
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import LockConflict
+from celery_singleton_lock.core.key import Keyspace
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import Stage, wait_until
+
+APP = "tests.apps.latest"
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=4)
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid4().hex[:12]
+
+
+def begin(stage: Stage, task: Any, name: str, **options: Any) -> Any:
+    """A call whose body runs when this returns."""
+    return began(stage, task.delay(name, **options))
+
+
+def began(stage: Stage, result: Any) -> Any:
+    stage.journal.wait_for(
+        lambda records: [r for r in records if r.event == "start" and r.task_id == result.id],
+        what=f"{result.id} runs",
+    )
+    return result
+
+
+def is_cancelled_by(newer: Any, older: Any) -> bool:
+    with pytest.raises(TaskRevokedError, match=f"cancelled by the newer call {newer.id}"):
+        older.get(timeout=30)
+    return bool(older.state == "REVOKED")
+
+
+def overlaps(stage: Stage, name: str) -> list[Any]:
+    return [pair for pair in stage.journal.overlaps() if pair[0].key == name]
+
+
+def runs(stage: Stage, name: str) -> list[str]:
+    return [run.task_id for run in stage.journal.runs(name)]
+
+
+@pytest.mark.parametrize("task", ["build", "early", "unique", "hasty"])
+def test_a_newer_call_ends_the_running_one_and_runs_after_it(
+    stage: Stage, worker: CeleryWorker, name: str, task: str
+) -> None:
+    kind = getattr(stage.app, task)
+    older = begin(stage, kind, name)
+    asked = time.monotonic()
+    newer = kind.delay(name, number=2, seconds=0)
+    assert newer.get(timeout=30) == 2
+    assert is_cancelled_by(newer, older)
+    assert runs(stage, name) == [older.id, newer.id]
+    assert overlaps(stage, name) == []
+    first, second = stage.journal.runs(name)
+    assert first.error == "LeaseInterrupt"
+    assert first.end - asked < 3
+    # It is woken by the release, unless min_hold delays it.
+    assert second.begin - first.end < (3 if task == "early" else 0.4)
+    worker.wait_for_log(rf"singleton cancelled: \S*\[{older.id}\] .*by={newer.id} started=True")
+    worker.wait_for_log(rf"conflict: \S*\[{newer.id}\] .*outcome=wait reason=\"the holder is asked")
+    wait_until(lambda: stage.redis.exists(kind.lock_key(name)) == 0, "the key is free")
+
+
+def test_a_third_call_takes_the_place_of_a_second_that_has_not_started(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    holder = begin(stage, stage.app.steady, name, seconds=4)
+    second = stage.app.build.delay(name, number=2)
+    worker.wait_for_log(rf"conflict: \S*\[{second.id}\] ")
+    asked = time.monotonic()
+    third = stage.app.build.delay(name, number=3, seconds=0)
+    assert is_cancelled_by(third, second)
+    assert time.monotonic() - asked < 2  # it is woken, long before the holder ends
+    assert third.get(timeout=30) == 3
+    assert holder.get(timeout=30) == 0
+    assert runs(stage, name) == [holder.id, third.id]
+
+
+def test_an_older_call_that_arrives_late_does_not_run(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    older = stage.app.build.apply_async((name, 1), countdown=2)
+    newer = stage.app.build.delay(name, number=2, seconds=0)
+    assert newer.get(timeout=30) == 2
+    assert is_cancelled_by(newer, older)
+    assert runs(stage, name) == [newer.id]
+
+
+def test_a_retrys_reservation_is_replaced(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    retrying = begin(stage, stage.app.build, name, how="retry", seconds=4)
+    key = stage.app.build.lock_key(name)
+    wait_until(lambda: (stage.redis.get(key) or "?")[0] == "r", "the key is reserved")
+    newer = stage.app.build.delay(name, number=2, seconds=0)
+    assert newer.get(timeout=3) == 2
+    assert is_cancelled_by(newer, retrying)
+    assert runs(stage, name) == [retrying.id, newer.id]
+
+
+def test_a_body_that_swallows_the_interruption_is_waited_for_and_ends_revoked(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    stubborn = begin(stage, stage.app.build, name, how="swallow", seconds=3)
+    hasty = stage.app.hasty.delay(name)
+    with pytest.raises(LockConflict, match=r"waiting for 1\.5 s was not enough"):
+        hasty.get(timeout=30)
+    newer = stage.app.build.delay(name, number=2, seconds=0)
+    assert newer.get(timeout=30) == 2
+    with pytest.raises(TaskRevokedError, match=rf"cancelled by the newer call {hasty.id}"):
+        stubborn.get(timeout=30)
+    assert runs(stage, name) == [stubborn.id, newer.id]
+    assert overlaps(stage, name) == []
+
+
+def test_a_holder_without_the_option_is_not_cancelled(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    holder = begin(stage, stage.app.steady, name, number=1, seconds=3)
+    with pytest.raises(LockConflict, match="waiting for"):
+        stage.app.hasty.delay(name).get(timeout=30)
+    assert holder.get(timeout=30) == 1
+
+
+def test_a_chain_stops_at_a_cancelled_link(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    chained = chain(stage.app.build.si(name, 1), stage.app.after.s()).apply_async()
+    began(stage, chained.parent)
+    newer = stage.app.build.delay(name, number=2, seconds=0)
+    assert newer.get(timeout=30) == 2
+    with pytest.raises(TaskRevokedError):
+        chained.get(timeout=30)
+    assert [r for r in stage.journal.records() if r.data.get("text") == "after"] == []
+
+
+def test_the_store_is_asked_once_per_within_and_only_for_such_leases(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    steady = begin(stage, stage.app.steady, f"{name}-steady", seconds=3)
+    results = [begin(stage, stage.app.build, f"{name}-{n}", seconds=3) for n in range(2)]
+    newest = [Keyspace.newest_call(stage.app.build.lock_key(f"{name}-{n}")) for n in range(2)]
+    looks = []
+    with stage.redis.monitor() as monitor:
+        until = time.monotonic() + 1.5
+        for command in monitor.listen():
+            if any(key in command["command"] for key in newest):
+                looks.append(command["command"])
+            assert f"newest|latest:{name}-steady" not in command["command"]
+            if time.monotonic() > until:
+                break
+    # Each child process looks for its own lease.
+    assert 2 <= len(looks) / 2 <= 1.5 / stage.app.WITHIN + 2, looks
+    assert {look.split()[0] for look in looks} == {"GET"}
+    assert [one.get(timeout=30) for one in (steady, *results)] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
+def test_a_newer_call_ends_the_running_one_in_every_pool(
+    stage: Stage, pool: str, name: str
+) -> None:
+    if pool == "eventlet":
+        pytest.importorskip("eventlet")
+    queue = f"q-{name}"
+    for _ in range(2 if pool == "solo" else 1):
+        stage.worker(pool=pool, concurrency=1 if pool == "solo" else 3, queues=[queue])
+    older = stage.app.build.apply_async((name, 1), queue=queue)
+    began(stage, older)
+    newer = stage.app.build.apply_async((name, 2, "wait", 0), queue=queue)
+    assert newer.get(timeout=30) == 2
+    assert is_cancelled_by(newer, older)
+    assert runs(stage, name) == [older.id, newer.id]
+    assert overlaps(stage, name) == []
+
+
+def test_a_cancelled_call_that_is_delivered_again_after_a_kill_does_not_run(
+    stage: Stage, name: str
+) -> None:
+    queue = f"q-{name}"
+    first = stage.worker(concurrency=1, queues=[queue])
+    older = stage.app.build.apply_async((name, 1), queue=queue)
+    began(stage, older)
+    first.kill_group()  # it has not looked yet, or has just begun to end
+    second = stage.worker(concurrency=2, queues=[queue])
+    newer = stage.app.build.apply_async((name, 2, "wait", 0), queue=queue)
+    assert newer.get(timeout=30) == 2
+    assert is_cancelled_by(newer, older)  # Redis delivers it again after visibility_timeout
+    assert runs(stage, name) == [older.id, newer.id]
+    second.wait_for_log(rf"cancelled: \S*\[{older.id}\] .*started=False")
