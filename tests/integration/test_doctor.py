@@ -189,7 +189,7 @@ def test_a_database_that_the_server_does_not_have_is_an_error_about_its_number(
 ) -> None:
     app = app_on(server.url())
     app.conf.singleton_lock_url = f"redis://127.0.0.1:{server.port}/99999"
-    (finding,) = found(app, "rights")
+    (finding,) = found(app, "database")
     assert finding.severity is Severity.ERROR
     assert "database number" in finding.remedy
 
@@ -197,7 +197,42 @@ def test_a_database_that_the_server_does_not_have_is_an_error_about_its_number(
 def test_a_replica_is_an_error(server: PrivateServer, raw: Any) -> None:
     app = app_on(server.url())
     raw.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
-    assert Severity.ERROR in severities(app).values()
+    (finding,) = found(app, "replica")
+    assert finding.severity is Severity.ERROR
+    assert "master" in finding.remedy
+
+
+def test_a_wrong_password_is_an_error_about_the_login(server: PrivateServer, raw: Any) -> None:
+    raw.execute_command("ACL", "SETUSER", "default", "off")
+    app = app_on(server.url())
+    for login in ("", "default:wrong@", "unknown:pw@"):
+        app.conf.singleton_lock_url = server.url().replace("redis://", f"redis://{login}")
+        (finding,) = found(app, "login")
+        assert finding.severity is Severity.ERROR
+        assert "password" in finding.remedy
+        assert "wrong" not in finding.text
+
+
+def test_a_full_server_is_an_error_about_its_memory(server: PrivateServer, raw: Any) -> None:
+    raw.config_set("maxmemory", "1mb")
+    (finding,) = found(app_on(server.url()), "memory")
+    assert finding.severity is Severity.ERROR
+    assert "raise maxmemory" in finding.remedy
+
+
+def test_a_server_that_cannot_save_is_an_error_about_its_disk() -> None:
+    with PrivateServer(arguments=["--save", "3600 1"]) as server:
+        with redis.Redis.from_url(server.url()) as client:
+            # The file that the server writes first, and then renames to this name.
+            (server.directory / "dump.rdb").mkdir()
+            client.bgsave()
+            wait_until(
+                lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err",
+                "the server has failed to save",
+            )
+        (finding,) = found(app_on(server.url()), "disk")
+        assert finding.severity is Severity.ERROR
+        assert "disk" in finding.remedy
 
 
 def test_the_keys_of_old_recipes_are_told_and_left_alone(server: PrivateServer, raw: Any) -> None:
