@@ -1,29 +1,22 @@
-"""The commands ``celery -A app singleton ls | show | release | doctor``."""
+"""The commands ``celery -A app singleton ls | show | release | doctor``: text for `inspection`."""
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import chain, islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from celery.bin.base import CeleryCommand
 
-from ..core.key import Keyspace, PerTask, stored_names
-from ..core.lease import Kind, Record
-from ..core.store import HANDOFF_TASK
+from .. import inspection
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
-from ..runtime import Runtime, singleton_tasks
+from ..inspection import AmbiguousKey, Filter, HeldKey, SortBy
 
-# The keys of the leases with which Beat processes elect a leader.
-_KEYS_OF_BEAT: Final = "celery.beat:{name}"
 # The risks of a release by an operator.
 _RISKS: Final = {
     True: "Its message stays where it is, and an equal call can be published beside it.",
@@ -31,107 +24,198 @@ _RISKS: Final = {
     "(a third of its ttl).",
 }
 
-
 # json.dumps(indent=2) runs in Python. This encoder runs in C, and its separators indent a flat
 # object as a part of an array.
 _encode: Final = json.JSONEncoder(separators=(",\n    ", ": ")).encode
 # Records per piece of text.
 _PIECE: Final = 200
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_KINDS: Final = {
-    Kind.LEASE: "running",
-    Kind.RESERVED: "reserved for a retry",
-    Kind.COOLING: "cooling down",
-    Kind.DYING: "being killed",
-}
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[float]
+else:
+    _ParamType = click.ParamType  # not generic in click 8.1
 
 
 class _Command(CeleryCommand):
-    """Shows the library's errors as one line, with exit status 1 and without a traceback."""
+    """Shows the library's errors as one line: exit status 1, or 2 if the usage is wrong."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             ctx.obj.app.finalize()
             return super().invoke(ctx)
+        except AmbiguousKey as exc:
+            raise click.UsageError(str(exc)) from exc
         except SingletonLockError as exc:
             raise click.ClickException(str(exc)) from exc
 
 
+class _Duration(_ParamType):
+    """A number of seconds, or of the unit behind it: 90, 90s, 15m, 2h, 1d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no duration: write 90, 90s, 15m, 2h or 1d", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+def _filters(command: Any) -> Any:
+    """The options that choose keys, for `ls` and `release`."""
+    for option in (
+        click.option("--waiting", is_flag=True, help="Only keys for which clients wait."),
+        click.option(
+            "--older-than",
+            type=_Duration(),
+            default=0.0,
+            metavar="TIME",
+            help="Only keys held for so long: 90, 90s, 15m, 2h, 1d.",
+        ),
+        click.option("--scope", default="", help="Only keys in this scope."),
+        click.option("--task", default="", help="Only keys of the task of this name."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command(cls=_Command)
+@_filters
+@click.option(
+    "--sort",
+    type=click.Choice([str(one) for one in SortBy]),
+    default=str(SortBy.KEY),
+    show_default=True,
+    help="age: the oldest first. ttl: the next to expire first. waiting: the longest queue first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 @click.argument("pattern", default="")
 @click.pass_context
-def ls(ctx: click.Context, pattern: str, as_json: bool) -> None:
+def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> None:
     """List what is held or claimed; PATTERN is part of a key, or a glob with * and ?.
 
     For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
-    runtime, matches = Runtime.of(ctx.obj.app), _matcher(pattern)
-    records = runtime.store.survey(runtime.keyspace.match_all(), _report_foreign)
-    matching = (record for record in records if matches(record.key))
+    found = inspection.held_keys(
+        ctx.obj.app, Filter(**conditions), sort=SortBy(sort), report=_report_foreign
+    )
     if as_json:
-        for piece in json_array(matching):
+        for piece in json_array(found):
             click.echo(piece, nl=False)
         click.echo()
-    elif (first := next(matching, None)) is not None:
-        click.echo(table(chain([first], matching)))
+    elif (first := next(found, None)) is not None:
+        click.echo(table(chain([first], found)))
     else:
-        click.echo("nothing is held")
+        click.echo("nothing is held" if Filter(**conditions) == Filter() else "nothing matches")
 
 
 @click.command(cls=_Command)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, or null.")
-@click.argument("key")
+@click.argument("key", metavar="KEY|TASK_ID")
 @click.pass_context
 def show(ctx: click.Context, key: str, as_json: bool) -> None:
     """Show the holder of KEY: as `ls` prints it, or only the part after its scope.
 
-    KEY may be percent-encoded, as `ls` prints it, or plain text.
+    KEY may be percent-encoded, as `ls` prints it, or plain text. The id of a task stands for the
+    key that the task holds.
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
-    runtime = Runtime.of(ctx.obj.app)
-    record = _find(runtime, key)
+    app = ctx.obj.app
+    held = inspection.find_key(app, key) or inspection.find_task(app, key)
     if as_json:
-        click.echo(json.dumps(row_of(record) if record else None, indent=2))
-    elif record:
-        click.echo(describe(record))
-    if record is None:
-        click.echo(_free_or_misspelled(runtime, key), err=as_json)
-    ctx.exit(0 if record else 1)
+        click.echo(json.dumps(row_of(held) if held else None, indent=2))
+    elif held:
+        click.echo(describe(held))
+    if held is None:
+        click.echo(_free_or_misspelled(app, key), err=as_json)
+    ctx.exit(0 if held else 1)
 
 
 @click.command(cls=_Command)
+@_filters
+@click.option("--pattern", default="", help="Release all keys that match, as `ls` lists them.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be released.")
+@click.option("--reason", default="", help="Why; the holder reports it with your login and host.")
 @click.option("--token", help="Free it only if this token (see `show`) still has it.")
 @click.option("--yes", is_flag=True, help="Do not ask. The token is compared nevertheless.")
-@click.option("--force", is_flag=True, help="Free it for any token, without asking.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.argument("key")
+@click.option("--force", is_flag=True, help="Free KEY for any token, without asking.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; of several keys, an array.")
+@click.argument("key", required=False)
 @click.pass_context
 def release(
-    ctx: click.Context, key: str, token: str | None, yes: bool, force: bool, as_json: bool
+    ctx: click.Context,
+    /,
+    key: str | None,
+    token: str | None,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    force: bool,
+    as_json: bool,
+    **conditions: Any,
 ) -> None:
     """Free KEY. Its holder notices at its next heartbeat, and is interrupted. The fence rises.
 
     Without --force the token is compared: if another one has the key meanwhile, nothing is freed.
     The message of a claim stays where it is, and runs.
+
+    Instead of KEY, --pattern, --scope, --task, --older-than and --waiting choose several keys. Each
+    is freed only if the token that was listed still has it.
     """
-    runtime = Runtime.of(ctx.obj.app)
-    record = _find(runtime, key)
-    name, freed = record.key if record else key, False
-    if record:
+    chosen, app = Filter(**conditions), ctx.obj.app
+    if (key is None) == (chosen == Filter()):
+        raise click.UsageError("give KEY, or options that choose keys, such as --scope")
+    if key is None:
+        if token or force:
+            raise click.UsageError("--token and --force are for one KEY; --yes does not ask")
+        _release_all(ctx, chosen, reason, dry_run=dry_run, yes=yes, as_json=as_json)
+    held = inspection.find_key(app, key or "")
+    name, freed = held.key if held else str(key), False
+    if held and not dry_run:
         if not (force or yes or token):
-            _confirm(record, as_json)
-        freed = runtime.store.free(name, None if force else token or record.token)
+            _confirm(describe(held), f"{_RISKS[held.is_claim]} Release?", as_json)
+        expected = None if force else token or held.token
+        freed = inspection.release(app, name, expected, reason=reason)
     if as_json:
         click.echo(json.dumps({"key": name, "released": freed}))
+    elif held and dry_run:
+        click.echo(f"{describe(held)}\nnot released: --dry-run")
     elif freed:
         click.echo(f"released {name}")
-    elif record:
+    elif held:
         click.echo(f"not released: {name} is held by another token now", err=True)
-    if record is None:
-        click.echo(_free_or_misspelled(runtime, key), err=True)
-    ctx.exit(0 if freed else 1)
+    if held is None:
+        click.echo(_free_or_misspelled(app, name), err=True)
+    ctx.exit(0 if freed or (held and dry_run) else 1)
+
+
+def _release_all(
+    ctx: click.Context, chosen: Filter, reason: str, *, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Release the chosen keys, each by the token that was listed, and exit."""
+    app = ctx.obj.app
+    found = [*inspection.held_keys(app, chosen, report=_report_foreign)]
+    if found and not (yes or dry_run):
+        lines = f"{table(found)}\n{_RISKS[False]}"
+        _confirm(lines, f"Release these {len(found)} keys?", as_json)
+    freed = {
+        held.key: not dry_run and inspection.release(app, held.key, held.token, reason=reason)
+        for held in found
+    }
+    if as_json:
+        rows = [{"key": key, "released": released} for key, released in freed.items()]
+        click.echo(json.dumps(rows, indent=2))
+    elif not found:
+        click.echo("nothing matches", err=True)
+    elif dry_run:
+        click.echo(f"{table(found)}\nnothing is released: --dry-run")
+    for key, released in freed.items() if not (as_json or dry_run) else ():
+        changed = f"not released: {key} is held by another token now, or free"
+        click.echo(f"released {key}" if released else changed, err=not released)
+    ctx.exit(0 if found and (dry_run or all(freed.values())) else 1)
 
 
 @click.command(cls=_Command)
@@ -152,12 +236,12 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 COMMANDS: dict[str, click.Command] = {"doctor": doctor, "ls": ls, "release": release, "show": show}
 
 
-def _confirm(record: Record, as_json: bool) -> None:
+def _confirm(what: str, question: str, as_json: bool) -> None:
     if as_json:
         raise click.UsageError("with --json give --yes, --token TOKEN or --force")
-    click.echo(describe(record))
+    click.echo(what)
     try:
-        confirmed = click.confirm(f"{_RISKS[record.kind is Kind.CLAIM]} Release?")
+        confirmed = click.confirm(question)
     except click.Abort:
         # Standard input has ended, because there is no terminal.
         message = "no answer, so nothing is released; --yes releases without asking"
@@ -184,122 +268,39 @@ def _line(finding: Finding) -> str:
     return f"{line}\n{'':8} -> {finding.remedy}" if finding.remedy else line
 
 
-def _find(runtime: Runtime, key: str) -> Record | None:
-    """The record that ``key`` names: in full, without ``csl:{...}:``, or also without its scope.
-
-    A name may be percent-encoded, as it is stored, or the plain text that `hold()` takes. The slot
-    may be omitted, as ``task.lock_key()`` omits it for a task with ``limit`` above 1. A claim must
-    be named with everything after ``csl:{...}:``, because its name ends like that of its lease.
-    """
-    if key.startswith("csl:{") and (record := runtime.store.inspect(key)) is not None:
-        return record
-    names, found = stored_names(key), defaultdict[int, list[Record]](list)
-    for record in runtime.store.scan(runtime.keyspace.match_all()):
-        matching = [n for n, spelling in enumerate(_spellings(record)) if spelling in names]
-        if matching:
-            found[matching[0]].append(record)
-    # A complete name of one record takes precedence over a shortened name of another.
-    records = found[min(found)] if found else []
-    if len(records) > 1:
-        lines = "\n".join(f"  {record.key}" for record in records)
-        raise click.UsageError(f"{key!r} names several keys; give one of them:\n{lines}")
-    return records[0] if records else None
-
-
-def _spellings(record: Record) -> list[str]:
-    """The names of a record, the most complete first."""
-    name = _without_prefix(record.key)
-    if record.kind is Kind.CLAIM:
-        return [name]
-    rest = name.partition(":")[2]
-    return [name, rest, *map(_without_slot, (record.key, name, rest))]
-
-
-def _without_prefix(key: str) -> str:
-    return key.partition("}:")[2]
-
-
-def _without_slot(key: str) -> str:
-    base, _, slot = key.rpartition("#")
-    return base if slot.isdecimal() else key
-
-
-def _free_or_misspelled(runtime: Runtime, key: str) -> str:
-    """The message about a ``key`` that is not held.
-
-    The store has no record of a free key, so only its spelling shows whether a task can have it.
-    """
-    app: Any = runtime.app
-    app.loader.import_default_modules()
-    forms = {_form_of(task) for task in singleton_tasks(app)}
-    spellings, name = {*forms, _KEYS_OF_BEAT}, key
-    if key.startswith(runtime.keyspace.match_all().partition("*")[0]):
-        name = _without_prefix(key)
-    else:
-        # If the rest of a form is only a placeholder, every key without a scope would match it.
-        rests = {form.partition(":")[2] for form in forms}
-        spellings |= {rest for rest in rests if not rest.startswith("{")}
-    if name.startswith("claim|"):
-        name = name.split("|", 2)[-1]
-    if any(_pattern_of(spelling).fullmatch(name) for spelling in spellings):
+def _free_or_misspelled(app: Any, key: str) -> str:
+    """The message about a ``key`` that is not held: free, or unknown to this app."""
+    if inspection.can_be_a_key(app, key):
         return f"{key} is free"
-    known = "".join(f"\n  {form}" for form in sorted(forms)) or " none: it has no singleton task"
+    forms = "".join(f"\n  {form}" for form in inspection.forms_of(app))
+    known = forms or " none: it has no singleton task"
     return f"nothing is held under {key}: it is free, or misspelled. The keys of this app:{known}"
 
 
-def _form_of(task: Any) -> str:
-    """The form of a task's keys after the shard, with the variable parts in braces."""
-    options = task.singleton or {}
-    spec = options.get("key")
-    if isinstance(spec, PerTask):
-        spec = "*"
-    elif callable(spec):
-        spec = f"{{what {getattr(spec, '__name__', 'its key function')} returns}}"
-    elif not isinstance(spec, str):
-        spec = f"{{digest of {', '.join(spec) if spec else 'all arguments'}}}"
-    return f"{options.get('scope') or task.name}:{spec}"
-
-
-def _pattern_of(form: str) -> re.Pattern[str]:
-    pieces = re.split(r"\{[^}]*\}", form)
-    return re.compile(f"(?s:{'.*'.join(map(re.escape, pieces))}(#\\d+)?)")
-
-
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a key matches ``pattern``, written as it is stored or as text."""
-    names = stored_names(pattern)
-    if not any(c in pattern for c in "*?["):
-        return lambda key: any(name in key for name in names)
-    return lambda key: any(
-        fnmatch.fnmatchcase(spelling, name)
-        for name in names
-        for spelling in (key, _without_prefix(key))
-    )
-
-
-def row_of(record: Record) -> dict[str, Any]:
-    """The record as JSON data; ``ttl`` in seconds, ``since`` in ISO 8601.
+def row_of(held: HeldKey) -> dict[str, Any]:
+    """The key as JSON data; ``ttl`` in seconds, ``since`` in ISO 8601.
 
     For a claim, ``worker``, ``pid`` and ``since`` are those of its message's publication.
     """
     return {
-        "key": record.key,
-        "state": _state(record),
-        "phase": _phase(record),
-        "task": record.holder.task,
-        "task_id": record.holder.task_id,
-        "worker": record.holder.worker,
-        "pid": record.holder.pid,
-        "since": _since(record),
-        "ttl": round(record.ttl, 3),
-        "fence": record.fence,
-        "token": record.token,
+        "key": held.key,
+        "state": held.state,
+        "phase": held.phase,
+        "task": held.task,
+        "task_id": held.task_id,
+        "worker": held.worker,
+        "pid": held.pid,
+        "since": held.since.isoformat(timespec="seconds") if held.since else "",
+        "ttl": round(held.ttl, 3),
+        "fence": held.fence,
+        "token": held.token,
+        "waiting": held.waiting,
     }
 
 
-def json_array(records: Iterable[Record]) -> Iterator[str]:
-    """The records as one JSON array, in pieces of text: memory may not hold all of them."""
-    rows = (f"  {{\n    {_encode(row_of(record))[1:-1]}\n  }}" for record in records)
+def json_array(found: Iterable[HeldKey]) -> Iterator[str]:
+    """The keys as one JSON array, in pieces of text: memory may not hold all of them."""
+    rows = (f"  {{\n    {_encode(row_of(held))[1:-1]}\n  }}" for held in found)
     before, after = "[\n", "[]"
     while some := [*islice(rows, _PIECE)]:
         yield before + ",\n".join(some)
@@ -307,23 +308,28 @@ def json_array(records: Iterable[Record]) -> Iterator[str]:
     yield after
 
 
-def table(records: Iterable[Record]) -> str:
-    """The records as a table: one line per record, columns aligned."""
-    rows = [["KEY", "STATE", "TTL", "HOLDER", "WORKER", "PID", "SINCE"]]
-    for row in map(row_of, records):
+def table(found: Iterable[HeldKey]) -> str:
+    """The keys as a table: one line per key, columns aligned."""
+    rows = [["KEY", "STATE", "TTL", "HOLDER", "WORKER", "PID", "SINCE", "WAITING"]]
+    for row in map(row_of, found):
         holder = f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"]
         cells = [row["key"], row["state"], f"{row['ttl']:.1f}s", holder, row["worker"]]
-        rows.append([*map(_shown, cells), str(row["pid"]), row["since"]])
+        waiting = "" if row["waiting"] is None else str(row["waiting"])
+        rows.append([*map(_shown, cells), str(row["pid"]), row["since"], waiting])
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def describe(record: Record) -> str:
-    """The record as text, one field per line."""
-    row = row_of(record)
+def describe(held: HeldKey) -> str:
+    """The key as text, one field per line."""
+    row = row_of(held)
     del row["phase"]  # the state contains it
-    if record.kind is Kind.CLAIM:
+    if held.waiting is None:
+        del row["waiting"]
+    if held.is_claim:
         del row["fence"]
         # `worker` is the process that published the message, not the one that runs it.
         row = {"published by" if name == "worker" else name: value for name, value in row.items()}
@@ -334,23 +340,3 @@ def describe(record: Record) -> str:
 def _shown(text: str) -> str:
     """``text`` without control characters: a publisher may choose any text as a task's id."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
-def _state(record: Record) -> str:
-    if record.token.startswith(f"{HANDOFF_TASK}|"):
-        return "reserved for a waiting client"
-    return f"claim, {_phase(record)}" if record.phase else _KINDS[record.kind]
-
-
-def _phase(record: Record) -> str | None:
-    """The state of a claim's message; in a period, the store does not know whether it has run."""
-    return "published" if Keyspace.is_period(record.key) else record.phase
-
-
-def _since(record: Record) -> str:
-    if not record.holder.since:
-        return ""  # no holder
-    try:
-        return datetime.fromtimestamp(record.holder.since, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return ""  # not a time: another program wrote this record

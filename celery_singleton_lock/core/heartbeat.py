@@ -17,7 +17,7 @@ Non-guarantees
 
 State model::
 
-    add() -> renewing --"not yours"----------------------> lost (gone, replaced)
+    add() -> renewing --"not yours"----------------------> lost (gone, replaced, operator)
                |  ^ \\--no reply--> retrying --deadline--> lost (unreachable)
                |  +--------reply--------/
                +--"dying"--> removed: the worker parent has reported the end of this process
@@ -36,7 +36,7 @@ Failure handling
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -48,6 +48,7 @@ from ..errors import StoreError
 from . import native
 from .clock import Clock
 from .events import EventName, Events
+from .key import Keyspace
 from .lease import Lease, Loss, LossReason, reason_of_loss, trust_of
 from .store import Call, Renewal, Store
 
@@ -58,6 +59,10 @@ logger = logging.getLogger("celery_singleton_lock")
 # would always determine the time.
 _JITTER: Final = 0.1
 _EARLIEST: Final = 1 - _JITTER
+#: Seconds to wait for the reply that explains a loss. Renewals, and the body, wait meanwhile.
+NOTES_TIMEOUT: Final = 0.2
+# The replies for a lease that is not in the store any more.
+_TAKEN: Final = (LossReason.GONE, LossReason.REPLACED)
 # Seconds until the next sweep after a sweep that raised an unexpected exception.
 _PAUSE_AFTER_FAILURE: Final = 1.0
 _FOREVER: Final = float("inf")
@@ -301,8 +306,10 @@ class Heartbeat:
                     _postpone(lease, str(exc), now)
                 break
         # Losses come last: on_lost may take time, and no renewal should wait for it.
+        lost = [lease for lease, reply in others if reply in _TAKEN]
+        notes = dict(zip(lost, notes_on(self._store, lost, NOTES_TIMEOUT), strict=True))
         for lease, reply in others:
-            self._take(lease, reply)
+            self._take(lease, reply, notes.get(lease))
 
     def _note(
         self, batch: Iterable[tuple[Lease, Renewal]], sent: float
@@ -351,7 +358,7 @@ class Heartbeat:
             left = min([lease.deadline for lease in leases]) - now
         return patience(min(map(_TTL, chain(leases, others or ())), default=_FOREVER), left / waits)
 
-    def _take(self, lease: Lease, reply: Renewal) -> None:
+    def _take(self, lease: Lease, reply: Renewal, note: str | None) -> None:
         """Act on a reply other than RENEWED."""
         if lease not in self._leases:
             return  # released meanwhile
@@ -360,7 +367,7 @@ class Heartbeat:
         elif reply is LossReason.UNREACHABLE:
             _postpone(lease, "its part of the store doesn't answer", self._clock.now())
         else:
-            self._lose(lease, *reason_of_loss(lease, reply is LossReason.REPLACED))
+            self._lose(lease, *reason_of_loss(lease, reply is LossReason.REPLACED, note))
 
     def _declare_overdue(self) -> None:
         now = self._clock.now()
@@ -422,6 +429,18 @@ class _Watch:
     within: float
     on_newest: Callable[[Call], None]
     due: float
+
+
+def notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str | None]:
+    """The operators' notes on the keys of lost ``leases``; None where there is none.
+
+    One request for all of them. Whatever fails here, the losses are reported.
+    """
+    try:
+        keys = [Keyspace.note(lease.key) for lease in leases]
+        return store.last_runs(keys, timeout=timeout) if keys else []
+    except Exception:
+        return [None] * len(leases)
 
 
 def _plan(lease: Lease, due: float, now: float) -> None:

@@ -135,6 +135,12 @@ class Keyspace:
         return f"{shard}}}:last|{name}|{_printable(entry)}"
 
     @staticmethod
+    def note(key: str) -> str:
+        """The operator's note on the last release of ``key``, which may be a claim."""
+        shard, _, name = key.partition("}:")
+        return f"{shard}}}:freed|{name}"
+
+    @staticmethod
     def marker(key: str, attempt: str) -> str:
         """The marker of one attempt of a task (``attempt`` is a token without its nonce)."""
         return f"{Keyspace.shard(key)}:done|{attempt}"

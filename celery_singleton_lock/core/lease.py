@@ -83,6 +83,7 @@ class LossReason(StrEnum):
     GONE = "gone"  # the store no longer had the lease before its deadline
     REPLACED = "replaced"  # another holder had the key
     UNREACHABLE = "unreachable"  # the store did not answer until the deadline
+    OPERATOR = "operator"  # an operator released the key
     DYING = "dying"  # the worker parent has announced the end of this process, and reports it
 
 
@@ -226,13 +227,57 @@ class Loss:
     detail: str = ""
 
 
-def reason_of_loss(lease: Lease, replaced: bool) -> tuple[LossReason, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRelease:
+    """Who released a key by hand, and why. Stored beside the key for an hour.
+
+    Attributes:
+        user: The operator's login.
+        host: The host of the operator's process.
+        reason: The operator's words; may be empty.
+        at: Seconds since the epoch.
+        token: The token that held the key; the store adds it.
+    """
+
+    user: str
+    host: str
+    reason: str = ""
+    at: float = 0.0
+    token: str = ""
+
+    def to_json(self) -> str:
+        """The part of the note that the operator's process knows; the token precedes it."""
+        names = ("user", "host", "reason", "at")
+        return json.dumps({name: getattr(self, name) for name in names})
+
+    @classmethod
+    def parse(cls, text: str) -> OperatorRelease | None:
+        """Parse ``<token> <json>``; None for any other text."""
+        token, _, rest = text.partition(" ")
+        try:
+            get = _read(rest).get
+            user, host, reason = (str(get(name, "")) for name in ("user", "host", "reason"))
+            at = float(get("at", 0.0))
+            return cls(user=user, host=host, reason=reason, at=at, token=token)
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None
+
+    def __str__(self) -> str:
+        who = f"{self.user} on {self.host}"
+        return f"{who}: {self.reason}" if self.reason else who
+
+
+def reason_of_loss(lease: Lease, replaced: bool, note: str | None = None) -> tuple[LossReason, str]:
     """The reason for the loss of ``lease``, and a detail for people.
 
     Args:
         lease: A lease that a renewal or a release did not find in the store.
         replaced: Whether another holder has the lease's key.
+        note: The operator's note on the last release of the key; None: there is none.
     """
+    by = OperatorRelease.parse(note) if note else None
+    if by is not None and by.token == str(lease.token):
+        return LossReason.OPERATOR, f"released by {by}"
     if replaced:
         return LossReason.REPLACED, "another holder has the key in the store"
     if lease.clock.now() >= lease.deadline:

@@ -48,7 +48,7 @@ from typing import Any, Final, Protocol
 from ..errors import StoreError, StoreUnavailable
 from .clock import Clock
 from .events import EventName, Events
-from .heartbeat import Heartbeat, timeout_for
+from .heartbeat import NOTES_TIMEOUT, Heartbeat, notes_on, timeout_for
 from .lease import Kind, Lease, Loss, Phase, SharedDeadline, Token, reason_of_loss, trust_of
 from .store import Acquire, Refused, Relation, Release, Store, Trace
 
@@ -57,7 +57,7 @@ from .store import Acquire, Refused, Relation, Release, Store, Trace
 _FRESH: Final = 1.0
 _FOREVER: Final = float("inf")
 # Seconds. The heartbeat's thread may send this request too, and renewals wait for the reply then.
-_TRACE_TIMEOUT: Final = 0.2
+_TRACE_TIMEOUT: Final = NOTES_TIMEOUT
 _POLL: Final = 0.05
 _LONGEST_POLL: Final = 0.5
 # Seconds. The server's clock counts whole milliseconds, so a try exactly at the end of a ttl would
@@ -291,7 +291,7 @@ class Locker:
         # key between two renewals, or this process was stopped and its body resumed before the
         # heartbeat.
         lease.reported = True
-        reason, detail = reason_of_loss(lease, trace.record is not None)
+        reason, detail = reason_of_loss(lease, trace.record is not None, self._note_on(lease))
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
         self._events.emit_for(lease, EventName.LOST, reason=str(reason), detail=detail)
 
@@ -299,6 +299,9 @@ class Locker:
         if not lease.reported:
             lease.reported = True
             self._events.emit_for(lease, EventName.RELEASE_FAILED, error=error, frees_in=frees_in)
+
+    def _note_on(self, lease: Lease) -> str | None:
+        return notes_on(self.store, [lease], min(timeout_for(lease.ttl), NOTES_TIMEOUT))[0]
 
     def _trace(self, lease: Lease) -> Trace:
         try:

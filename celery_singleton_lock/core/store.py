@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
 from ..errors import StoreError
-from .lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
+from .lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 
 
 class Relation(StrEnum):
@@ -50,6 +50,8 @@ OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
 #: The task in the token of a key that is reserved for the client that was woken. No task id is
 #: quoted like this, so no delivery, release or renewal matches such a key.
 HANDOFF_TASK: Final = "%waiter"
+#: Seconds for which an operator's note on a release stays beside the key.
+NOTE_TTL: Final = 3600.0
 
 
 class Authorization(StrEnum):
@@ -422,7 +424,10 @@ class Store(ABC):
 
     @abstractmethod
     def last_runs(self, keys: Sequence[str], /, *, timeout: float) -> list[str | None]:
-        """The last run stored at each of ``keys``, or None; read in one round trip."""
+        """The text stored at each of ``keys``, or None; read in one round trip.
+
+        It is the last run of a schedule entry, or the note of :meth:`free`.
+        """
 
     @abstractmethod
     def trace(self, key: str, /, *, timeout: float) -> Trace:
@@ -437,10 +442,11 @@ class Store(ABC):
         """All records whose keys match the glob ``pattern``, sorted by key; not a snapshot."""
 
     @abstractmethod
-    def free(self, key: str, token: str | None, /) -> bool:
+    def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
         """For operators: delete ``key``, of any kind, if ``token`` holds it (None: any token).
 
         Raises the shard's fence, so that a later grant is above the writes of the old holder.
+        With ``by``, the text ``<token> <by as JSON>`` is stored at `Keyspace.note` for `NOTE_TTL`.
         """
 
     @abstractmethod
@@ -497,6 +503,13 @@ class Store(ABC):
 
     def newest_calls(self, keys: Sequence[str], /, *, timeout: float) -> list[Call | None]:
         """The newest call of each of ``keys``, or None; read in one round trip."""
+        return [None] * len(keys)
+
+    def waiting(self, keys: Sequence[str], /) -> list[int | None]:
+        """For operators: the number of clients in the wait queue for each of ``keys``.
+
+        None: the store knows no waiting clients.
+        """
         return [None] * len(keys)
 
     def problems(self, key: str, /) -> list[str]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from ..core.key import Keyspace
-from ..core.lease import Holder, Kind, Lease, LossReason, Phase, Record, Token
+from ..core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
 from ..core.store import (
+    NOTE_TTL,
     RENEWED,
     Acquire,
     Admit,
@@ -355,16 +356,21 @@ class TransitionStore(Store):
     def inspect(self, key: str, /) -> Record | None:
         return self.trace(key, timeout=OPERATOR_TIMEOUT).record
 
-    def free(self, key: str, token: str | None, /) -> bool:
+    def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
+        note = Keyspace.note(key)
+
         def decide(draft: Draft) -> bool:
             record = draft.record(key)
             if record is None or (token is not None and record.token != token):
                 return False
             draft.changes[key] = None
+            if by is not None:
+                draft.changes[note] = Entry(f"{record.token} {by.to_json()}", NOTE_TTL)
             return True
 
         # The number of the next grant is higher than that of this deletion and of the freed lease.
-        return self.transact(Transition((key,), decide), OPERATOR_TIMEOUT)[0]
+        keys = (key,) if by is None else (key, note)
+        return self.transact(Transition(keys, decide), OPERATOR_TIMEOUT)[0]
 
 
 def _claim_keys(change: ClaimChange | None) -> tuple[str, ...]:

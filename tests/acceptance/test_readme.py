@@ -161,6 +161,14 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
     assert "released" in outputs[2].stdout
 
 
+@pytest.mark.usefixtures("held")
+def test_the_session_about_operations_goes_as_printed(example: Path) -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    (example / "session.txt").write_text(block_with(page, ">>> from tasks import app"))
+    done = run("-m", "doctest", "session.txt", folder=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_worker_that_is_started_as_documented_logs_skips() -> None:
     pages = [ROOT / "README.md", ROOT / "example_project/app.py"]
     pages += [*(ROOT / "docs").glob("*.md"), ROOT / "example_project/README.md"]

@@ -23,6 +23,7 @@ from celery_singleton_lock.core.store import (
     Release,
     Store,
 )
+from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis import connection as connections
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -170,9 +171,9 @@ def test_operators_see_that_nobody_has_it(scene: Scene) -> None:
     record = record_of(scene.store, kept.key)
     assert (record.kind, record.fence) == (Kind.RESERVED, None)
     assert (record.holder.worker, record.holder.pid) == ("", 0)
-    row = row_of(record)
+    row = row_of(HeldKey.of(record))
     assert (row["state"], row["since"]) == ("reserved for a waiting client", "")
-    assert kept.holder.task_id not in table([record])
+    assert kept.holder.task_id not in table([HeldKey.of(record)])
     assert [found.token for found in scene.store.scan(kept.key)] == [record.token]
     assert kept.key not in dict(scene.store.foreign_keys("csl:*"))
 

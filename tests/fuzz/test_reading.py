@@ -19,6 +19,7 @@ from celery_singleton_lock.core.key import PER_TASK, KeyMaker, Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.errors import LockKeyError
+from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.publish.header import HEADER, TICK_HEADER, Delivery
 from celery_singleton_lock.task.conflict import Outcome, decide
 from celery_singleton_lock.worker.request import SingletonRequestMixin
@@ -145,7 +146,8 @@ def test_operators_are_shown_any_record_on_one_line_without_control_characters(
     """A task's id is its publisher's choice, and `ls` prints it to a terminal."""
     holder = Holder(task=text, task_id=text, worker=text, since=since)
     record = Record(key="csl:{a:0}:s:k", kind=Kind.LEASE, token="t", fence=1, holder=holder, ttl=1)
-    for shown, lines in ((table([record]), 2), (describe(record), 10)):
+    held = HeldKey.of(record)
+    for shown, lines in ((table([held]), 2), (describe(held), 10)):
         shown.encode()
         assert [c for c in shown if not c.isprintable() and c != "\n"] == []
         assert len(shown.split("\n")) == lines

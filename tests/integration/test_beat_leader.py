@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.cli.commands import row_of
+from celery_singleton_lock.inspection import HeldKey
 from example_project.private_server import PrivateServer
 from tests.harness.processes import Process
 from tests.harness.ticks import Beats, Ticks, faults, longest_gap
@@ -257,7 +258,7 @@ def test_ls_shows_who_leads_and_nothing_else(
     ticks.wait_for(1)
     records = list(beats.store.scan("csl:*"))
     assert [record.key for record in records] == [beats.key]
-    row = row_of(records[0])
+    row = row_of(HeldKey.of(records[0]))
     assert (row["task"], row["task_id"]) == ("celery.beat", "ticks")
     assert row["pid"] == beats.leader().pid
     command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "show", "celery.beat:ticks"]

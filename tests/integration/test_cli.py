@@ -402,7 +402,8 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     worker(POOLS)
     first = pools.interruptible.delay("a")
     [start] = journal.wait_for_starts(1, key="a")
-    answer = cli("release", "--force", "--json", pools.interruptible.lock_key("a"))
+    why = ("--reason", "stuck import")
+    answer = cli("release", "--force", "--json", *why, pools.interruptible.lock_key("a"))
     assert (answer.status, answer.json()["released"]) == (0, True)
     [fence_key] = redis_client.keys("csl:*:fence")
     bumped = int(redis_client.get(fence_key))  # type: ignore[arg-type]
@@ -411,7 +412,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     # The body sleeps for a minute; the next heartbeat comes within ttl/3.
     [end] = journal.wait_for_ends(1, key="a", timeout=20)
     assert end.data["error"] == "LeaseInterrupt"
-    with pytest.raises(LeaseLost, match="gone"):
+    with pytest.raises(LeaseLost, match=r"operator \(released by \S+ on \S+: stuck import\)"):
         first.get(timeout=20)
     pools.gate("a").touch()
     assert not is_skipped(pools.interruptible.delay("a").get(timeout=20))

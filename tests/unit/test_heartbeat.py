@@ -13,7 +13,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, drift
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, drift
 from celery_singleton_lock.core.store import Acquire, Call, Granted, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -430,6 +430,44 @@ def test_a_lease_whose_process_is_being_killed_is_left_to_its_parent(bench: Benc
     assert bench.lost == []
     assert len(bench.heartbeat) == 0
     assert len(bench.store.batches) == 1
+
+
+BY = OperatorRelease(user="ann", host="ops-1", reason="stuck since noon")
+
+
+def test_a_lease_that_an_operator_released_is_lost_with_who_and_why(bench: Bench) -> None:
+    lease, other = bench.hold(ttl=60), bench.hold("b", ttl=60)
+    assert bench.store.free(lease.key, str(lease.token), BY)
+    bench.advance(20)
+    assert lease.loss is not None
+    detail = "released by ann on ops-1: stuck since noon"
+    assert (lease.loss.reason, lease.loss.detail) == (LossReason.OPERATOR, detail)
+    assert detail in str(lease.lost_error())
+    assert bench.events[-1].data == {"reason": "operator", "detail": detail}
+    assert not other.lost
+
+
+def test_the_note_on_an_earlier_holder_of_a_key_explains_no_later_loss(bench: Bench) -> None:
+    earlier = bench.hold(ttl=60)
+    assert bench.store.free(earlier.key, None, BY)
+    bench.heartbeat.discard(earlier)
+    lease = bench.hold(ttl=60)
+    bench.store.free(lease.key, None)
+    bench.advance(20)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.GONE
+
+
+def test_a_loss_is_reported_though_the_note_on_it_cannot_be_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = bench.hold(ttl=60)
+    bench.store.free(lease.key, None, BY)
+    monkeypatch.setattr(bench.store, "last_runs", lambda keys, timeout: keys[len(keys)])
+    bench.advance(20)
+    assert lease.loss is not None
+    assert lease.loss.reason is LossReason.GONE
+    assert bench.lost == [lease]
 
 
 def test_a_freed_lease_is_lost_as_gone(bench: Bench) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from celery_singleton_lock.cli.commands import json_array, row_of
 from celery_singleton_lock.core.lease import Holder, Kind, Phase, Record
+from celery_singleton_lock.inspection import HeldKey
 
 
-def records(number: int) -> list[Record]:
-    return [
+def records(number: int) -> list[HeldKey]:
+    found = [
         Record(
             key=f"csl:{{celery:0}}:ü:{one}",
             kind=Kind.CLAIM if one % 2 else Kind.LEASE,
@@ -23,6 +24,7 @@ def records(number: int) -> list[Record]:
         )
         for one in range(number)
     ]
+    return [*map(HeldKey.of, found)]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 200, 201, 400, 401])

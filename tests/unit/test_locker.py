@@ -12,7 +12,7 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, Record, drift
+from celery_singleton_lock.core.lease import Holder, Kind, Lease, OperatorRelease, Record, drift
 from celery_singleton_lock.core.locker import Locker, was_lost
 from celery_singleton_lock.core.store import (
     Acquire,
@@ -393,6 +393,15 @@ def test_a_loss_that_the_release_is_the_first_to_meet_is_told(bench: Bench) -> N
     assert bench.events[-1].data["reason"] == "gone"
     bench.locker.release(lease, give(lease))
     assert len(bench.events) == 2, "once"
+
+
+def test_a_loss_that_the_release_is_the_first_to_detect_names_the_operator(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    bench.store.free(KEY, None, OperatorRelease(user="ann", host="ops-1", reason="stuck"))
+    bench.locker.release(lease, give(lease))
+    data = {"reason": "operator", "detail": "released by ann on ops-1: stuck"}
+    assert bench.events[-1].data == data
 
 
 def test_a_loss_that_the_keeper_has_told_is_not_told_again(bench: Bench) -> None:

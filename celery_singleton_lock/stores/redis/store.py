@@ -37,8 +37,9 @@ from typing import Any, Final, TypeVar
 import redis
 
 from ...core.key import Keyspace
-from ...core.lease import Kind, Lease, Phase, Record, Token
+from ...core.lease import Kind, Lease, OperatorRelease, Phase, Record, Token
 from ...core.store import (
+    NOTE_TTL,
     Acquire,
     Admit,
     Authorization,
@@ -313,8 +314,12 @@ class RedisStore(Store):
 
     # --- operators -------------------------------------------------------------------------------
 
-    def free(self, key: str, token: str | None) -> bool:
-        command = scripts.FREE.command([key, Keyspace.fence(key)], [token or ""])
+    def free(self, key: str, token: str | None, by: OperatorRelease | None = None) -> bool:
+        keys, arguments = [key, Keyspace.fence(key)], [token or ""]
+        if by is not None:
+            keys.append(Keyspace.note(key))
+            arguments += [by.to_json(), scripts.milliseconds(NOTE_TTL)]
+        command = scripts.FREE.command(keys, arguments)
         return bool(self._run(command, OPERATOR_TIMEOUT))
 
     def inspect(self, key: str) -> Record | None:
@@ -356,6 +361,16 @@ class RedisStore(Store):
         for _ in self.survey(pattern, lambda *foreign: found.append(foreign)):
             pass
         return iter(found)
+
+    def waiting(self, keys: Sequence[str]) -> list[int | None]:
+        if not keys:
+            return []
+        now = f"{int(self.trace(keys[0], timeout=OPERATOR_TIMEOUT).now * 1000)}"
+        counts: list[scripts.Command] = [
+            ("ZCOUNT", Keyspace.wait_queue(key), now, "+inf") for key in keys
+        ]
+        replies = self._connections.run(counts, OPERATOR_TIMEOUT)
+        return [int(reply) for reply in replies]
 
     def missing_rights(self, key: str) -> list[str]:
         """See `Store.missing_rights`.

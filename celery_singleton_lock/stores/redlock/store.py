@@ -67,7 +67,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from ...core.clock import Clock, SystemClock
-from ...core.lease import Lease, LossReason, Record, Token, drift
+from ...core.lease import Lease, LossReason, OperatorRelease, Record, Token, drift
 from ...core.store import (
     Acquire,
     Admit,
@@ -264,9 +264,9 @@ class RedlockStore(Store):
                 found.update(node.store.foreign_keys(pattern))
         yield from sorted(found)
 
-    def free(self, key: str, token: str | None) -> bool:
+    def free(self, key: str, token: str | None, by: OperatorRelease | None = None) -> bool:
         """See `Store.free`. True if any node had the key. A majority must answer."""
-        return any(self._ask_majority(lambda node: node.store.free(key, token)).answers)
+        return any(self._ask_majority(lambda node: node.store.free(key, token, by)).answers)
 
     def info(self, section: str) -> dict[str, str]:
         """One section of INFO, from a node that may evict leases if there is one.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...core.key import Keyspace
-from ...core.lease import Holder, Kind, LossReason, Phase, Token
+from ...core.lease import Holder, Kind, LossReason, OperatorRelease, Phase, Token
 from ...core.store import Authorization, AuthorizeTick, MarkerState, Relation, Store
 from . import steps as do
 from .steps import HOLDER, KEYSPACE, LONG, TIMEOUT, Part
@@ -87,6 +89,22 @@ class OperatorContract(Part):
         assert store.free(key, str(token)) is True
         assert store.inspect(key) is None
         assert do.renew_one(store, key, token) is LossReason.GONE
+
+    def test_an_operator_s_note_is_kept_beside_a_key_that_it_freed(self, store: Store) -> None:
+        by = OperatorRelease(user="ann", host="ops-1", reason="import stuck: ä", at=1.5)
+        key, token = do.held(store)
+        claim = Keyspace.claim("task", key)
+        do.publish(store, claim, token)
+        assert store.free(key, str(do.new_token()), by) is False
+        assert store.last_runs([Keyspace.note(key)], timeout=TIMEOUT) == [None]
+        assert store.free(key, str(token), by) is True
+        assert store.free(claim, None, by) is True
+        notes = [Keyspace.note(name) for name in (key, claim)]
+        texts = store.last_runs(notes, timeout=TIMEOUT)
+        owners = [str(token), token.task]
+        assert texts == [f"{owner} {by.to_json()}" for owner in owners]
+        assert OperatorRelease.parse(texts[0] or "") == replace(by, token=str(token))
+        assert not {*notes} & {record.key for record in store.scan(KEYSPACE.match_all())}
 
     def test_a_key_of_any_kind_is_freed_whatever_stands(self, store: Store) -> None:
         for kind in do.LEASE_KINDS:

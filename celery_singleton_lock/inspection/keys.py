@@ -1,0 +1,303 @@
+"""The keys that are held or claimed: list them, find one, release them.
+
+Guarantees
+    Reading changes nothing. A release compares the token, unless the caller passes None for it, and
+    stores who released the key and why, so that the holder reports the loss with it.
+
+Non-guarantees
+    A list is no snapshot: keys are acquired and released while it is read.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import islice
+from typing import Final
+
+from celery import Celery
+from celery.utils.nodenames import gethostname
+
+from ..core.key import Keyspace, stored_names
+from ..core.lease import Kind, OperatorRelease, Record, Token
+from ..core.store import HANDOFF_TASK
+from ..errors import SingletonLockError
+from ..runtime import Runtime
+from . import names
+
+# Keys whose waiting clients are counted in one request.
+_COUNTED_AT_ONCE: Final = 500
+_STATES: Final = {
+    Kind.LEASE: "running",
+    Kind.RESERVED: "reserved for a retry",
+    Kind.COOLING: "cooling down",
+    Kind.DYING: "being killed",
+}
+
+
+class AmbiguousKey(SingletonLockError):
+    """A short name of several keys, whose full names are in ``keys``."""
+
+    def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
+        super().__init__(message, tuple(keys))
+        self.keys = tuple(keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldKey:
+    """A key that is held or claimed, and its holder.
+
+    Attributes:
+        key: The full name.
+        state: ``running``, ``reserved for a retry``, ``reserved for a waiting client``, ``cooling
+            down``, ``being killed``, or ``claim, <phase>``.
+        phase: The phase of a claim (``queued``, ``running``, ``retrying``; ``published`` for the
+            claim of a period); None: the key is no claim.
+        task: The task's name; empty for a ``hold()``.
+        task_id: The task's id, or the id of the ``hold()``.
+        worker: The worker's name, outside workers the host's. For a claim, the publisher's.
+        pid: The process. For a claim, the publisher's.
+        since: The time of the acquisition; for a claim, of the publication; None: unknown.
+        ttl: Seconds until the key expires unless it is renewed.
+        fence: The fencing token; None: this key has none.
+        token: The token that a release compares.
+        waiting: The number of clients in the wait queue; None: not counted, or not known.
+    """
+
+    key: str
+    state: str
+    phase: str | None
+    task: str
+    task_id: str
+    worker: str
+    pid: int
+    since: datetime | None
+    ttl: float
+    fence: int | None
+    token: str
+    waiting: int | None = None
+
+    @classmethod
+    def of(cls, record: Record) -> HeldKey:
+        """The readable form of the store's ``record``."""
+        holder = record.holder
+        return cls(
+            key=record.key,
+            state=_state(record),
+            phase=_phase(record),
+            task=holder.task,
+            task_id=holder.task_id,
+            worker=holder.worker,
+            pid=holder.pid,
+            since=_moment(holder.since),
+            ttl=record.ttl,
+            fence=record.fence,
+            token=record.token,
+        )
+
+    @property
+    def scope(self) -> str:
+        return names.scope_of(self.key)
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether the key is the claim of a message, which excludes no body."""
+        return self.phase is not None
+
+
+class SortBy(StrEnum):
+    KEY = "key"
+    AGE = "age"  # the oldest first
+    TTL = "ttl"  # the next to expire first
+    TASK = "task"
+    WAITING = "waiting"  # the longest wait queue first
+
+
+_SORT_KEYS: Final[dict[SortBy, Callable[[HeldKey], tuple[float | str, ...]]]] = {
+    SortBy.AGE: lambda held: (held.since.timestamp() if held.since else float("inf"), held.key),
+    SortBy.TTL: lambda held: (held.ttl, held.key),
+    SortBy.TASK: lambda held: (held.task, held.key),
+    SortBy.WAITING: lambda held: (-(held.waiting or 0), held.key),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """The keys to list: those for which all given conditions are true.
+
+    Attributes:
+        pattern: A part of the key, or a glob with ``*`` and ``?``; as stored or as plain text.
+        task: The name of the task.
+        scope: The scope of the key.
+        task_id: The id of the task.
+        older_than: Seconds for which the key has been held at least.
+        waiting: Whether clients must be waiting for the key.
+    """
+
+    pattern: str = ""
+    task: str = ""
+    scope: str = ""
+    task_id: str = ""
+    older_than: float = 0.0
+    waiting: bool = False
+
+    def of(self, records: Iterable[Record], now: float) -> Iterator[Record]:
+        """The matching ``records``; ``waiting`` is not examined."""
+        matches = names.matcher(self.pattern)
+        return (
+            record
+            for record in records
+            if matches(record.key)
+            and self.task in ("", record.holder.task)
+            and (not self.scope or names.is_in_scope(record.key, self.scope))
+            and (not self.task_id or is_of_task(record, self.task_id))
+            and (not self.older_than or 0 < record.holder.since <= now - self.older_than)
+        )
+
+
+def held_keys(
+    app: Celery,
+    conditions: Filter | None = None,
+    *,
+    sort: SortBy = SortBy.KEY,
+    counts_waiting: bool = False,
+    report: Callable[[str, str], None] = lambda key, reason: None,
+) -> Iterator[HeldKey]:
+    """The keys that are held or claimed.
+
+    Args:
+        app: The app.
+        conditions: Which of them; None: all.
+        sort: The order. Any but KEY reads all keys first.
+        counts_waiting: Whether to count the waiting clients of each key.
+        report: Called with each key under the app's prefix that another program wrote, and the
+            problem with it.
+
+    Raises:
+        StoreError: The store refuses the request, or does not answer.
+        SingletonLockError: The store knows no waiting clients, but they are needed.
+    """
+    runtime, conditions = Runtime.of(app), conditions or Filter()
+    records = runtime.store.survey(runtime.keyspace.match_all(), report)
+    matching = conditions.of(records, runtime.clock.wall())
+    found: Iterator[HeldKey] = map(HeldKey.of, matching)
+    if conditions.waiting or counts_waiting or sort is SortBy.WAITING:
+        found = _with_waiting(runtime, found)
+        if conditions.waiting:
+            found = (held for held in found if held.waiting)
+    return found if sort is SortBy.KEY else iter(sorted(found, key=_SORT_KEYS[sort]))
+
+
+def find_key(app: Celery, name: str) -> HeldKey | None:
+    """The key that ``name`` means: in full, without ``csl:{...}:``, or also without its scope.
+
+    The name may be percent-encoded, as it is stored, or the plain text that `hold()` takes. The
+    slot may be omitted, as ``task.lock_key()`` omits it for a task with ``limit`` above 1. A claim
+    must be named with everything after ``csl:{...}:``, because its name ends like its lease's.
+
+    Returns:
+        None: no key of that name is held. `can_be_a_key` says whether it is free or unknown.
+
+    Raises:
+        AmbiguousKey: ``name`` is the short name of several keys.
+    """
+    runtime = Runtime.of(app)
+    if name.startswith("csl:{") and (record := runtime.store.inspect(name)) is not None:
+        return HeldKey.of(record)
+    wanted, found = stored_names(name), defaultdict[int, list[Record]](list)
+    for record in runtime.store.scan(runtime.keyspace.match_all()):
+        matching = [n for n, one in enumerate(names.spellings(record)) if one in wanted]
+        if matching:
+            found[matching[0]].append(record)
+    # A complete name of one record takes precedence over a shortened name of another.
+    return _only(name, found[min(found)] if found else [])
+
+
+def find_task(app: Celery, task_id: str) -> HeldKey | None:
+    """The key that the task of this id has: its lease, or else its claim; None: it has none.
+
+    Raises:
+        AmbiguousKey: The task holds several keys.
+    """
+    runtime = Runtime.of(app)
+    records = runtime.store.scan(runtime.keyspace.match_all())
+    found = [record for record in records if is_of_task(record, task_id)]
+    leases = [record for record in found if record.kind is not Kind.CLAIM]
+    return _only(task_id, leases or found)
+
+
+def release(app: Celery, key: str, token: str | None, *, reason: str = "", user: str = "") -> bool:
+    """Release a key that is held, or a claim. Its holder is interrupted at its next heartbeat.
+
+    The fence rises. The message of a claim stays where it is, and runs.
+
+    Args:
+        app: The app.
+        key: The full name, as in `HeldKey.key`.
+        token: The token that must have the key, as in `HeldKey.token`; None: any.
+        reason: Why, for the holder's log and error.
+        user: Who; the login of this process by default.
+
+    Returns:
+        Whether the key was released. If not, it is free or another token has it.
+    """
+    runtime = Runtime.of(app)
+    at = runtime.clock.wall()
+    by = OperatorRelease(user=user or _login(), host=gethostname(), reason=reason, at=at)
+    return runtime.store.free(key, token, by)
+
+
+def is_of_task(record: Record, task_id: str) -> bool:
+    """Whether the task of this id has the key."""
+    owner = Token.task_id_of(record.token.partition("|")[0])
+    return task_id in (owner, record.holder.task_id)
+
+
+def _only(name: str, records: Sequence[Record]) -> HeldKey | None:
+    if len(records) > 1:
+        keys = [record.key for record in records]
+        lines = "".join(f"\n  {key}" for key in keys)
+        raise AmbiguousKey(f"{name!r} names several keys; give one of them:{lines}", keys)
+    return HeldKey.of(records[0]) if records else None
+
+
+def _with_waiting(runtime: Runtime, found: Iterator[HeldKey]) -> Iterator[HeldKey]:
+    store = runtime.store
+    if not store.capabilities.wakes_waiters:
+        raise SingletonLockError(
+            f"the store {store.capabilities.name!r} keeps no wait queues, so the clients that wait "
+            "for a key are not known: they poll"
+        )
+    while some := [*islice(found, _COUNTED_AT_ONCE)]:
+        counts = store.waiting([held.key for held in some])
+        for held, count in zip(some, counts, strict=True):
+            yield replace(held, waiting=0 if held.is_claim else count)
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        return "an unknown user"  # a container's user id without a name
+
+
+def _state(record: Record) -> str:
+    if record.token.startswith(f"{HANDOFF_TASK}|"):
+        return "reserved for a waiting client"
+    return f"claim, {_phase(record)}" if record.phase else _STATES[record.kind]
+
+
+def _phase(record: Record) -> str | None:
+    """The state of a claim's message; in a period, the store does not know whether it has run."""
+    return "published" if Keyspace.is_period(record.key) else record.phase
+
+
+def _moment(since: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(since, UTC) if since else None
+    except (ValueError, OverflowError, OSError):
+        return None  # not a time: another program wrote this record

@@ -1,0 +1,247 @@
+"""The API `celery_singleton_lock.inspection`, and the options of `ls` and `release` over it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import FrozenInstanceError
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import Lease, SingletonLockError, hold, inspection
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.store import Admit
+from celery_singleton_lock.inspection import AmbiguousKey, Filter, HeldKey, SortBy
+from celery_singleton_lock.runtime import Runtime
+from tests.harness.deliveries import wait_until
+from tests.harness.processes import ROOT
+
+POOLS = "tests.apps.pools"
+BRIEF = f"{POOLS}.brief"
+
+
+class Stage:
+    """Three leases, the oldest first, and a claim, held by this process."""
+
+    def __init__(self, app: Any, stack: ExitStack) -> None:
+        self.app = app
+        self.leases: dict[str, Lease] = {}
+        for name, scope, ttl in (("b", "billing", 60), ("a", "a b:c", 90), ("c", "billing", 30)):
+            lease = stack.enter_context(hold(name, scope=scope, ttl=ttl, app=app))
+            self.leases[name] = lease
+        self.claim = Keyspace.claim(BRIEF, Runtime.of(app).keyspace.lock(BRIEF, "x"))
+        # Published an hour ago.
+        since = Runtime.of(app).clock.wall() - 3600
+        holder = Holder(task=BRIEF, task_id="id-x", worker="web-1", pid=7, since=since)
+        admit = Admit(key=self.claim, token=Token("id-x", 0, 0, "n", "c1"), holder=holder, ttl=600)
+        assert Runtime.of(app).store.admit(admit, timeout=5) is None
+
+    def key(self, name: str) -> str:
+        return self.leases[name].key
+
+    def listed(self, *, sort: SortBy = SortBy.KEY, **conditions: Any) -> list[str]:
+        found = inspection.held_keys(self.app, Filter(**conditions), sort=sort)
+        names = {lease.key: name for name, lease in self.leases.items()} | {self.claim: "claim"}
+        return [names[held.key] for held in found]
+
+
+@pytest.fixture
+def stage(load_app: Callable[..., ModuleType]) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        yield Stage(load_app(POOLS).app, stack)
+
+
+@pytest.fixture
+def cli(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", POOLS, "singleton", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            input=answers,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_each_filter_keeps_the_keys_that_match_all_conditions(stage: Stage) -> None:
+    assert sorted(stage.listed()) == ["a", "b", "c", "claim"]
+    assert sorted(stage.listed(scope="billing")) == ["b", "c"]
+    assert stage.listed(scope="a b:c") == stage.listed(scope="a%20b%3Ac") == ["a"]
+    assert stage.listed(scope=BRIEF) == stage.listed(task=BRIEF) == ["claim"]
+    assert stage.listed(scope="bill") == stage.listed(task="bri") == []
+    assert stage.listed(older_than=3500) == ["claim"]
+    assert stage.listed(older_than=3700) == []
+    assert stage.listed(task_id="id-x") == ["claim"]
+    assert stage.listed(pattern="*:b", scope="billing") == ["b"]
+
+
+def test_a_list_is_sorted_by_key_age_ttl_or_task(stage: Stage) -> None:
+    by_key = [held.key for held in inspection.held_keys(stage.app)]
+    assert by_key == sorted(by_key)
+    assert stage.listed(sort=SortBy.AGE) == ["claim", "b", "a", "c"]
+    assert stage.listed(sort=SortBy.TTL) == ["c", "b", "a", "claim"]
+    assert stage.listed(sort=SortBy.TASK)[-1] == "claim"
+
+
+def test_a_held_key_is_a_frozen_value_with_times_and_the_scope_as_text(stage: Stage) -> None:
+    lease = stage.leases["a"]
+    held = inspection.find_key(stage.app, lease.key)
+    assert isinstance(held, HeldKey)
+    assert (held.scope, held.state, held.is_claim) == ("a b:c", "running", False)
+    assert (held.token, held.fence, held.pid) == (str(lease.token), lease.fence, os.getpid())
+    assert held.since is not None
+    assert abs(held.since.timestamp() - Runtime.of(stage.app).clock.wall()) < 60
+    with pytest.raises(FrozenInstanceError):
+        held.ttl = 3.0  # type: ignore[misc]
+    claim = inspection.find_key(stage.app, stage.claim)
+    assert claim is not None
+    assert (claim.is_claim, claim.phase, claim.scope) == (True, "queued", BRIEF)
+
+
+def test_a_key_is_found_by_the_id_of_its_task(stage: Stage) -> None:
+    held = inspection.find_task(stage.app, stage.leases["b"].token.task_id)
+    assert held is not None
+    assert held.key == stage.key("b")
+    claim = inspection.find_task(stage.app, "id-x")
+    assert claim is not None
+    assert claim.key == stage.claim
+    assert inspection.find_task(stage.app, "id-y") is None
+
+
+def test_a_short_name_of_two_keys_raises_with_both(stage: Stage) -> None:
+    with (
+        hold("b", scope="other", ttl=60, app=stage.app) as other,
+        pytest.raises(AmbiguousKey, match="names several keys") as raised,
+    ):
+        inspection.find_key(stage.app, "b")
+    assert sorted(raised.value.keys) == sorted((stage.key("b"), other.key))
+
+
+def test_a_free_key_is_told_from_one_that_no_task_can_have(stage: Stage) -> None:
+    assert inspection.can_be_a_key(stage.app, f"{BRIEF}:a")
+    assert not inspection.can_be_a_key(stage.app, "breif:a")
+    assert f"{BRIEF}:{{key}}" in inspection.forms_of(stage.app)
+
+
+def test_the_clients_that_wait_are_counted(stage: Stage) -> None:
+    app, over = stage.app, threading.Event()
+
+    def wait() -> None:
+        with hold("b", scope="billing", ttl=60, wait=60, app=app):
+            over.wait(60)
+
+    waiters = [threading.Thread(target=wait, daemon=True) for _ in range(2)]
+    for waiter in waiters:
+        waiter.start()
+
+    def counts() -> dict[str, int | None]:
+        found = inspection.held_keys(app, counts_waiting=True)
+        return {held.key: held.waiting for held in found}
+
+    wait_until(lambda: counts()[stage.key("b")] == 2, "two clients wait")
+    assert stage.listed(waiting=True) == ["b"]
+    assert stage.listed(sort=SortBy.WAITING)[0] == "b"
+    assert counts() == {stage.key("b"): 2, stage.key("a"): 0, stage.key("c"): 0, stage.claim: 0}
+    over.set()
+    # The test's own thread holds it: an operator frees it for the waiting clients.
+    assert inspection.release(app, stage.key("b"), str(stage.leases["b"].token))
+    for waiter in waiters:
+        waiter.join(30)
+    assert stage.listed(waiting=True) == []
+
+
+def test_a_store_without_wait_queues_says_that_it_does_not_know(
+    load_app: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = load_app(POOLS).app
+    Runtime.install(app, Runtime(app, store=Runtime.of(app, eager=True).store))
+    with pytest.raises(SingletonLockError, match="keeps no wait queues"):
+        list(inspection.held_keys(app, Filter(waiting=True)))
+
+
+def test_a_release_says_who_and_why_to_the_holder(stage: Stage) -> None:
+    lease = stage.leases["a"]
+    assert not inspection.release(stage.app, lease.key, f"{lease.token}x", reason="wrong")
+    assert inspection.release(stage.app, lease.key, str(lease.token), reason="stuck since noon")
+    Runtime.of(stage.app).locker.heartbeat.ask(lease)
+    assert lease.loss is not None
+    who = f"{getpass.getuser()} on {socket.gethostname()}"
+    assert lease.loss.detail == f"released by {who}: stuck since noon"
+
+
+# The same by the command line.
+
+
+def test_ls_filters_and_sorts(stage: Stage, cli: Cli) -> None:
+    rows = json.loads(cli("ls", "--scope", "billing", "--sort", "ttl", "--json").stdout)
+    assert [row["key"] for row in rows] == [stage.key("c"), stage.key("b")]
+    aged = cli("ls", "--older-than", "59m").stdout
+    assert stage.claim in aged
+    assert stage.key("a") not in aged
+    assert cli("ls", "--task", "none").stdout == "nothing matches\n"
+    wrong = cli("ls", "--older-than", "soon")
+    assert wrong.returncode == 2
+    assert "write 90, 90s, 15m, 2h or 1d" in wrong.stderr
+
+
+def test_show_takes_the_id_of_a_task(stage: Stage, cli: Cli) -> None:
+    shown = cli("show", "--json", stage.leases["b"].token.task_id)
+    assert json.loads(shown.stdout)["key"] == stage.key("b")
+
+
+def test_release_frees_a_scope_key_by_key_after_a_dry_run(stage: Stage, cli: Cli) -> None:
+    keys = {stage.key("b"), stage.key("c")}
+    dry = cli("release", "--scope", "billing", "--dry-run")
+    assert dry.returncode == 0
+    assert all(key in dry.stdout for key in keys)
+    assert stage.key("a") not in dry.stdout
+    assert dry.stdout.endswith("nothing is released: --dry-run\n")
+    assert len(stage.listed()) == 4
+    refused = cli("release", "--scope", "billing", answers="n\n")
+    assert refused.returncode == 1
+    assert "Release these 2 keys? [y/N]" in refused.stdout
+    assert len(stage.listed()) == 4
+    done = cli("release", "--scope", "billing", "--yes", "--json", "--reason", "cleanup")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == [{"key": key, "released": True} for key in sorted(keys)]
+    assert sorted(stage.listed()) == ["a", "claim"]
+    Runtime.of(stage.app).locker.heartbeat.ask(stage.leases["c"])
+    assert stage.leases["c"].loss is not None
+    assert stage.leases["c"].loss.detail.endswith(": cleanup")
+    nothing = cli("release", "--pattern", "*:none", "--yes")
+    assert (nothing.returncode, nothing.stderr) == (1, "nothing matches\n")
+
+
+def test_release_refuses_options_that_contradict_each_other(stage: Stage, cli: Cli) -> None:
+    for arguments, problem in (
+        ((), "give KEY, or options"),
+        (("--yes", "--scope", "billing", "a"), "give KEY, or options"),
+        (("--force", "--scope", "billing"), "--token and --force are for one KEY"),
+        (("--json", "--scope", "billing"), "with --json give --yes"),
+    ):
+        answer = cli("release", *arguments)
+        assert answer.returncode == 2
+        assert problem in answer.stderr
+    assert len(stage.listed()) == 4
+    dry = cli("release", "--dry-run", stage.key("a"))
+    assert (dry.returncode, len(stage.listed())) == (0, 4)
