@@ -396,8 +396,9 @@ class TaskRun:
         Raises:
             Ignore: Always.
         """
-        self._revoke(f"cancelled by the newer call {newer.task_id}")
-        self._emit(EventName.CANCELLED, by=newer.task_id, started=started)
+        later = newer.called_at - (self.delivery.called_at or 0.0)
+        self._revoke(f"cancelled by the newer call {newer.task_id}, made {later:.3f} s later")
+        self._emit(EventName.CANCELLED, by=newer.task_id, started=started, later=round(later, 3))
         if lease is not None:
             min_hold = self.policy.min_hold if started else 0.0
             release = Release.of(lease, self._freed_claim(), min_hold=min_hold)

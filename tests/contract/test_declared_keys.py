@@ -16,7 +16,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
-from celery_singleton_lock.core.store import AuthorizeTick, MarkerState, Relation
+from celery_singleton_lock.core.store import AuthorizeTick, Call, MarkerState, Relation
 from celery_singleton_lock.stores.redis import scripts as module
 from celery_singleton_lock.stores.redis.scripts import Script
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -118,11 +118,24 @@ def lead_and_free(store: RedisStore) -> None:
     store.free(leader, None)
 
 
+def note_calls(store: RedisStore) -> None:
+    """A newer call wakes an older one that waits, and replaces a retry's reservation."""
+    key, other = new_key(), new_key()
+    take(store, key)
+    for number in (1, 2):
+        ask(store, key, new_token(), wait_ttl=WAITS)
+        store.note_call(key, Call(task=f"t{number}", called_at=number), ttl=LONG, timeout=TIMEOUT)
+    become(store, other, take(store, other), Kind.RESERVED)
+    store.note_call(other, Call(task="t", called_at=1.0), ttl=LONG, timeout=TIMEOUT)
+    assert store.inspect(other) is None
+
+
 WORK: Final[list[Callable[[RedisStore], None]]] = [
     wait_in_line,
     hold_and_give_back,
     claim,
     lead_and_free,
+    note_calls,
 ]
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
-import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import Call, Store
+from celery_singleton_lock.core.store import HANDOFF_TASK, Call, Store
+from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import LONG, give, held_as, take
 
 
-@pytest.fixture
-def store(redis_url: str) -> RedisStore:
-    return RedisStore(redis_url)
+@pytest.fixture(params=["redis", pytest.param("cluster", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest) -> Iterator[RedisStore]:
+    if request.param == "cluster":
+        store: RedisStore = ClusterStore(request.getfixturevalue("cluster").url)
+    else:
+        store = RedisStore(request.getfixturevalue("redis_url"))
+    with closing(store):
+        yield store
 
 
 def note(store: Store, key: str, task: str, called_at: float) -> Call:
@@ -60,30 +68,33 @@ def test_no_lease_is_touched(store: RedisStore, kind: Kind) -> None:
     assert (after.kind, after.token) == (before.kind, before.token)
 
 
-def test_a_reservation_for_a_woken_client_stays(store: RedisStore, redis_url: str) -> None:
+def test_a_reservation_for_a_woken_client_stays(store: RedisStore) -> None:
     key, waiting = new_key(), new_token()
     holder = take(store, key)
     ask(store, key, waiting, wait_ttl=LONG)
-    with redis.Redis.from_url(redis_url) as client:
-        give(store, key, holder)
-        note(store, key, "newer", 6.0)
-        assert client.get(key).startswith(b"r %waiter|")
+    give(store, key, holder)
+    note(store, key, "newer", 6.0)
+    kept = store.inspect(key)
+    assert kept is not None
+    assert kept.token.startswith(f"{HANDOFF_TASK}|")
 
 
-def test_only_a_new_call_wakes_and_only_if_another_client_waits(
-    store: RedisStore, redis_url: str
-) -> None:
+def test_only_a_new_call_wakes_and_only_if_another_client_waits(store: RedisStore) -> None:
     key = new_key()
     take(store, key)
     handoffs = f"{Keyspace.wait_queue(key)}!"
-    with redis.Redis.from_url(redis_url) as client:
-        ask(store, key, new_token("a"), wait_ttl=LONG)
-        note(store, key, "a", 1.0)
-        assert client.llen(handoffs) == 0
-        ask(store, key, new_token("b"), wait_ttl=LONG)
-        note(store, key, "b", 2.0)
-        assert client.lrange(handoffs, 0, -1) == [b"newer"]
-        assert 0 < client.pttl(handoffs) <= 500
-        note(store, key, "b", 2.0)
-        note(store, key, "a", 1.0)
-        assert client.llen(handoffs) == 1
+
+    def ask_server(*command: object) -> object:
+        (reply,) = store._connections.run([command], TIMEOUT)
+        return reply
+
+    ask(store, key, new_token("a"), wait_ttl=LONG)
+    note(store, key, "a", 1.0)
+    assert ask_server("LLEN", handoffs) == 0
+    ask(store, key, new_token("b"), wait_ttl=LONG)
+    note(store, key, "b", 2.0)
+    assert ask_server("LRANGE", handoffs, 0, -1) == [b"newer"]
+    assert 0 < float(str(ask_server("PTTL", handoffs))) <= 500
+    note(store, key, "b", 2.0)
+    note(store, key, "a", 1.0)
+    assert ask_server("LLEN", handoffs) == 1

@@ -42,7 +42,8 @@ def began(stage: Stage, result: Any) -> Any:
 
 
 def is_cancelled_by(newer: Any, older: Any) -> bool:
-    with pytest.raises(TaskRevokedError, match=f"cancelled by the newer call {newer.id}"):
+    why = rf"cancelled by the newer call {newer.id}, made \d+\.\d+ s later"
+    with pytest.raises(TaskRevokedError, match=why):
         older.get(timeout=30)
     return bool(older.state == "REVOKED")
 
@@ -72,7 +73,9 @@ def test_a_newer_call_ends_the_running_one_and_runs_after_it(
     assert first.end - asked < 3
     # It is woken by the release, unless min_hold delays it.
     assert second.begin - first.end < (3 if task == "early" else 0.4)
-    worker.wait_for_log(rf"singleton cancelled: \S*\[{older.id}\] .*by={newer.id} started=True")
+    worker.wait_for_log(
+        rf"singleton cancelled: \S*\[{older.id}\] .*by={newer.id} started=True later=\d+\.\d+"
+    )
     worker.wait_for_log(rf"conflict: \S*\[{newer.id}\] .*outcome=wait reason=\"the holder is asked")
     wait_until(lambda: stage.redis.exists(kind.lock_key(name)) == 0, "the key is free")
 
@@ -100,6 +103,15 @@ def test_an_older_call_that_arrives_late_does_not_run(
     assert newer.get(timeout=30) == 2
     assert is_cancelled_by(newer, older)
     assert runs(stage, name) == [newer.id]
+
+
+def test_without_the_order_of_calls_the_older_call_would_run_last(stage: Stage, name: str) -> None:
+    queue = f"q-{name}"
+    stage.worker(concurrency=2, queues=[queue], env={"WITHOUT": "order"})
+    older = stage.app.build.apply_async((name, 1, "wait", 0), queue=queue, countdown=2)
+    newer = stage.app.build.apply_async((name, 2, "wait", 0), queue=queue)
+    assert [newer.get(timeout=30), older.get(timeout=30)] == [2, 1]
+    assert runs(stage, name) == [newer.id, older.id]
 
 
 def test_a_retrys_reservation_is_replaced(stage: Stage, worker: CeleryWorker, name: str) -> None:
