@@ -86,6 +86,17 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_session_about_the_newest_call_goes_as_printed(
+    example: Path, redis_url: str, worker: Callable[..., CeleryWorker]
+) -> None:
+    page = re.sub(r"redis://localhost:6379/\d", redis_url, (ROOT / "docs/options.md").read_text())
+    (example / "previews.py").write_text(block_with(page, "# previews.py"))
+    worker("previews", concurrency=4)
+    (example / "session.txt").write_text(block_with(page, ">>> from previews"))
+    done = run("-m", "doctest", "-o", "ELLIPSIS", "session.txt", folder=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.usefixtures("catalog")
 def test_the_schedule_of_the_page_publishes_one_tick_while_it_is_queued_or_running(
     example: Path, redis_url: str
