@@ -67,6 +67,8 @@ class Runtime:
         self.events = Events([log_event, send_signal, Monitor(app)], is_observed)
         #: Claims without a message that could not be freed: the name of the task, by key.
         self.orphans: dict[str, str] = {}
+        #: The results of eager calls, by the key of their period's claim.
+        self.eager_results: dict[str, Any] = {}
         #: The result backend with the timeouts of a publisher; created when it is needed.
         self.quick_backend: Any = None
         #: The number of tasks whose limits were read, and the limits by scope.

@@ -70,10 +70,11 @@ def publish_call(
         return send(task_id, options)
     if policy.on_conflict.action is ConflictAction.CANCEL_RUNNING:
         header.setdefault("called_at", Runtime.of(app).clock.wall())  # see cancel_running.py
+    if policy.unique is None:
+        return send(task_id, options)
     # The configuration is read last, because that costs as much as all the steps above.
-    if policy.unique is None or app.conf.task_always_eager:
-        return send(task_id, options)  # there is no claim, or no message
-    runtime = Runtime.of(app)
+    eager = bool(app.conf.task_always_eager)
+    runtime = Runtime.of(app, eager=eager)
     key = _key_of(task, runtime, args or (), kwargs or {}, options)
     if key is None:
         return send(task_id, options)
@@ -91,7 +92,7 @@ def publish_call(
         expires=options.get("expires", task.expires),
         drops_in_canvas=given is not None and "on_duplicate" in given,
     )
-    return publication.publish(send)
+    return publication.run(send) if eager else publication.publish(send)
 
 
 def claim_and_send(

@@ -88,6 +88,8 @@ _MAX_CLOCK_DIFFERENCE: Final = 60.0
 # The number of claims that a process could not free and remembers. More means that the store has
 # been unreachable for a long time.
 _MAX_ORPHANS: Final = 1000
+# The number of results of eager calls that a process keeps for the duplicates of their periods.
+_MAX_EAGER_RESULTS: Final = 1000
 # Names of the tasks whose rpc:// results this process has warned about.
 _warned: Final[set[str]] = set()
 #: Attribute of a running request that refers to its ``TaskRun``.
@@ -105,12 +107,15 @@ class Claim:
         unique: The time for which the claim blocks equal calls.
         unique_for: Seconds after which the claim expires, unless its task is running.
         duplicate: Whether the message was published although another message has the claim.
+        lasts: Whether the claim ends with its period only (``until_expired``). No worker changes
+            it, so no header contains it.
     """
 
     key: str
     unique: Unique
     unique_for: float
     duplicate: bool = False
+    lasts: bool = False
 
     @classmethod
     def of(cls, policy: Policy, key: str) -> Claim:
@@ -143,11 +148,6 @@ class Claim:
             )
         except (TypeError, ValueError):
             return None
-
-    @property
-    def lasts(self) -> bool:
-        """Whether the claim ends with its period only, so that no worker may change it."""
-        return self.unique is Unique.UNTIL_EXPIRED
 
     @property
     def yields(self) -> bool:
@@ -273,6 +273,30 @@ class Publication:
             except BaseException:
                 self._free(claim, token)
                 raise
+        return self._resolve(claim, existing, send)
+
+    def run(self, send: Send) -> AsyncResult[Any]:
+        """As :meth:`publish` with ``task_always_eager``: ``send`` runs the call.
+
+        The run takes the claim itself, so a call that fails before its run claims nothing.
+        """
+        claim, runtime = self._claim(), self.runtime
+        existing, running = runtime.store.inspect(claim.key), runtime.app.current_worker_task
+        if existing is not None and (
+            claim.lasts or not continues(running, Token.task_id_of(existing.token))
+        ):
+            return self._resolve(claim, existing, send)
+        result = send(self.task_id, self.options)
+        if claim.lasts:
+            # No result backend has it. The duplicates of the period get it from here.
+            results = runtime.eager_results
+            results[claim.key] = result
+            if len(results) > _MAX_EAGER_RESULTS:
+                del results[next(iter(results))]
+        return result
+
+    def _resolve(self, claim: Claim, existing: Record, send: Send) -> AsyncResult[Any]:
+        """Answer a duplicate with the call that has the claim, or publish it as a duplicate."""
         running = self.runtime.app.current_worker_task
         is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
         if _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited):
@@ -283,14 +307,14 @@ class Publication:
             self.header["options"] = {**self.header.get("options", {}), **terms}
             self.header["period"] = claim.key
         else:
-            self.header["claim"]["duplicate"] = True
+            self.header["claim"] = replace(claim, duplicate=True).to_header()
         return send(self.task_id, self.options)
 
     def _claim(self) -> Claim:
-        keyspace = self.runtime.keyspace
-        lasts = self.policy.unique is Unique.UNTIL_EXPIRED
-        name = keyspace.period if lasts else keyspace.claim
-        return Claim.of(self.policy, name(self.task, self.key))
+        keyspace, policy = self.runtime.keyspace, self.policy
+        if policy.unique is not Unique.UNTIL_EXPIRED:
+            return Claim.of(policy, keyspace.claim(self.task, self.key))
+        return replace(Claim.of(policy, keyspace.period(self.task, self.key)), lasts=True)
 
     def _admit(self, claim: Claim, token: Token) -> Record | None:
         """Take the claim, or return the record of the call that has it."""
@@ -364,6 +388,9 @@ class Publication:
                 existing.ttl,
             )
         self._warn_of_rpc(task_id)
+        kept: AsyncResult[Any] | None = runtime.eager_results.get(claim.key)
+        if kept is not None and kept.id == task_id:
+            return kept
         return runtime.app.AsyncResult(task_id, task_name=self.task)
 
     def _warn_of_rpc(self, task_id: str) -> None:

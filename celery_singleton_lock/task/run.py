@@ -248,15 +248,21 @@ class TaskRun:
     def _make_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         task, policy, keyspace = self.task, self.policy, self.runtime.keyspace
         self._rest = rest = task.singleton_rest(args, kwargs, as_sent=self.eager)
-        self.key = key = keyspace.lock(policy.scope or task.name, rest or "")
-        if (
-            policy.unique is Unique.UNTIL_DONE
-            and self.claim is None
-            and rest is not None
-            and not self.eager
-        ):
-            # The message has no claim, so the task holds one while it runs.
-            self.claim = Claim.of(policy, keyspace.claim(task.name, key))
+        self.key = keyspace.lock(policy.scope or task.name, rest or "")
+        if policy.unique is not None and rest is not None:
+            self._make_claim()
+
+    def _make_claim(self) -> None:
+        """Note the claim that the run takes because its message has none."""
+        task, policy, keyspace = self.task, self.policy, self.runtime.keyspace
+        if self.eager and not task.app.conf.task_always_eager:
+            return  # task.apply() beside real messages, whose claims it must not change
+        if policy.unique is Unique.UNTIL_DONE and self.claim is None:
+            claim = Claim.of(policy, keyspace.claim(task.name, self.key))
+            # An eager call may be a member of a canvas, which Celery runs without `apply_async`.
+            self.claim = replace(claim, duplicate=self.eager)
+        elif policy.unique is Unique.UNTIL_EXPIRED and self.eager and not self.delivery.started:
+            self._period = keyspace.period(task.name, self.key)
 
     def _operation(self) -> Acquire:
         runtime, delivery, policy = self.runtime, self.delivery, self.policy

@@ -1,22 +1,30 @@
-"""Staging of conflicts and losses for tests: a manual clock, a held key, a lost lease."""
+"""Staging of conflicts and losses for tests: a manual clock, a held key or claim, a lost lease."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
 from ..celery_compat import real_app
-from ..core.lease import Kind, Lease, Record
+from ..core.heartbeat import MAX_TIMEOUT
+from ..core.lease import Holder, Kind, Lease, Record, Token
+from ..core.store import Admit, ClaimChange
+from ..errors import DuplicateTask
+from ..publish.header import mint_nonce
 from ..publish.values import is_skipped
 from ..runtime import Runtime
 from ..stores.memory import MemoryStore
 from ..task.context import current_lease, held_lease
 from ..task.hold import hold
 
-__all__ = ["ManualClock", "SingletonStore", "hold_lock", "is_skipped", "lose_lease"]
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+__all__ = ["ManualClock", "SingletonStore", "hold_claim", "hold_lock", "is_skipped", "lose_lease"]
 
 
 class ManualClock:
@@ -100,10 +108,7 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
         LockConflict: The key is held already.
         ValueError: The task's key function returns "no lock" for these arguments.
     """
-    rest = task.singleton_rest(args, kwargs, as_sent=True)
-    if rest is None:
-        raise ValueError(f"{task.name} takes no lock for these arguments")
-    scope = task.singleton_policy().scope or task.name
+    rest, scope = _rest_of(task, args, kwargs), task.singleton_scope
     # The caller's thread must not count as the holder. Otherwise its eager calls would re-enter the
     # lock, and so would this hold() if the caller holds the key.
     callers = held_lease.get()
@@ -114,6 +119,51 @@ def hold_lock(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[Lease]:
             yield lease
     finally:
         held_lease.reset(reset)
+
+
+@contextmanager
+def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[Any]]:
+    """Claim the key of ``task.delay(*args, **kwargs)`` as a queued, equal call would.
+
+    Meanwhile every equal call with ``unique``, of any mode, is a duplicate. The claim ends with the
+    block, or before it after the task's ``unique_for``, like that of a message that was lost.
+
+    Yields:
+        The result of the queued call, as a duplicate gets it with ``"return_existing"``. It never
+        becomes ready.
+
+    Raises:
+        DuplicateTask: An equal call has the claim already.
+        ValueError: The task's key function returns "no lock" for these arguments.
+    """
+    rest, app, nonce = _rest_of(task, args, kwargs), task.app, mint_nonce()
+    runtime = Runtime.of(app, eager=bool(app.conf.task_always_eager))
+    store, keyspace = runtime.store, runtime.keyspace
+    key, token = keyspace.lock(task.singleton_scope, rest), Token(f"claim-{nonce}", 0, 0, nonce)
+    holder = Holder(
+        task=task.name,
+        task_id=token.task_id,
+        worker=runtime.worker,
+        pid=os.getpid(),
+        since=runtime.clock.wall(),
+    )
+    ttl = task.singleton_policy().unique_for
+    with ExitStack() as stack:
+        for name in (keyspace.claim(task.name, key), keyspace.period(task.name, key)):
+            request = Admit(key=name, token=token, holder=holder, ttl=ttl)
+            if (existing := store.admit(request, timeout=MAX_TIMEOUT)) is not None:
+                task_id = Token.task_id_of(existing.token)
+                raise DuplicateTask(f"{task_id} has the claim {name!r}", task_id, existing.ttl)
+            freed = ClaimChange(key=name, phase=None)
+            stack.callback(store.settle_claim, token, freed, timeout=MAX_TIMEOUT)
+        yield app.AsyncResult(token.task_id, task_name=task.name)
+
+
+def _rest_of(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    rest: str | None = task.singleton_rest(args, kwargs, as_sent=True)
+    if rest is None:
+        raise ValueError(f"{task.name} takes no lock for these arguments")
+    return rest
 
 
 def lose_lease(lease: Lease | None = None, *, app: Celery | None = None) -> Lease:

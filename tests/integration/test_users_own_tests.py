@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, chord, group
 from celery.exceptions import Retry
 
 from celery_singleton_lock import (
     CallOptions,
+    DuplicateTask,
     LeaseLost,
     LockConflict,
     NoLease,
@@ -27,7 +28,13 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
-from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock, lose_lease
+from celery_singleton_lock.testing import (
+    ManualClock,
+    SingletonStore,
+    hold_claim,
+    hold_lock,
+    lose_lease,
+)
 from tests.harness.processes import ROOT
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -249,6 +256,198 @@ def test_eager_errors_propagate_where_the_app_says_so(celery_app: Celery) -> Non
 
     with pytest.raises(Retry):
         retried.delay("ann")
+
+
+# Claims.
+
+
+MODES: list[dict[str, Any]] = [
+    {"unique": "until_start"},
+    {"unique": "until_done"},
+    {"unique": "until_expired", "unique_for": 100},
+]
+each_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["unique"])
+
+
+def claims(store: SingletonStore) -> list[str]:
+    return [record.key for record in store.store.scan("csl:*}:claim|*")]
+
+
+@each_mode
+def test_a_call_is_a_duplicate_while_its_claim_is_held(celery_app: Celery, mode: Any) -> None:
+    work = task_of(celery_app, key="{name}", **mode)
+    with hold_claim(work, "ann") as queued:
+        assert work.delay("ann").id == queued.id
+        assert work.delay(name="ann").id == queued.id
+        assert is_skipped(work.apply_async(("ann",), singleton={"on_duplicate": "skip"}))
+        with pytest.raises(DuplicateTask) as raised:
+            work.apply_async(("ann",), singleton={"on_duplicate": "raise"})
+        assert raised.value.task_id == queued.id
+        assert work.delay("bob").get() == work.lock_key("bob")
+        beside = work.apply_async(("ann",), singleton=False)
+        assert beside.get() == work.lock_key("ann"), "a claim is no lock"
+    assert work.delay("ann").get() == work.lock_key("ann")
+
+
+def test_a_held_claim_concerns_unique_calls_alone(celery_app: Celery) -> None:
+    work = task_of(celery_app, key="{name}")
+    with hold_claim(work, "ann") as queued:
+        assert work.delay("ann").get() == work.lock_key("ann")
+        for mode in MODES:
+            assert work.apply_async(("ann",), singleton=mode).id == queued.id
+
+
+@each_mode
+def test_a_held_claim_ends_as_that_of_a_lost_message(
+    celery_app: Celery, singleton_store: SingletonStore, mode: Any
+) -> None:
+    work = task_of(celery_app, key="{name}", **mode | {"unique_for": 60})
+    with hold_claim(work, "ann") as queued:
+        singleton_store.clock.advance(59)
+        assert work.delay("ann").id == queued.id
+        singleton_store.clock.advance(2)
+        assert work.delay("ann").get() == work.lock_key("ann")
+
+
+def test_a_claim_is_held_once_and_only_where_there_is_a_key(celery_app: Celery) -> None:
+    work = task_of(celery_app, key=lambda name: name or None, unique="until_done")
+    with hold_claim(work, "ann"), pytest.raises(DuplicateTask, match="has the claim"):
+        hold_claim(work, "ann").__enter__()
+    with pytest.raises(ValueError, match="takes no lock"):
+        hold_claim(work, "").__enter__()
+
+
+@pytest.mark.parametrize("mode", MODES[:2], ids=lambda mode: mode["unique"])
+def test_eager_calls_run_one_after_the_other_and_leave_no_claim(
+    celery_app: Celery, singleton_store: SingletonStore, mode: Any
+) -> None:
+    work = task_of(celery_app, key="{name}", **mode)
+    assert work.delay("ann").id != work.delay("ann").id
+    assert claims(singleton_store) == []
+
+
+def test_eager_calls_run_once_per_period(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    runs = []
+
+    @singleton_task(app=celery_app, name="once", shared=False, key="{name}", **MODES[2])
+    def once(name: str, fails: bool) -> int:
+        runs.append(name)
+        if fails:
+            raise ZeroDivisionError(name)
+        return len(runs)
+
+    for name, fails in (("ann", False), ("bob", True)):
+        first = once.delay(name, fails)
+        singleton_store.clock.advance(99)
+        again = once.delay(name, not fails)
+        assert (again.id, again.state) == (first.id, first.state)
+        assert again.result == first.result, "it is there, without a result backend"
+        singleton_store.clock.advance(2)
+    assert once.delay("ann", False).get() == 3
+    assert runs == ["ann", "bob", "ann"]
+
+
+def test_an_eager_call_that_never_ran_begins_no_period(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    work: Any = task_of(celery_app, **MODES[2])
+    with pytest.raises(TypeError):
+        work.delay()
+    assert claims(singleton_store) == []
+
+
+def test_an_eager_body_that_raises_through_its_call_has_had_its_period(celery_app: Celery) -> None:
+    celery_app.conf.task_eager_propagates = True
+
+    @singleton_task(app=celery_app, name="f", shared=False, on_duplicate="raise", **MODES[2])
+    def failing() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing.delay()
+    with pytest.raises(DuplicateTask):
+        failing.delay()
+
+
+@each_mode
+def test_an_eager_body_calls_itself(
+    celery_app: Celery, singleton_store: SingletonStore, mode: Any
+) -> None:
+    inner: list[Any] = []
+
+    @singleton_task(app=celery_app, name="n", shared=False, key="{name}", bind=True, **mode)
+    def nested(self: Any, name: str, depth: int = 0) -> int:
+        if depth == 0:
+            inner.append(self.delay(name, 1))
+        return depth
+
+    outer = nested.delay("ann")
+    # In its own period a call is a duplicate; else it is the successor of the running one.
+    assert (inner[0].id == outer.id) is (mode["unique"] == "until_expired")
+    assert outer.get() == 0
+    if mode["unique"] != "until_expired":
+        assert inner[0].get() == 1
+        assert claims(singleton_store) == []
+
+
+@each_mode
+def test_an_eager_retry_goes_on_under_its_claim(
+    celery_app: Celery, singleton_store: SingletonStore, mode: Any
+) -> None:
+    @singleton_task(app=celery_app, name="r", shared=False, bind=True, max_retries=3, **mode)
+    def retried(self: Any) -> int:
+        if self.request.retries < 2:
+            raise self.retry(countdown=60)
+        return int(self.request.retries)
+
+    assert retried.delay().get() == 2
+    assert len(claims(singleton_store)) == (mode["unique"] == "until_expired")
+
+
+@each_mode
+def test_members_of_an_eager_canvas_give_way_to_a_held_claim(celery_app: Celery, mode: Any) -> None:
+    celery_app.conf.update(result_backend="cache+memory://", task_store_eager_result=True)
+    work: Any = task_of(celery_app, key="{name}", **mode)
+    gives_way = mode["unique"] != "until_start"  # that one was published to cause a later run
+    with hold_claim(work, "ann"):
+        canvases = [
+            group(work.si("ann"), work.si("bob")),
+            chain(work.si("bob"), work.si("ann")),
+            chord([work.si("bob")], work.si("ann")),
+        ]
+        for canvas in canvases:
+            result = canvas.apply_async()
+            last = result.results[0] if isinstance(canvas, group) else result
+            assert is_skipped(last.get()) is gives_way
+        linked = work.apply_async(("ann",), link=work.si("cat"))
+        assert is_skipped(linked.get()) is gives_way
+        assert not work.apply_async(
+            ("ann",), link=work.si("cat"), singleton={"on_duplicate": "skip"}
+        )
+
+
+@each_mode
+def test_an_explicit_apply_leaves_the_claims_of_messages_alone(
+    celery_app: Celery, singleton_store: SingletonStore, mode: Any
+) -> None:
+    work = task_of(celery_app, key="{name}", **mode)
+    celery_app.conf.update(task_always_eager=False)
+    with hold_claim(work, "ann"):
+        before = claims(singleton_store)
+        assert work.apply(("ann",)).get() == work.lock_key("ann")
+        assert claims(singleton_store) == before
+
+
+def test_a_published_call_is_a_duplicate_while_its_claim_is_held(celery_app: Celery) -> None:
+    celery_app.conf.update(
+        task_always_eager=False, broker_url="memory://", result_backend="cache+memory://"
+    )
+    work = task_of(celery_app, key="{name}", unique="until_done")
+    with hold_claim(work, "ann") as queued:
+        assert work.delay("ann").id == queued.id
+    assert work.delay("ann").id != queued.id
 
 
 # The fixture.
