@@ -41,6 +41,7 @@ _LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
     EventName.RELEASED: logging.DEBUG,
     EventName.LOST: logging.WARNING,
     EventName.RELEASE_FAILED: logging.WARNING,
+    EventName.FREED: logging.WARNING,
     EventName.STORE_FAILED: logging.WARNING,
 }
 

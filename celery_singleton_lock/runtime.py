@@ -17,6 +17,7 @@ from .core.events import Events
 from .core.heartbeat import Heartbeat
 from .core.key import Keyspace
 from .core.locker import LeaseNotes, Locker
+from .core.process import identity_of_this_process
 from .core.store import Store
 from .errors import SettingsError
 from .instrumentation import Monitor, is_observed, log_event, send_signal
@@ -75,6 +76,8 @@ class Runtime:
         self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store
         self._host = gethostname()
+        #: The identity of this process in the records of its leases.
+        self.process = identity_of_this_process()
         self._locker: Locker | None = None
         self._guard = threading.Lock()
 

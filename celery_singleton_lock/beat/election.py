@@ -94,7 +94,9 @@ class Election:
         self._events = runtime.events
         # `celery singleton ls` shows the holder.
         pid, worker = os.getpid(), runtime.worker
-        self._holder = Holder(task="celery.beat", task_id=name, worker=worker, pid=pid)
+        self._holder = Holder(
+            task="celery.beat", task_id=name, worker=worker, pid=pid, process=runtime.process
+        )
         self._lease: Lease | None = None
         self._token: Token | None = None
         self._next_try = self._clock.now()

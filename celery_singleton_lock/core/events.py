@@ -21,6 +21,7 @@ class EventName(StrEnum):
     LOST = "lost"
     RELEASED = "released"
     RELEASE_FAILED = "release-failed"
+    FREED = "freed"  # the lease of a dead process, by another process of its host
     PUT_BACK = "put-back"
     DROPPED = "dropped"
     STORE_FAILED = "store-failed"

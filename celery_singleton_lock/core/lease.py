@@ -140,7 +140,10 @@ class Token:
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Holder:
-    """A description of the holder for people. Stored beside the token, never compared."""
+    """A description of the holder, for people and for the proof that its process is dead.
+
+    Stored beside the token, never compared by the store.
+    """
 
     task: str = ""
     task_id: str = ""
@@ -148,6 +151,7 @@ class Holder:
     pid: int = 0
     since: float = 0.0  # seconds since the epoch
     expires: float = 0.0  # of a claim: expiry of its message, seconds since the epoch; 0.0: never
+    process: str = ""  # see process.py; empty: its death can't be proven
 
     def to_json(self, known_id: str = "") -> str:
         """The JSON that :meth:`from_json` reads, without a task id that equals ``known_id``.
@@ -155,10 +159,12 @@ class Holder:
         The token contains the task id. A second copy would be a fifth of the data per lease.
         """
         task_id = "" if self.task_id == known_id else f'"task_id":{_text(self.task_id)},'
-        expires = f',"expires":{json.dumps(self.expires)}' if self.expires else ""
+        more = f',"expires":{json.dumps(self.expires)}' if self.expires else ""
+        if self.process:
+            more += f',"proc":{_text(self.process)}'
         return (
             f'{{"task":{_text(self.task)},{task_id}"worker":{_text(self.worker)},'
-            f'"pid":{self.pid},"since":{self.since!r}{expires}}}'
+            f'"pid":{self.pid},"since":{self.since!r}{more}}}'
         )
 
     @classmethod
@@ -173,6 +179,7 @@ class Holder:
                 pid=int(get("pid", 0)),
                 since=float(get("since", 0.0)),
                 expires=float(get("expires", 0.0)),
+                process=str(get("proc", "")),
             )
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()

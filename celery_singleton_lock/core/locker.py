@@ -13,6 +13,8 @@ Guarantees
     A waiting client tries again within half a second, woken or not, and at the end of the ttl in
     the last refusal. If a wake-up, the store's memory or the woken client is lost, the delay is
     half a second. A client that leaves or vanishes is counted in the wait queue for at most 1.5 s.
+    A refused client looks once whether the holder's process is proven dead (`process`); then it
+    frees that lease and asks again.
 
 Non-guarantees
     A release may not reach the store: then the ttl frees the key. When the task ends, the kernel
@@ -47,9 +49,21 @@ from typing import Any, Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
 from .clock import Clock
-from .events import EventName, Events
+from .events import Event, EventName, Events
 from .heartbeat import NOTES_TIMEOUT, Heartbeat, notes_on, timeout_for
-from .lease import Kind, Lease, Loss, Phase, SharedDeadline, Token, reason_of_loss, trust_of
+from .lease import (
+    Holder,
+    Kind,
+    Lease,
+    Loss,
+    Phase,
+    Record,
+    SharedDeadline,
+    Token,
+    reason_of_loss,
+    trust_of,
+)
+from .process import is_proven_dead
 from .store import Acquire, Refused, Relation, Release, Store, Trace
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
@@ -133,8 +147,14 @@ class Locker:
                 sent = self.clock.now()
                 reply = self.store.acquire(request, timeout=timeout)
             if isinstance(reply, Refused):
-                self._strike(request.token)
-                return reply
+                holder = request.holder
+                if holder.process and (dead := leases_of_the_dead(holder, reply)):
+                    self._free(dead, request, timeout)
+                    sent = self.clock.now()
+                    reply = self.store.acquire(request, timeout=timeout)
+                if isinstance(reply, Refused):
+                    self._strike(request.token)
+                    return reply
             ttl = request.ttl if reply.ttl is None else min(request.ttl, reply.ttl)
             lease = Lease(
                 key=reply.key,
@@ -251,6 +271,28 @@ class Locker:
             self.store.release(release, timeout=timeout_for(request.ttl))
         self._strike(request.token)
 
+    def _free(self, dead: Sequence[Record], request: Acquire, timeout: float) -> None:
+        """Free the leases of dead processes, which refuse ``request``; they may be gone already.
+
+        They are released by key and token, as the worker's parent does for a dead child: the
+        client that has waited longest is woken.
+        """
+        for record in dead:
+            try:
+                token = Token.parse(record.token)
+            except ValueError:
+                continue  # not written by this library
+            release = Release(keys=(record.key,), token=token)
+            if self.store.release(release, timeout=timeout) is Relation.OURS:
+                self._report_freed(request.holder, record)
+
+    def _report_freed(self, own: Holder, record: Record) -> None:
+        data = {"reason": "its process no longer exists on this host"}
+        task, task_id, key, dead = own.task, own.task_id, record.key, record.holder
+        self._events.emit(
+            Event(name=EventName.FREED, key=key, task=task, task_id=task_id, holder=dead, data=data)
+        )
+
     @staticmethod
     def _note(notes: LeaseNotes, keys: Sequence[str], request: Acquire) -> None:
         claim = request.claim.key if request.claim else ""
@@ -309,6 +351,28 @@ class Locker:
             return self.store.trace(lease.key, timeout=timeout)
         except StoreError:
             return Trace(record=None)
+
+
+def leases_of_the_dead(own: Holder, refused: Refused) -> Sequence[Record]:
+    """The leases among the records of ``refused`` whose processes are proven dead.
+
+    Other records (a reservation, a cooling key, a claim) do not depend on a process. A refusal by
+    a later attempt stands, because freeing its key would let a stale attempt run.
+
+    Args:
+        own: The description of the refused client.
+        refused: The refusal.
+    """
+    if refused.relation is Relation.LATER:
+        return ()
+    return [
+        record
+        for record in (refused.record, *refused.others)
+        if record is not None
+        and record.kind is Kind.LEASE
+        and record.holder.process
+        and is_proven_dead(record.holder.process, record.holder.pid, own.process)
+    ]
 
 
 def was_lost(lease: Lease, request: Release, trace: Trace, elapsed: float) -> bool | None:

@@ -4,9 +4,9 @@ Expected outcomes are return values. Every operation may raise StoreUnavailable 
 operation may or may not have taken effect) and StoreError (the store refused it). Every operation
 is idempotent for its token, so a client may repeat it after a lost reply.
 
-Requests and replies that each task creates (`Acquire`, `Granted`, `Release`, `Admit`) are never
-changed once they are sent, but they are not frozen: creating a frozen dataclass costs three times
-as much.
+Requests and replies that tasks create (`Acquire`, `Granted`, `Refused`, `Release`, `Admit`) are
+never changed once they are sent, but they are not frozen: creating a frozen dataclass costs three
+times as much.
 """
 
 from __future__ import annotations
@@ -161,17 +161,19 @@ class Granted:
     ttl: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Refused:
     """The reply to an acquire that was not granted.
 
     Attributes:
         relation: How the token relates to what the store has.
         record: What holds the key, if the store could read it.
+        others: What holds the other slots, if the request named several and other tasks hold all.
     """
 
     relation: Relation
     record: Record | None = None
+    others: tuple[Record, ...] = ()
 
     @property
     def holder(self) -> Holder:

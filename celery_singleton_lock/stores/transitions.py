@@ -433,9 +433,12 @@ def _grant(draft: Draft, request: Acquire, slot: str) -> Granted:
 
 def _refused_by_other(draft: Draft, request: Acquire, key: str) -> Refused:
     record = draft.record(key)
+    others = map(draft.record, request.slots[1:] if key == request.slots[0] else ())
     if request.claim is not None and request.frees_claim:
         draft.change_claim(replace(request.claim, phase=None), request.token.task)
-    return Refused(relation=Relation.OTHER, record=record)
+    return Refused(
+        relation=Relation.OTHER, record=record, others=tuple(other for other in others if other)
+    )
 
 
 def renewal(leases: Sequence[Lease]) -> Transition[list[Renewal]]:

@@ -110,6 +110,7 @@ class Block:
                 worker=runtime.worker,
                 pid=os.getpid(),
                 since=runtime.clock.wall(),
+                process=runtime.process,
             ),
             ttl=self.ttl,
         )

@@ -276,6 +276,7 @@ class TaskRun:
                 worker=self.request.hostname or runtime.worker,
                 pid=os.getpid(),
                 since=runtime.clock.wall(),
+                process=runtime.process,
             ),
             ttl=policy.ttl,
             sequence=delivery.sequence,

@@ -62,9 +62,10 @@ from ..core import native
 from ..core.clock import Clock
 from ..core.heartbeat import interval_of, patience, retry_pause
 from ..core.lease import Holder, Lease, LossReason, Token, trust_of
+from ..core.process import lives
 from ..core.store import RENEWED, Renewal, Store
 from ..errors import StoreError, StoreUnavailable
-from .shared_memory import LeaseNote, RunningLease, SharedMemory, lives
+from .shared_memory import LeaseNote, RunningLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
 

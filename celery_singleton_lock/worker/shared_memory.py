@@ -44,6 +44,7 @@ from zlib import crc32
 
 from ..celery_compat import pool_index
 from ..core.lease import Lease
+from ..core.process import lives, start_time_of
 
 #: The number of leases of one process that are noted. The parent does not know of further ones.
 NOTES: Final = 16
@@ -65,10 +66,6 @@ _TEXT: Final = _CHILDS_BYTES + _PARENTS_BYTES  # offset of the text in a note
 _NOTE_BYTES: Final = _TEXT + _MAX_TEXT
 _BLOCK_BYTES: Final = _OWNER_BYTES + NOTES * _NOTE_BYTES
 _ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
-
-# The states of dead processes. A zombie runs no code any more, although its parent has not yet read
-# its exit status.
-_DEAD: Final = b"ZXx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,23 +343,3 @@ def unsealed(data: bytes) -> Any:
 def _stamp_of(key: str, token: str) -> int:
     # The parent and its forks have the same hash seed.
     return hash((key, token))
-
-
-def start_time_of(pid: int) -> int:
-    """Clock ticks from the machine's boot to the start of ``pid``; 0 if it is dead or unknown.
-
-    It is unknown on systems without Linux's ``/proc``, such as macOS.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # In proc(5), the program's name is field 2; it may contain blanks and parentheses. The
-            # state is field 3, the start time field 22.
-            fields = stat.read().rpartition(b")")[2].split()
-        return 0 if fields[0] in _DEAD else int(fields[22 - 3])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def lives(pid: int, start_time: int) -> bool:
-    """Whether the process that started at ``start_time`` is alive, running or stopped."""
-    return start_time != 0 and start_time_of(pid) == start_time

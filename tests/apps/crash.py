@@ -3,8 +3,8 @@
 A body ends when the test opens its gate, so that a test decides what happens in mid-body, and waits
 for it to have happened, whatever the speed of the machine.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, PREFIX, TTL, VISIBILITY_TIMEOUT and
-QUEUE_TYPE if wanted.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, PREFIX, TTL, VISIBILITY_TIMEOUT,
+QUEUE_TYPE and UNKNOWN_PROCESS if wanted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import redis
 from celery import Celery, Task, signals
 from kombu import Exchange, Queue
 
-from celery_singleton_lock import SingletonTask, current_lease, singleton_task
+from celery_singleton_lock import SingletonTask, current_lease, runtime, singleton_task
 from tests.harness.journal import Journal
 
 app = Celery("crash", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -58,6 +58,9 @@ if "QUEUE_TYPE" in os.environ:
             Queue("all", Exchange("any", "topic"), "any.#", queue_arguments=arguments),
         ],
     )
+
+if "UNKNOWN_PROCESS" in os.environ:  # as on systems that have no identity of a process
+    runtime.identity_of_this_process = lambda: ""
 
 #: Seconds after which a body gives up waiting for its gate; no test comes near.
 PATIENCE = 90.0

@@ -5,6 +5,7 @@ What a worker does beside (fetching, its pool, its events) is Celery's alone, an
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ __all__ = ["Site", "open_site"]
 # Seconds: nothing is renewed or expires while something is counted.
 TTL: Final = 600.0
 _WORKER: Final = "celery@host.example"
+_PID: Final = os.getpid()
 _numbers = count()
 
 
@@ -95,8 +97,8 @@ class Site:
         """A call, as a web request makes it."""
         return task.apply_async((name,), task_id=str(UUID(int=next(_numbers))))
 
-    def acquire(self, name: str = "k", task: Any = None) -> Lease | Refused:
-        """What a run of a task (`ours`) asks the locker."""
+    def acquire(self, name: str = "k", task: Any = None, process: str = "") -> Lease | Refused:
+        """What a run of a task (`ours`) asks the locker, in a process of that identity."""
         task_name = (task or self.ours).name
         number = next(_numbers)
         task_id = str(UUID(int=number))
@@ -105,7 +107,12 @@ class Site:
                 slots=(self.runtime.keyspace.lock(task_name, f"account:{name}"),),
                 token=Token(task_id, 0, 0, f"{number:016x}"),
                 holder=Holder(
-                    task=task_name, task_id=task_id, worker=_WORKER, pid=4321, since=1.7e9
+                    task=task_name,
+                    task_id=task_id,
+                    worker=_WORKER,
+                    pid=_PID,
+                    since=1.7e9,
+                    process=process,
                 ),
                 ttl=TTL,
             )

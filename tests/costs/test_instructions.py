@@ -39,6 +39,15 @@ def refusal(site: Site) -> Instructions:
         return least(site.acquire)
 
 
+def refusal_on_one_host(site: Site) -> Instructions:
+    """The same, where the holder is a process of this host, which is looked for."""
+    own = site.runtime.process
+    lease = site.acquire(process=own)
+    found = least(lambda: site.acquire(process=own))
+    site.release(lease)
+    return found
+
+
 def key(site: Site) -> Instructions:
     """What a worker makes of the arguments of a call and a template."""
     return least(lambda: site.ours.singleton_rest(["k"], {}, as_sent=False))
@@ -83,11 +92,12 @@ WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "acquire and release, memory": (cycle, 2416),
     "acquire and release, redis": (cycle, 1773),
     "refused acquire, redis": (refusal, 1322),
+    "refused acquire on one host, redis": (refusal_on_one_host, 1565),
     "key of a template, redis": (key, 135),
     "task, redis": (task, 2714),
     "skipped task, redis": (skip, 6840),
     "publish without a claim, redis": (publishing, 220),
-    "publish with a claim, redis": (claim, 1655),
+    "publish with a claim, redis": (claim, 1700),
     "renewal of 200 leases, redis": (renewals, 26505),
 }
 

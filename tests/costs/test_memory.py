@@ -68,7 +68,8 @@ def test_a_lease_takes_less_than_two_kibibytes_of_its_process_however_many_there
 def test_a_lease_takes_less_than_300_bytes_of_the_store(
     site: Site, redis_client: redis.Redis
 ) -> None:
-    lease = site.acquire("7c1f8f6e-0d0b-4b6c-9a52", task=site.unique)
+    name, process = "7c1f8f6e-0d0b-4b6c-9a52", site.runtime.process
+    lease = site.acquire(name, task=site.unique, process=process)
     assert isinstance(lease, Lease)
     assert 0 < redis_client.memory_usage(lease.key, samples=0) < _IN_STORE
     site.release(lease)

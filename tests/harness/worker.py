@@ -24,6 +24,7 @@ class CeleryWorker(Process):
         env: Added to the environment of the test; None as a value takes the name out.
         args: More arguments, as ``["--max-tasks-per-child", "1"]``.
         loglevel: Of the worker.
+        prefix: What runs the command of the worker, as ``["unshare", "--pid"]``.
         python: The interpreter.
         cwd: The directory it starts in; modules there come before all others.
     """
@@ -39,13 +40,14 @@ class CeleryWorker(Process):
         env: Mapping[str, str | None] | None = None,
         args: Sequence[str] = (),
         loglevel: str = "INFO",
+        prefix: Sequence[str] = (),
         python: str = sys.executable,
         cwd: Path = ROOT,
     ) -> None:
         name = name or f"w{uuid4().hex[:8]}"
         self.hostname = f"{name}@localhost"
         self.pool = pool
-        command = [python, "-m", "celery", "-A", app, "worker"]
+        command = [*prefix, python, "-m", "celery", "-A", app, "worker"]
         command += ["--pool", pool, "--concurrency", str(concurrency)]
         command += ["--hostname", self.hostname, "--loglevel", loglevel]
         # Gossip and mingle are for clusters; without them a worker starts a second earlier.

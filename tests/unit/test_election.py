@@ -92,7 +92,7 @@ class Candidate:
         runtime.events = Events([self.said.append])
         self.heartbeat = runtime.locker.heartbeat
         self.election = Election(runtime)
-        self.election._holder = replace(self.election._holder, pid=pid)
+        self.election._holder = replace(self.election._holder, pid=pid, process="")
 
     def names(self) -> list[EventName]:
         return [event.name for event in self.said if event.name in OF_LEADERS]

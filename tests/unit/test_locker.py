@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -12,8 +13,17 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Kind, Lease, OperatorRelease, Record, drift
+from celery_singleton_lock.core.lease import (
+    Holder,
+    Kind,
+    Lease,
+    OperatorRelease,
+    Record,
+    Token,
+    drift,
+)
 from celery_singleton_lock.core.locker import Locker, was_lost
+from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.core.store import (
     Acquire,
     Granted,
@@ -455,3 +465,127 @@ def test_a_sink_that_raises_breaks_no_lock_and_no_other_sink(
     assert bench.locker.release(lease, give(lease)) is Relation.OURS
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.RELEASED]
     assert "failed on the event 'acquired'" in caplog.text
+
+
+# --- a dead holder on this host ------------------------------------------------------------------
+
+OWN: Final = identity_of_this_process()
+needs_identity = pytest.mark.skipif(not OWN, reason="needs Linux's /proc, of this PID namespace")
+
+
+@pytest.fixture(scope="module")
+def dead() -> Holder:
+    """The description of a holder whose process has ended; its identity is as if a fork's."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return Holder(task="a", task_id="dead", worker="w", pid=child, process=OWN)
+
+
+def on_this_host(*slots: str) -> Acquire:
+    return replace(
+        call(slots=slots or (KEY,)),
+        holder=Holder(task="b", task_id="new", worker="w", pid=os.getpid(), process=OWN),
+    )
+
+
+def hold_as(bench: Bench, holder: Holder, key: str = KEY, token: Token | None = None) -> Granted:
+    """The lease of a process, of which nothing else is in this one."""
+    request = Acquire(slots=(key,), token=token or new_token(), holder=holder, ttl=60)
+    reply = MemoryStore.acquire(bench.store, request)
+    assert isinstance(reply, Granted)
+    return reply
+
+
+@needs_identity
+def test_the_lease_of_a_dead_process_is_freed_at_once_with_a_higher_fence(
+    bench: Bench, dead: Holder
+) -> None:
+    before = hold_as(bench, dead)
+    lease = bench.locker.acquire(on_this_host())
+    assert isinstance(lease, Lease)
+    assert lease.fence > (before.fence or 0)
+    [freed] = [event for event in bench.events if event.name is EventName.FREED]
+    assert (freed.key, freed.task_id, freed.holder) == (KEY, "new", dead)
+    assert "no longer exists" in freed.data["reason"]
+
+
+@needs_identity
+@pytest.mark.parametrize("change", [{"pid": os.getpid()}, {"process": ""}, {"process": "x" * 14}])
+def test_a_lease_whose_process_is_not_proven_dead_stays_and_costs_one_request(
+    bench: Bench, dead: Holder, change: dict[str, Any]
+) -> None:
+    hold_as(bench, replace(dead, **change))
+    assert isinstance(bench.locker.acquire(on_this_host()), Refused)
+    assert bench.names() == ["acquire"]
+
+
+@needs_identity
+def test_a_process_without_an_identity_frees_nothing(bench: Bench, dead: Holder) -> None:
+    hold_as(bench, dead)
+    assert isinstance(bench.locker.acquire(call()), Refused)
+    assert bench.names() == ["acquire"]
+
+
+@needs_identity
+@pytest.mark.parametrize("kind", [Kind.RESERVED, Kind.COOLING, Kind.DYING])
+def test_only_a_lease_is_freed_for_its_process_is_dead(
+    bench: Bench, dead: Holder, kind: Kind
+) -> None:
+    token = new_token()
+    hold_as(bench, dead, token=token)
+    release = Release(keys=(KEY,), token=token, become=kind, become_ttl=30)
+    MemoryStore.release(bench.store, release)
+    assert isinstance(bench.locker.acquire(on_this_host()), Refused)
+    assert bench.names() == ["acquire"]
+
+
+@needs_identity
+def test_a_stale_attempt_does_not_take_the_key_of_a_later_one_that_died(
+    bench: Bench, dead: Holder
+) -> None:
+    request = on_this_host()
+    hold_as(bench, dead, token=replace(request.token, retries=1, nonce="n"))
+    reply = bench.locker.acquire(request)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.LATER
+
+
+@needs_identity
+@pytest.mark.parametrize("relation", [Relation.TWIN, Relation.EARLIER])
+def test_a_redelivery_and_a_retry_free_the_lease_of_their_own_dead_attempt(
+    bench: Bench, dead: Holder, relation: Relation
+) -> None:
+    request = on_this_host()
+    retries = 1 if relation is Relation.EARLIER else 0
+    request.token = replace(request.token, retries=retries)
+    hold_as(bench, dead, token=replace(request.token, retries=0, nonce="n"))
+    assert isinstance(bench.locker.acquire(request), Lease)
+
+
+@needs_identity
+def test_the_dead_holder_of_any_slot_is_found(bench: Bench, dead: Holder) -> None:
+    slots = Keyspace("unit").slots(KEY, 3)
+    living = replace(dead, pid=os.getpid())
+    for slot, holder in zip(slots, (living, living, dead), strict=True):
+        hold_as(bench, holder, slot)
+    lease = bench.locker.acquire(on_this_host(*slots))
+    assert isinstance(lease, Lease)
+    assert lease.key == slots[2]
+
+
+@needs_identity
+def test_a_key_that_got_another_holder_meanwhile_is_left_to_it(bench: Bench, dead: Holder) -> None:
+    token, other = new_token(), new_token()
+    hold_as(bench, dead, token=token)
+
+    def change_hands() -> None:
+        MemoryStore.release(bench.store, Release(keys=(KEY,), token=token))
+        hold_as(bench, Holder(task_id="other"), token=other)
+
+    bench.store.cues["acquire"] = [(True, change_hands)]
+    reply = bench.locker.acquire(on_this_host())
+    assert isinstance(reply, Refused)
+    assert (reply.holder.task_id, bench.store.inspect(KEY).token) == ("other", str(other))
+    assert EventName.FREED not in [event.name for event in bench.events]

@@ -22,6 +22,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, trust_of
 from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.process import lives, start_time_of
 from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Release
 from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
@@ -33,8 +34,6 @@ from celery_singleton_lock.worker.shared_memory import (
     NOTES,
     RunningLease,
     SharedMemory,
-    lives,
-    start_time_of,
 )
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore

@@ -32,6 +32,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, TypeVar
 
 import redis
@@ -507,8 +508,12 @@ def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
     word, *found = reply
     if word == b"granted":
         return Granted(key=found[0].decode(), fence=None)
-    record = record_of(*found) if found else None
-    return Refused(relation=Relation(word.decode()), record=record)
+    record = record_of(*found[:3]) if found else None
+    refused = Refused(relation=Relation(word.decode()), record=record)
+    if len(found) > 3:
+        others = map(record_of, found[3::2], found[4::2], repeat(math.nan))
+        refused.others = tuple(filter(None, others))
+    return refused
 
 
 def _call(text: bytes) -> Call:

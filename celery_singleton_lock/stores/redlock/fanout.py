@@ -225,7 +225,7 @@ class Node:
         else:
             answer = slot_or_refusal(reply)
         if isinstance(answer, Refused):
-            return votes.refusal(answer.relation, answer.record)
+            return votes.refusal(answer.relation, answer.record, answer.others)
         is_young = min_age > 0 and self._started_at > asked_at - min_age
         released_at = self._unconfirmed.get(request.token, -math.inf)
         if is_young or released_at > asked_at - _LONGEST_DELAY:

@@ -384,12 +384,15 @@ class RedlockStore(Store):
         The votes do not show this. A node with a free slot grants it although all other nodes
         refuse that slot, and a node that refuses returns the holder of the first slot only.
         """
-        record = None
+        records: list[Record] = []
         for slot in slots if len(slots) > 1 else ():
             record = votes.standing(self._inspect(slot, _GIVE_BACK_TIMEOUT))
             if record is None or record.token == token:
                 return None
-        return Refused(relation=Relation.OTHER, record=record) if record else None
+            records.append(record)
+        if not records:
+            return None
+        return Refused(relation=Relation.OTHER, record=records[-1], others=tuple(records[:-1]))
 
     def _keep(
         self, request: Acquire, granted: Granted, poll: Votes, asked_at: float, timeout: float

@@ -155,9 +155,10 @@ def answer(key: str, record: Record | None) -> Granted | Refused:
     return Granted(key=key, fence=None) if record is None else refusal(Relation.OTHER, record)
 
 
-def refusal(relation: Relation, record: Record | None) -> Refused:
+def refusal(relation: Relation, record: Record | None, others: tuple[Record, ...] = ()) -> Refused:
     """A refusal without the fence: a single node's counter is not a fencing token."""
-    return Refused(relation=relation, record=record and replace(record, fence=None))
+    bare = record and replace(record, fence=None)
+    return Refused(relation=relation, record=bare, others=others)
 
 
 def given(votes: Votes, slot: str = "") -> int:

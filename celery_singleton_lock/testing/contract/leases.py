@@ -248,6 +248,20 @@ class LeaseContract(Part):
         refusals = [reply for reply in replies if isinstance(reply, Refused)]
         assert {reply.relation for reply in refusals} == {Relation.OTHER}
 
+    def test_a_refusal_names_the_holders_of_all_slots(self, store: Store) -> None:
+        """Any of them may be dead, and proven to be."""
+        slots, first, second = self.two_of_three(store)
+        third = do.new_token()
+        do.ask(store, slots, third)
+        refusal = do.ask(store, slots, do.new_token())
+        assert isinstance(refusal, Refused)
+        records = [record for record in (refusal.record, *refusal.others) if record]
+        tokens = [*map(str, (first, second, third))]
+        found = sorted((record.key, record.token, record.holder) for record in records)
+        assert found == [
+            (slot, token, do.HOLDER) for slot, token in zip(slots, tokens, strict=True)
+        ]
+
     def test_a_slot_of_ones_own_is_found_though_a_lower_one_is_free(self, store: Store) -> None:
         slots, first, second = self.two_of_three(store)
         do.give(store, slots[0], first)

@@ -35,7 +35,14 @@ KEYSPACE = Keyspace("contract")
 #: The holder of claims.
 PUBLISHER = Holder(task="app.sync", task_id="m-1", worker="wëb one", pid=8, since=16e8)
 LEASE_KINDS = [kind for kind in Kind if kind is not Kind.CLAIM]
-HOLDER = Holder(task="app.sync", task_id="t-1", worker="celery@höst one", pid=4711, since=17e8)
+HOLDER = Holder(
+    task="app.sync",
+    task_id="t-1",
+    worker="celery@höst one",
+    pid=4711,
+    since=17e8,
+    process="ljpG_sF0i65370",
+)
 ODD_TASK_IDS = (
     "with some blanks",
     "a|b|0.0|c",

@@ -7,7 +7,7 @@
 --       with a wait queue: ms to wait if another token has the key ('0' leaves the queue), the handoff
 --       token that woke the client ('' none)
 -- Replies: granted, one slot: the fence; granted, several slots (they have no fence): {'granted', slot};
---          refused: {relation [, slot, value, ttl left in ms]}
+--          refused: {relation [, slot, value, ttl left in ms [, other slot, value ...]]}
 local marker = redis.call('GET', KEYS[2])
 if marker then
   local state, sequence = string.match(marker, '^(%S) (%d+) ')
@@ -25,7 +25,8 @@ for i = 3, #KEYS do
   local value = redis.call('GET', KEYS[i])
   if not value then chosen = chosen or KEYS[i] else
     if not task then task, nesting, retries, nonce = read_token() end
-    taken = taken or {'other', KEYS[i], value}
+    if taken then taken[#taken + 1] = KEYS[i]; taken[#taken + 1] = value
+    else taken = {'other', KEYS[i], value, 0} end
     local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
     if t == task then
       local age = (n - nesting) * 2e9 + r - retries -- nesting and retries are below 1e9

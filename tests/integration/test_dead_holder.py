@@ -1,0 +1,158 @@
+"""A worker that was killed whole and started again on the same host, and on what is not that host.
+
+The leases have a ttl of 60 s, longer than any test here waits: what frees a key is not the ttl.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock.core.process import identity_of_this_process
+from tests.harness.deliveries import RedisBroker, told, wait_until
+from tests.harness.journal import Journal, events
+from tests.harness.worker import CeleryWorker
+
+CRASH = "tests.apps.crash"
+COUNTS = [pytest.param(4, id="4"), pytest.param(20, id="20", marks=pytest.mark.slow)]
+#: Runs another command where no death of this host's processes can be proven.
+ELSEWHERE = {
+    "pid": ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
+    "hostname": ["unshare", "--uts", "sh", "-c", 'hostname another && exec "$@"', "sh"],
+}
+
+StartWorker = Callable[..., CeleryWorker]
+LoadApp = Callable[..., ModuleType]
+
+pytestmark = pytest.mark.skipif(
+    not identity_of_this_process(), reason="needs Linux's /proc, of this PID namespace"
+)
+
+
+@pytest.fixture
+def crash(load_app: LoadApp, environment: dict[str, str], monkeypatch: Any) -> ModuleType:
+    """The app in this process; an unacknowledged message comes back after 2 s."""
+    environment.update(VISIBILITY_TIMEOUT="2", TTL="60")
+    module = load_app(CRASH)
+    monkeypatch.setenv("JOURNAL", environment["JOURNAL"])
+    return module
+
+
+@pytest.fixture
+def broker(redis_client: redis.Redis) -> RedisBroker:
+    return RedisBroker(redis_client)
+
+
+def power_cut(worker: CeleryWorker, journal: Journal) -> None:
+    """SIGKILL the worker and its pool, and write down who died."""
+    pids = worker.group()
+    at = worker.kill_group()
+    for pid in pids:
+        journal.death(pid, at)
+
+
+def begin_and_kill(
+    crash: ModuleType, worker: StartWorker, journal: Journal, count: int
+) -> list[Any]:
+    """Results of calls whose bodies were running when their whole worker was killed."""
+    process = worker(CRASH, concurrency=count)
+    results = [crash.late.delay(f"k{number}", "end") for number in range(count)]
+    journal.wait_for_starts(count)
+    power_cut(process, journal)
+    return results
+
+
+def redelivered_at(worker: CeleryWorker, task_id: str) -> float:
+    """CLOCK_MONOTONIC, seconds, when the worker wrote that it received the message."""
+    line = worker.wait_for_log(rf"^\[.*Task \S+\[{task_id}\] received").string
+    written = time.mktime(time.strptime(line[1:20], "%Y-%m-%d %H:%M:%S")) + int(line[21:24]) / 1e3
+    return written - time.time() + time.monotonic()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_after_a_restart_on_the_same_host_each_job_runs_within_a_second_of_its_redelivery(
+    count: int,
+    crash: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    broker: RedisBroker,
+) -> None:
+    results = begin_and_kill(crash, worker, journal, count)
+    restarted = worker(CRASH, concurrency=count)
+    starts = journal.wait_for_starts(2 * count)[count:]
+    begun = {start.task_id: start.at for start in starts}
+    assert begun.keys() == {result.id for result in results}
+    delays = [begun[result.id] - redelivered_at(restarted, result.id) for result in results]
+    print(f"begun {max(delays):.3f} s after the redelivery, or sooner")
+    crash.open_gate("end")
+    for result in results:
+        result.get(timeout=30)
+    broker.wait_until_empty()
+    assert max(delays) < 1
+    freed = [line for line in restarted.lines if "singleton freed: " in line]
+    assert len(freed) == count
+    assert all(": WARNING/" in line for line in freed)
+    assert all('reason="its process no longer exists on this host"' in line for line in freed)
+    for number in range(count):
+        killed, again = journal.runs(f"k{number}")
+        assert killed.fence < again.fence
+    assert journal.overlaps() == []
+
+
+def test_without_the_proof_the_redelivered_job_waits_for_the_ttl(
+    crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
+) -> None:
+    """The protection taken out: the holder wrote no identity, as an older version's."""
+    process = worker(CRASH, concurrency=1, env={"UNKNOWN_PROCESS": "1"})
+    crash.late.delay("k0", "end")
+    journal.wait_for_starts(1)
+    power_cut(process, journal)
+    assert_it_waits(worker(CRASH, concurrency=1), crash, journal, redis_client)
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_worker_elsewhere_waits_for_the_ttl(
+    where: str,
+    crash: ModuleType,
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    try:
+        subprocess.run([*ELSEWHERE[where], "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(f"new namespaces are not permitted here: {exc}")
+    begin_and_kill(crash, worker, journal, 1)
+    elsewhere = worker(CRASH, concurrency=1, prefix=ELSEWHERE[where])
+    assert_it_waits(elsewhere, crash, journal, redis_client)
+
+
+def assert_it_waits(
+    worker: CeleryWorker, crash: ModuleType, journal: Journal, redis_client: redis.Redis
+) -> None:
+    """The redelivered message is put back, and the dead holder's lease left to its ttl."""
+    key = crash.late.lock_key("k0", "end")
+    before = redis_client.get(key)
+    wait_until(lambda: told([worker], "put-back", reason="twin"), "it met the dead holder's lease")
+    assert redis_client.get(key) == before
+    assert redis_client.pttl(key) > 30_000
+    assert len(events(journal.records(), "start")) == 1
+    assert "singleton freed" not in worker.log
+
+
+def test_a_stopped_holder_keeps_its_lease(
+    crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
+) -> None:
+    stopped = worker(CRASH, concurrency=1)
+    crash.late.delay("k0", "end")
+    journal.wait_for_starts(1)
+    group = stopped.group()
+    subprocess.run(["kill", "-STOP", *map(str, group)], check=True)
+    assert_it_waits(worker(CRASH, concurrency=1), crash, journal, redis_client)
+    power_cut(stopped, journal)
