@@ -8,22 +8,21 @@ Overview
 
 Guarantees
     The event loop never waits for the store. A loss cancels the task only while it is inside the
-    block, and surfaces as LeaseLost. A cancellation by others stays a CancelledError. However the
-    block ends, the lease is released; however an acquire ends, no lease and no place in the wait
-    queue remain.
+    block, and surfaces as LeaseLost, also if the body did not observe it. A cancellation by others
+    stays a CancelledError. However the block ends, the lease is released; however an acquire ends,
+    no lease and no place in the wait queue remain.
 
 Non-guarantees
     Code that does not await, and functions that the block runs on threads, are not interrupted.
     A cancelled acquire does not wait for the store: a lease that the store grants meanwhile is
-    released when the reply has arrived. A second cancellation ends the waiting for the release, not
-    the release.
+    released when the reply has arrived. A cancellation ends the waiting for the release, not the
+    release; that of a lost lease is not waited for.
 
 State model::
 
     acquiring --granted--> inside --end of the body--> releasing --> (end)
-        |                    +--lost: task.cancel()--> interrupted --CancelledError--> releasing
-        |                                                             --> LeaseLost
-        +--cancelled, or closed: the reply is awaited on a thread; leave the queue, release
+        |                    +--lost: task.cancel()--> interrupted --end of the body--> LeaseLost
+        +--cancelled, or closed--> (end); once the reply arrives: leave the queue, release
 """
 
 from __future__ import annotations
@@ -81,44 +80,46 @@ class AsyncBlock:
             raise
         lease = self._block.enter()
         self._inside = True
-        try:
-            lease.check()  # lost before the event loop resumed this task
-        except BaseException as exc:
-            await self.exit(exc)
-            raise
+        if lease.lost:  # before the event loop resumed this task
+            await self.exit(None)
         return lease
 
     async def exit(self, error: BaseException | None) -> None:
-        """Release the lease, and raise LeaseLost if the block was interrupted.
+        """Release the lease.
 
         Args:
             error: The exception that ended the body.
+
+        Raises:
+            LeaseLost: The lease was lost inside the block, and only that has cancelled the task.
         """
         self._inside = False  # from here on a loss cancels nothing
+        loss = self._block.loss()
         self._block.leave()
         release = self._threads.ensure(self._block.release)
         if isinstance(error, GeneratorExit):
             return  # the coroutine is being closed, and must not await
-        if not self._interrupted:
+        if loss is None:
             await asyncio.shield(asyncio.wrap_future(release))
             return
-        is_cancelled = self._task.uncancel() > self._cancelling  # by others, too
-        await self._finish(release)
-        if not is_cancelled and isinstance(error, (Exception, asyncio.CancelledError, type(None))):
-            raise self._block.lease.lost_error() from error
+        if self._interrupted:
+            self._task.uncancel()
+            await self._observe_cancellation()
+        by_others = self._task.cancelling() > self._cancelling
+        if not by_others and isinstance(error, (Exception, asyncio.CancelledError, type(None))):
+            raise loss from error
 
-    async def _finish(self, release: Future[None]) -> None:
-        """Wait for ``release``, after the interruption of the block."""
-        while True:
-            try:
-                await asyncio.shield(asyncio.wrap_future(release))
-                return
-            except asyncio.CancelledError:
-                # Before Python 3.13, uncancel() does not revoke a cancellation that the body has
-                # not observed because it did not await again.
-                is_ours = self._task.cancelling() <= self._cancelling
-                if not is_ours or asyncio.current_task() is not self._task:
-                    raise
+    async def _observe_cancellation(self) -> None:
+        """Consume the interruption if the body did not await again, and so has not observed it.
+
+        Since Python 3.13, uncancel() revokes it.
+        """
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            by_others = self._task.cancelling() > self._cancelling
+            if by_others or asyncio.current_task() is not self._task:
+                raise
 
     # --- acquiring -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Waiter
 from ..core.store import Acquire, Refused, Release
-from ..errors import LockConflict, NoLease, StoreError
+from ..errors import LeaseLost, LockConflict, NoLease, StoreError
 from ..publish.header import mint_nonce
 from ..runtime import Runtime
 
@@ -122,6 +122,11 @@ class Block:
             lease.outer = held_lease.get()
             self._reset = held_lease.set(lease)
         return lease
+
+    def loss(self) -> LeaseLost | None:
+        """The error for the loss of the lease, before :meth:`release`; None: it is not lost."""
+        is_lost = self._runtime is not None and self.lease.lost
+        return self.lease.lost_error() if is_lost else None
 
     def leave(self) -> None:
         """Make the lease around this one the innermost one of the context again."""

@@ -16,6 +16,7 @@ from celery_singleton_lock import (
     CallOptions,
     OnConflict,
     SingletonTask,
+    aclaim_and_send,
     current_lease,
     hold,
     is_skipped,
@@ -114,6 +115,29 @@ with hold("account:1", scope="accounts", ttl=timedelta(minutes=1), wait=5, app=a
     reveal_type(lease.lost)  # R: bool
     lease.check()
 hold("account:1")  # E: call-arg
+
+
+async def coroutine() -> None:
+    async with hold("account:1", scope="accounts", wait=5, app=app) as lease:
+        reveal_type(lease)  # R: Lease
+    reveal_type(await decorated_async(1))  # R: str
+    options: CallOptions = {"unique": "until_done"}
+    result = await aclaim_and_send(app, "bare", [1], singleton=options)
+    reveal_type(result.id)  # R: str
+
+
+@hold("account:1", scope="accounts")
+def decorated(x: int) -> str:
+    return str(x)
+
+
+@hold("account:1", scope="accounts")
+async def decorated_async(x: int) -> str:
+    return str(x)
+
+
+reveal_type(decorated(1))  # R: str
+decorated("1")  # E: arg-type
 reveal_type(current_lease())  # R: Lease
 reveal_type(is_skipped(bare.delay(1)))  # R: bool
 OnConflict.wait(timeout="5")  # E: arg-type

@@ -313,6 +313,21 @@ def test_a_loss_that_the_body_does_not_observe_surfaces_and_cancels_nothing_afte
     assert run(main()) == "gone"
 
 
+def test_a_loss_surfaces_although_the_body_never_awaits(app: Celery, store: GatedStore) -> None:
+    async def block() -> None:
+        async with hold("k", scope="s", app=app) as lease:
+            thread = threading.Thread(target=lose_lease, args=(lease,), kwargs={"app": app})
+            thread.start()
+            thread.join()
+
+    async def main() -> None:
+        with pytest.raises(LeaseLost, match="gone"):
+            await block()
+        await asyncio.sleep(0.01)
+
+    run(main())
+
+
 def test_a_loss_before_the_first_instruction_of_the_body_keeps_it_from_running(
     app: Celery, store: GatedStore
 ) -> None:

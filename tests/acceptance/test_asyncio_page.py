@@ -1,0 +1,104 @@
+"""The example of docs/asyncio.md, in a real ASGI server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_singleton_lock import hold
+from celery_singleton_lock.runtime import Runtime
+from example_project.private_server import free_port
+from tests.acceptance.test_readme import README, ROOT, block_with
+from tests.harness.processes import Process
+from tests.integration.stage import PATIENCE, wait_until
+
+Post = Callable[[str], tuple[int, Any, "http.client.HTTPMessage"]]
+
+
+@pytest.fixture
+def example(tmp_path: Path, redis_url: str) -> Path:
+    """A folder with the README's tasks.py and the page's web.py, on this test's server."""
+    tasks = re.sub(r"redis://localhost:6379/\d", redis_url, block_with(README, "# tasks.py"))
+    (tmp_path / "tasks.py").write_text(tasks)
+    page = (ROOT / "docs/asyncio.md").read_text()
+    (tmp_path / "web.py").write_text(block_with(page, "# web.py"))
+    return tmp_path
+
+
+@pytest.fixture
+def post(example: Path) -> Iterator[Post]:
+    port = free_port()
+    server = Process(
+        [sys.executable, "-m", "uvicorn", "web:web", "--port", str(port)],
+        env={"PYTHONPATH": f"{example}{os.pathsep}{ROOT}"},
+        name="uvicorn",
+        cwd=example,
+    )
+
+    def post(path: str) -> tuple[int, Any, http.client.HTTPMessage]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        connection.request("POST", path)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read()), response.headers
+
+    server.start()
+    try:
+        server.wait_for_log("Uvicorn running")
+        yield post
+        server.terminate()
+        server.wait_for_log("Finished server process")
+    finally:
+        server.kill_group()
+        print(server.log)
+
+
+@pytest.fixture
+def holder(redis_url: str) -> Iterator[Celery]:
+    """Another process's app, as the locks see it."""
+    app = Celery("holder", broker=redis_url, backend=redis_url, set_as_current=False)
+    yield app
+    Runtime.of(app).close()
+    app.close()
+
+
+def test_requests_for_one_key_take_turns_or_get_409_and_an_unrelated_one_is_not_delayed(
+    post: Post, holder: Celery, redis_client: redis.Redis
+) -> None:
+    database = str(redis_client.connection_pool.connection_kwargs["db"])
+
+    def blocked() -> int:
+        clients = redis_client.client_list()
+        return sum(client["cmd"] == "blpop" and client["db"] == database for client in clients)
+
+    with ThreadPoolExecutor(2) as clients:
+        with hold("account:1", scope="tasks.sync", app=holder) as lease:
+            waiting = [clients.submit(post, "/accounts/1/close?wait=60") for _ in range(2)]
+            wait_until(lambda: blocked() == 2, "both requests wait")
+            status, answer, headers = post("/accounts/1/close")
+            assert (status, headers["Retry-After"]) == (409, "2")
+            assert answer["holder"]["task_id"] == lease.token.task_id
+            assert post("/accounts/2/close")[0] == 200
+            assert not any(request.done() for request in waiting)
+        done = [request.result(PATIENCE) for request in waiting]
+    assert [status for status, *_ in done] == [200, 200]
+    first, second = sorted((answer for _, answer, _ in done), key=lambda answer: answer["began"])
+    assert lease.fence < first["fence"] < second["fence"]
+    assert first["ended"] <= second["began"]
+
+
+def test_two_requests_publish_one_message(post: Post, redis_client: redis.Redis) -> None:
+    first, second = (post("/accounts/7/sync") for _ in range(2))
+    assert (first[0], second[0]) == (202, 202)
+    assert first[1] == second[1]
+    assert redis_client.llen("celery") == 1
