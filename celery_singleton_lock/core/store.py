@@ -249,11 +249,12 @@ class Call:
 
     Attributes:
         task: The call's task (``Token.task``).
-        called_at: Seconds since the epoch, on the publisher's clock.
+        called_at: Seconds since the epoch, on the publisher's clock; None: to be set to the time at
+            which the call is noted.
     """
 
     task: str
-    called_at: float
+    called_at: float | None
 
     @property
     def task_id(self) -> str:
@@ -262,7 +263,7 @@ class Call:
 
     def is_newer_than(self, other: Call) -> bool:
         """Whether this is another call, made later. Of two at the same time, one is the newer."""
-        if self.task == other.task:
+        if self.task == other.task or self.called_at is None or other.called_at is None:
             return False
         return (self.called_at, self.task) > (other.called_at, other.task)
 
@@ -498,8 +499,9 @@ class Store(ABC):
     def note_call(self, key: str, call: Call, /, *, ttl: float, timeout: float) -> Call:
         """Note ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
 
-        A newer call that is noted stays. For the newest call, a reservation of ``key`` for the
-        retry of another one is deleted, and a client that waits for ``key`` is woken.
+        A newer call that is noted stays. A time of the call in the future becomes now. For the
+        newest call, a reservation of ``key`` for the retry of another one is deleted, and a client
+        that waits for ``key`` is woken.
         """
         return call
 

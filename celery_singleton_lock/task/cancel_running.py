@@ -12,8 +12,9 @@ Guarantees
     a call that was cancelled does not run again after its worker was killed.
 
 Non-guarantees
-    An order of calls from hosts whose clocks differ by more than the time between the calls. A
-    message without this library's header (``send_task`` by name) has the time of its arrival.
+    An order of calls if the clocks of their hosts, or that of the store, differ by more than the
+    time between the calls. A message without this library's header (``send_task`` by name) has the
+    time of its arrival.
     An end of a body that swallows the interruption, or of a holder without this option. The newer
     call waits for it until its timeout.
 """
@@ -25,7 +26,6 @@ from collections.abc import Callable
 from ..core.heartbeat import timeout_for
 from ..core.lease import Kind, Lease, Token
 from ..core.store import HANDOFF_TASK, Call, Refused
-from ..publish.header import Delivery
 from ..runtime import Runtime
 
 
@@ -33,17 +33,15 @@ class CallOrder:
     """The place of one delivery's call among the calls for its key.
 
     Attributes:
-        called_at: Time of the call in seconds since the epoch.
+        called_at: Time of the call in seconds since the epoch; None: unknown before it is noted.
         newer: A newer call, which takes the place of this one; None: none is known.
     """
 
     newer: Call | None = None
 
-    def __init__(self, runtime: Runtime, key: str, delivery: Delivery, ttl: float) -> None:
+    def __init__(self, runtime: Runtime, key: str, called_at: float | None, ttl: float) -> None:
         self._runtime, self._key, self._timeout = runtime, key, timeout_for(ttl)
-        # A publisher whose clock is ahead must not cancel calls that are made after this one.
-        now = runtime.clock.wall()
-        self.called_at = min(delivery.called_at or now, now)
+        self.called_at = called_at
 
     def note(self, token: Token) -> None:
         """Note this call as the newest, or find the newer one.
@@ -51,11 +49,18 @@ class CallOrder:
         Raises:
             StoreError: The store refuses, or does not answer.
         """
-        self._call = Call(task=token.task, called_at=self.called_at)
-        runtime, ttl = self._runtime, self._runtime.settings.marker_ttl
-        self._compare(
-            runtime.store.note_call(self._key, self._call, ttl=ttl, timeout=self._timeout)
-        )
+        call = Call(task=token.task, called_at=self.called_at)
+        store, ttl = self._runtime.store, self._runtime.settings.marker_ttl
+        newest = store.note_call(self._key, call, ttl=ttl, timeout=self._timeout)
+        if newest.task != token.task:
+            self.newer = newest
+            return
+        self._call, self.called_at = newest, newest.called_at
+
+    def made_later(self) -> float:
+        """Seconds by which the newer call was made later; 0.0 if that is unknown."""
+        newer = self.newer and self.newer.called_at
+        return round(newer - self.called_at, 3) if newer and self.called_at else 0.0
 
     def watch(self, lease: Lease, within: float, interrupt: Callable[[], None]) -> None:
         """Look for a newer call every ``within`` seconds while the lease is renewed.
@@ -67,15 +72,11 @@ class CallOrder:
         """
 
         def on_newest(newest: Call) -> None:
-            if self.newer is None and self._compare(newest):
+            if self.newer is None and newest.is_newer_than(self._call):
+                self.newer = newest
                 interrupt()
 
         self._runtime.locker.heartbeat.watch(lease, within, on_newest)
-
-    def _compare(self, newest: Call) -> bool:
-        if newest.is_newer_than(self._call):
-            self.newer = newest
-        return self.newer is not None
 
 
 def is_retrys(refused: Refused) -> bool:

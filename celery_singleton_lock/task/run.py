@@ -65,7 +65,6 @@ from ..core.locker import Locker, Waiter, backoff
 from ..core.store import (
     Acquire,
     Admit,
-    Call,
     ClaimChange,
     Mark,
     MarkerState,
@@ -294,7 +293,10 @@ class TaskRun:
         """
         request, rule = self._operation(), self.policy.on_conflict
         locker = self._locker = self.runtime.locker
-        order = self._make_order() if rule.action is ConflictAction.CANCEL_RUNNING else None
+        if rule.action is ConflictAction.CANCEL_RUNNING:
+            called_at = self.delivery.called_at
+            self._order = CallOrder(self.runtime, self.key, called_at, self.policy.ttl)
+        order = self._order
         waits = order is not None or rule.action is ConflictAction.WAIT
         waiter = Waiter(locker, request) if waits else None
         waited, failures, reported = 0.0, 0, False
@@ -337,7 +339,7 @@ class TaskRun:
                         order.note(self.delivery.token)
                         if order.newer is not None:
                             waiter.leave()  # before the next release may hand over
-                            self._end_cancelled(order.newer)
+                            self._end_cancelled(order)
                     if waiter is None or conflict.outcome is not Outcome.WAIT:
                         return self._refuse(conflict, reply)
                     if not reported:  # only once, because the wait may be long
@@ -370,12 +372,6 @@ class TaskRun:
         record = self.runtime.store.admit(claim, timeout=MAX_TIMEOUT)
         return Refused(relation=Relation.OTHER, record=record) if record else None
 
-    def _make_order(self) -> CallOrder:
-        self._order = order = CallOrder(self.runtime, self.key, self.delivery, self.policy.ttl)
-        # A copy, and a retry that the body publishes, keep the time of the call.
-        self.delivery = replace(self.delivery, called_at=order.called_at)
-        return order
-
     def _begin_as_newest(self, order: CallOrder, request: Acquire, lease: Lease) -> None:
         """Note the call under its ``lease``, and watch for newer ones.
 
@@ -391,21 +387,23 @@ class TaskRun:
             self._locker.forget(request)
             raise
         if order.newer is not None:
-            self._end_cancelled(order.newer, lease)
+            self._end_cancelled(order, lease)
+        # A retry that the body publishes keeps the time of the call.
+        self.delivery = replace(self.delivery, called_at=order.called_at)
         self.request.__dict__[HEADER] = self.delivery.header()
         order.watch(lease, self.policy.on_conflict.within, self._body.interrupt)
 
     def _end_cancelled(
-        self, newer: Call, lease: Lease | None = None, *, started: bool = False
+        self, order: CallOrder, lease: Lease | None = None, *, started: bool = False
     ) -> NoReturn:
-        """End REVOKED because of a ``newer`` call, and release the ``lease`` for it.
+        """End REVOKED because of a newer call, and release the ``lease`` for it.
 
         Raises:
             Ignore: Always.
         """
-        later = newer.called_at - (self.delivery.called_at or 0.0)
-        self._revoke(f"cancelled by the newer call {newer.task_id}, made {later:.3f} s later")
-        self._emit(EventName.CANCELLED, by=newer.task_id, started=started, later=round(later, 3))
+        by, later = order.newer and order.newer.task_id, order.made_later()
+        self._revoke(f"cancelled by the newer call {by}, made {later:.3f} s later")
+        self._emit(EventName.CANCELLED, by=by, started=started, later=later)
         if lease is not None:
             min_hold = self.policy.min_hold if started else 0.0
             release = Release.of(lease, self._freed_claim(), min_hold=min_hold)
@@ -594,10 +592,9 @@ class TaskRun:
                 self._release_early(lease, Release.of(lease))
             raise
         except BaseException as error:
-            if (newer := self._newer()) and (
-                isinstance(error, Exception) or is_loss(error, interrupted=True)
-            ):
-                self._end_cancelled(newer, lease, started=True)
+            order = self._cancelled()
+            if order and (isinstance(error, Exception) or is_loss(error, interrupted=True)):
+                self._end_cancelled(order, lease, started=True)
             if lease.lost and is_loss(error, interrupted=self._body.fired):
                 return self._interrupted(lease)
             if isinstance(error, Exception):
@@ -605,14 +602,14 @@ class TaskRun:
             raise
         finally:
             held_lease.reset(reset)
-        if self._order is not None and (newer := self._newer()):
-            self._end_cancelled(newer, lease, started=True)  # the body swallowed the interruption
+        if self._order and self._order.newer:  # the body swallowed the interruption
+            self._end_cancelled(self._order, lease, started=True)
         self._ended(lease, failed=False)
         return result
 
-    def _newer(self) -> Call | None:
-        """The newer call that has cancelled this one; None: none."""
-        return self._order.newer if self._order else None
+    def _cancelled(self) -> CallOrder | None:
+        """The order in which a newer call has taken the place of this one; None: none has."""
+        return self._order if self._order and self._order.newer else None
 
     def _store_started(self) -> None:
         """Store the state STARTED for ``track_started``, just before the body runs."""
@@ -721,7 +718,7 @@ class TaskRun:
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
-        if retry_in is not None and self.policy.hold_on_retry and not self._newer():
+        if retry_in is not None and self.policy.hold_on_retry and not self._cancelled():
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
 

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
 from celery_singleton_lock.core.store import HANDOFF_TASK, Call, Store
@@ -26,7 +27,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[RedisStore]:
         yield store
 
 
-def note(store: Store, key: str, task: str, called_at: float) -> Call:
+def note(store: Store, key: str, task: str, called_at: float | None) -> Call:
     call = Call(task=task, called_at=called_at)
     return store.note_call(key, call, ttl=LONG, timeout=TIMEOUT)
 
@@ -45,6 +46,18 @@ def test_a_call_is_replaced_by_a_newer_one_only(store: RedisStore) -> None:
     assert not first.is_newer_than(newer)
     assert note(store, key, "b+1", first.called_at) == newer
     assert store.newest_calls([new_key(), key], timeout=TIMEOUT) == [None, newer]
+
+
+def test_a_call_from_the_future_or_of_an_unknown_time_is_made_now(store: RedisStore) -> None:
+    key, other = new_key(), new_key()
+    ahead = note(store, key, "ahead", 1e10)
+    assert ahead.called_at == pytest.approx(SystemClock().wall(), abs=5)
+    assert note(store, key, "unknown", None).task == "unknown"
+    assert note(store, key, "ahead", ahead.called_at).task == "unknown"
+    # The server's clock was set back, so that a noted call lies in its future.
+    value = "9999999999.000000 future"
+    store._connections.run([("SET", Keyspace.newest_call(other), value)], TIMEOUT)
+    assert note(store, other, "next", 1e9).task == "next"
 
 
 def test_the_newest_call_replaces_the_reservation_of_another_calls_retry(store: RedisStore) -> None:

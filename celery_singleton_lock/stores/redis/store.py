@@ -227,7 +227,8 @@ class RedisStore(Store):
     def note_call(self, key: str, call: Call, *, ttl: float, timeout: float) -> Call:
         queue = Keyspace.wait_queue(key)
         keys = [Keyspace.newest_call(key), key, queue, f"{queue}!"]
-        arguments = [repr(call.called_at), call.task, scripts.milliseconds(ttl)]
+        at = "" if call.called_at is None else repr(call.called_at)
+        arguments = [at, call.task, scripts.milliseconds(ttl)]
         command = scripts.NEWEST_CALL.command(keys, arguments)
         return _call(_repeated(self._run, command, timeout))
 
