@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import statistics
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -14,9 +13,8 @@ from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.lease import Holder, Lease, Token
 from ..core.store import RENEWED, Acquire, Granted, Relation, Release
 from ..errors import SettingsError, StoreError, StoreUnavailable
-from ..publish.claim import RPC_CURE
 from ..runtime import IN_MEMORY, singleton_tasks
-from ..worker.bootstep import check_results, check_tasks
+from ..worker.bootstep import check_results, check_tasks, names_of
 from .context import Context, Findings, error, note, ok, warning
 from .servers import is_slow
 
@@ -165,8 +163,8 @@ def check_policies(context: Context) -> Findings:
         yield error("tasks", str(exc), "no worker starts before this is corrected")
         return
     yield ok("tasks", f"{len(tasks)} with a lock")
-    if problem := check_results(context.app):
-        yield warning("tasks", problem, RPC_CURE)
+    for problem, remedy in check_results(context.app):
+        yield warning("tasks", problem, remedy)
 
 
 def check_timeouts(context: Context) -> Findings:
@@ -176,14 +174,14 @@ def check_timeouts(context: Context) -> Findings:
         return
     # check_policies reports the other tasks.
     tasks = [task for task in singleton_tasks(context.app) if task.name in ttls]
-    if names := _named(task for task in tasks if ttls[task.name] > timeout):
+    if names := names_of(task for task in tasks if ttls[task.name] > timeout):
         yield warning(
             "timeouts",
             f"ttl is longer than visibility_timeout ({timeout:g} s) of {names}: a dead worker's "
             "message comes back while its lease still stands, and waits",
             "a ttl below visibility_timeout",
         )
-    if names := _named(t for t in tasks if t.acks_late and _time_limit(t) > timeout):
+    if names := names_of(t for t in tasks if t.acks_late and _time_limit(t) > timeout):
         yield note(
             "timeouts",
             f"acks_late, with a time limit above visibility_timeout ({timeout:g} s) or none: "
@@ -195,7 +193,3 @@ def check_timeouts(context: Context) -> Findings:
 
 def _time_limit(task: Any) -> float:
     return float(task.time_limit or task.app.conf.task_time_limit or "inf")
-
-
-def _named(tasks: Iterable[Any]) -> str:
-    return ", ".join(task.name for task in tasks)

@@ -7,7 +7,7 @@ only be logged. Importing this module imports what bodies need, before the pool 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from ..core.lease import Holder, Token
 from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import Monitor
-from ..policy import ConflictAction, Policy, check_claim_options
+from ..policy import ConflictAction, OnDuplicate, Policy, Unique, check_claim_options, seconds
 from ..publish.claim import RPC_CURE, sends_results_to_first_caller
 from ..publish.header import mint_nonce
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
@@ -74,8 +74,8 @@ class SingletonStep(bootsteps.StartStopStep):
             for task in singleton_tasks(app):
                 task.preload()
                 _warn_of_durations(task.name, task.singleton_policy(), runtime.settings)
-            if problem := check_results(app):
-                _warn(f"{problem}. {RPC_CURE}")
+            for problem, remedy in check_results(app):
+                _warn(f"{problem}. {remedy}")
             _check_store(runtime)
 
     def start(self, worker: Any) -> None:
@@ -158,20 +158,37 @@ def _warn(text: str) -> None:
     logger.warning("singleton: %s", text)
 
 
-def check_results(app: Celery) -> str:
-    """A warning about tasks whose duplicates get results that never arrive; empty if none."""
-    names = [
-        task.name
-        for task in singleton_tasks(app)
-        if sends_results_to_first_caller(app, task, task.singleton_policy(), {})
-    ]
-    if not names:
-        return ""
+def check_results(app: Celery) -> Iterator[tuple[str, str]]:
+    """Yield problem and remedy of tasks whose duplicates get results that never arrive."""
+    policies = [(task, task.singleton_policy()) for task in singleton_tasks(app)]
+    if names := names_of(t for t, p in policies if sends_results_to_first_caller(app, t, p, {})):
+        yield (
+            f'{names}: on_duplicate="return_existing" gives every caller the result of the first '
+            "call, but rpc:// delivers it only to the process and thread of that call: anywhere "
+            "else .get() waits for ever",
+            RPC_CURE,
+        )
+    expires = seconds("result_expires", app.conf.result_expires or 0) or float("inf")
+    if names := names_of(t for t, p in policies if _outlasts_its_result(t, p, expires)):
+        yield (
+            f"{names}: unique_for is longer than result_expires ({expires:g} s). At the end of "
+            "such a period, a duplicate's caller gets a result that the backend has deleted: "
+            ".get() waits for ever",
+            'Raise result_expires, or set on_duplicate="skip" or "raise".',
+        )
+
+
+def _outlasts_its_result(task: Any, policy: Policy, expires: float) -> bool:
     return (
-        f'{", ".join(names)}: on_duplicate="return_existing" gives every caller the result of the '
-        "first call, but rpc:// delivers it only to the process and thread of that call: anywhere "
-        "else .get() waits for ever"
+        policy.unique is Unique.UNTIL_EXPIRED
+        and policy.on_duplicate is OnDuplicate.RETURN_EXISTING
+        and policy.unique_for > expires
+        and not task.ignore_result
     )
+
+
+def names_of(tasks: Iterable[Any]) -> str:
+    return ", ".join(task.name for task in tasks)
 
 
 def _check_store(runtime: Runtime) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -293,6 +294,26 @@ def test_results_that_reach_the_first_caller_alone_are_told(server: PrivateServe
     assert finding.severity is Severity.WARNING
     assert "checked.work" in finding.text
     assert "rpc://" in finding.text
+
+
+@pytest.mark.parametrize("days", [2, timedelta(days=2)], ids=["number", "timedelta"])
+def test_a_period_that_outlasts_its_results_is_a_finding(server: PrivateServer, days: Any) -> None:
+    period = {"unique": "until_expired", "unique_for": timedelta(days=1.5)}
+    app = app_on(server.url(), **period)
+    _, finding = found(app, "tasks")
+    assert finding.severity is Severity.WARNING
+    assert "checked.work: unique_for is longer than result_expires (86400 s)" in finding.text
+    assert "on_duplicate" in finding.remedy
+    for options, expires in (
+        (period, days if isinstance(days, timedelta) else days * 86400),
+        (period, None),
+        (period | {"ignore_result": True}, 60),
+        (period | {"on_duplicate": "skip"}, 60),
+        ({"unique": "until_done", "unique_for": 600}, 60),
+    ):
+        app = app_on(server.url(), **options)
+        app.conf.result_expires = expires
+        assert [one.severity for one in found(app, "tasks")] == [Severity.OK]
 
 
 def test_an_app_without_singleton_tasks_is_probably_the_wrong_one(server: PrivateServer) -> None:
