@@ -40,7 +40,7 @@ from ..core.locker import Waiter
 from ..core.store import Refused
 from ..core.threads import running_task
 from ..runtime import Runtime
-from .context import Block, Steps
+from .context import Block, Steps, Wait
 
 
 class AsyncBlock:
@@ -51,7 +51,7 @@ class AsyncBlock:
         app: The app whose store is used.
 
     Raises:
-        RuntimeError: There is no running task of asyncio.
+        RuntimeError: There is no running task of asyncio, or ``block`` has begun before.
     """
 
     __slots__ = (
@@ -61,6 +61,7 @@ class AsyncBlock:
 
     def __init__(self, block: Block, app: Celery) -> None:
         self._task = running_task(f"async with hold({block.key!r})")
+        block.begin()
         self._loop = self._task.get_loop()
         self._threads = Runtime.of(app).commands
         self._block, self._app = block, app
@@ -73,7 +74,7 @@ class AsyncBlock:
         """Acquire the lease."""
         steps = self._block.acquire(self._app, self._on_lost)
         try:
-            while (wait := await self._run(next, steps, None)) is not None:
+            while (wait := await self._run(_step, steps)) is not None:
                 await self._wait(*wait)
         except BaseException:
             self._undo(steps)
@@ -132,13 +133,12 @@ class AsyncBlock:
         """As `Waiter.wait`, without a thread while nothing happens."""
         clock = waiter.clock
         until = clock.now() + waiter.pause(refused, longest)
-        while waiter.queues(refused):
-            await self._run(waiter.look, 0.0)  # joins the queue, and later reads the reply
-            left = until - clock.now()
-            if waiter.woken or left <= 0:
+        while waiter.queues(refused) and not waiter.woken:
+            if not await _is_readable(waiter.fileno(), until - clock.now()):
                 return
-            await _readable(waiter.fileno(), left)
-        await clock.pause(until - clock.now())
+            await self._run(waiter.look, 0.0)
+        if not waiter.woken:
+            await clock.pause(until - clock.now())
 
     def _undo(self, steps: Steps) -> None:
         """Leave the queue and release the lease, after the reply to the request in flight.
@@ -166,7 +166,17 @@ class AsyncBlock:
             self._task.cancel()
 
 
-async def _readable(descriptor: int | None, seconds: float) -> None:
+def _step(steps: Steps) -> Wait | None:
+    """The next wait, after the client has joined the queue; None: the lease is acquired."""
+    wait = next(steps, None)
+    if wait is not None:
+        waiter, refused, _ = wait
+        if waiter.queues(refused):
+            waiter.look(0.0)
+    return wait
+
+
+async def _is_readable(descriptor: int | None, seconds: float) -> bool:
     """Wait at most ``seconds`` until ``descriptor``, if there is one, has data."""
     arrived = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -174,9 +184,9 @@ async def _readable(descriptor: int | None, seconds: float) -> None:
         loop.add_reader(descriptor, arrived.set)
     try:
         async with asyncio.timeout(seconds):
-            await arrived.wait()
+            return await arrived.wait()
     except TimeoutError:
-        pass
+        return False
     finally:
         if descriptor is not None:
             loop.remove_reader(descriptor)

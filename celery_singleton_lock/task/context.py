@@ -58,8 +58,8 @@ Steps: TypeAlias = Generator[Wait, None, None]
 class Block:
     """The lease of one block of ``hold()``, from its acquisition to its release.
 
-    Its owner runs the steps of :meth:`acquire` and waits between them. :meth:`enter` and
-    :meth:`leave` belong into the context of the block, the other steps may run on any thread.
+    Its owner runs the steps of :meth:`acquire` and waits between them, on any thread, and so it
+    does with :meth:`release`. :meth:`enter` and :meth:`leave` belong into the block's own context.
 
     Args:
         key: The part after the scope.
@@ -75,8 +75,12 @@ class Block:
         self._unused = True
         self.key, self.scope, self.ttl, self.longest = key, scope, ttl, longest
 
-    def acquire(self, app: Celery, on_lost: OnLost = lambda lease: None) -> Steps:
-        """Acquire the lease, or re-enter it; yields before each wait for another holder."""
+    def begin(self) -> None:
+        """Begin, once.
+
+        Raises:
+            RuntimeError: The block has begun before.
+        """
         try:
             del self._unused  # one step of the interpreter: two threads can't both succeed
         except AttributeError:
@@ -84,6 +88,9 @@ class Block:
                 f"hold({self.key!r}) is good for one block, and was entered before. Create one "
                 "for each block; as a decorator it does so for each call."
             ) from None
+
+    def acquire(self, app: Celery, on_lost: OnLost = lambda lease: None) -> Steps:
+        """Acquire the lease, or re-enter it; yields before each wait for another holder."""
         runtime = Runtime.of(app, eager=bool(app.conf.task_always_eager))
         full_key = runtime.keyspace.lock(self.scope, self.key)
         if (held := held_here(full_key)) is not None:

@@ -68,6 +68,7 @@ class hold:
         block = self._block
         if block.longest:
             _refuse_event_loop(block.key)
+        block.begin()
         # A wait may be interrupted: the client leaves the queue before the exception is handled.
         with closing(block.acquire(real_app(self._app))) as steps:
             for waiter, refused, left in steps:

@@ -192,13 +192,17 @@ def test_a_wait_on_a_manual_clock_ends(app: Celery, singleton_store: SingletonSt
 
 
 def test_an_object_is_good_for_one_block(app: Celery, store: GatedStore) -> None:
+    async def again(block: hold) -> None:
+        async with block:
+            raise AssertionError("entered twice")
+
     async def main() -> None:
         block = hold("k", scope="s", app=app)
-        async with block:
+        async with block as lease:
             with pytest.raises(RuntimeError, match="good for one block"):
-                async with block:
-                    raise AssertionError("entered twice")
-            assert store.held()
+                await asyncio.create_task(again(block))
+            await asyncio.sleep(0.05)  # the refused block has nothing to release
+            lease.check()
         with pytest.raises(RuntimeError, match="good for one block"):
             async with block:
                 raise AssertionError("entered twice")
