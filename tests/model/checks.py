@@ -57,6 +57,9 @@ _DONE_ONCE = "over["
 _RESERVED = "between=="
 _KEPT = "done["
 _FOREVER = "acceptance cycle"
+_IN_ORDER = "began[1]"
+
+_CANCELS = ("FAULTS=1", "CANCELS")
 
 
 def _refuted(claim: str, model: Path, violated: str, *definitions: str) -> Check:
@@ -90,6 +93,13 @@ CHECKS = (
     Check("waiting: nobody waits in vain", _LINE, ("LIVENESS",), search=Search.FAIR),
     Check("deliveries, conflicts wait: 1 fault", _DELIVERY, ("FAULTS=1",)),
     Check("deliveries, conflicts skip: 2 faults", _DELIVERY, ("FAULTS=2", "SKIPS")),
+    Check("newest call: 2 faults", _DELIVERY, ("FAULTS=2", "CANCELS")),
+    Check(
+        "newest call: every job ends",
+        _DELIVERY,
+        ("FAULTS=1", "CANCELS", "LIVENESS"),
+        search=Search.FAIR,
+    ),
     Check("every job is done", _DELIVERY, ("FAULTS=1", "SKIPS", "LIVENESS"), search=Search.FAIR),
     _refuted("release without owner check", _LEASE, _EXCLUSION, "NO_OWNER_CHECK"),
     _refuted("no local deadline", _LEASE, _EXCLUSION, "NO_DEADLINE"),
@@ -174,6 +184,8 @@ CHECKS = (
         "RELEASE_ON_ANNOUNCEMENT",
         "FAULTS=1",
     ),
+    _refuted("a newer call does not wait", _DELIVERY, _ONE_BODY, *_CANCELS, "TAKES_OVER"),
+    _refuted("only a refused call is noted", _DELIVERY, _IN_ORDER, *_CANCELS, "NOTED_IF_REFUSED"),
     # Not promised, and so to be found as well: else the models would promise too much.
     _refuted(
         "exclusion while a store forgets", _LEASE, _EXCLUSION, "EXCLUSION_OVER_LOSS", "LOSSES=1"

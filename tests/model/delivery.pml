@@ -13,11 +13,15 @@
  * prefetch, or for a broker that takes no copy) is among the behaviours only with SLOW_TO_BEGIN: then
  * its second delivery may begin and die, and the first one be skipped.
  *
+ * With CANCELS the policy is on_conflict="cancel_running", and the second job is the newer call: it is
+ * noted as the newest, the holder looks for it, and the first job ends REVOKED if it has not ended before.
+ * The newest call waits in its child until the key is free; its timeout is not among the behaviours.
+ *
  * The comment before an action names the functions that implement it, in brackets; [environment]
  * marks what happens to the protocol. FAULTS is the number of faults in a run.
  *
  * Must-fail variants, each a protection taken out: NO_NONCE, NO_MARKER, NO_ORDINAL, NO_RESERVATION,
- * ACK_FIRST, SKIP_STARTED, RELEASE_ON_ANNOUNCEMENT, TWIN_TAKES_ALL.
+ * ACK_FIRST, SKIP_STARTED, RELEASE_ON_ANNOUNCEMENT, TWIN_TAKES_ALL, TAKES_OVER, NOTED_IF_REFUSED.
  */
 
 #define CHILDREN 2
@@ -41,6 +45,9 @@
 #define DOOMED 9 /* the hard limit was announced, the body still runs */
 #define DEAD 10
 #define MARKING 11 /* released, the result is stored; "done" is next */
+#define GRANTED 12 /* with CANCELS: noting the call is next */
+#define REFUSED 13 /* the same, and another job has the key */
+#define CANCELLED 14 /* before the body; REVOKED is stored */
 
 /* A message. */
 #define NONE 0
@@ -95,6 +102,11 @@ byte key_job;
 bit key_attempt;
 byte key_nonce; /* the child whose delivery has it, 1 and up; 0: a delivery that has ended */
 Marker marker[JOBS * ATTEMPTS];
+
+#ifdef CANCELS
+byte newest; /* the job (1 and up) that is noted as the newest call; 0: none */
+#define IS_OLDER (newest > MY(job) + 1)
+#endif
 
 byte faults = FAULTS;
 
@@ -393,18 +405,93 @@ end:
         assert(!ANY(RUNS));
         assert(!over[MY_ATTEMPT]);
         grant();
+        child[me].trusts = 1;
+#ifdef CANCELS
+        child[me].at = GRANTED
+#else
         began[MY(job)] = 1;
         child[me].started = 1;
-        child[me].trusts = 1;
         child[me].at = BODY
+#endif
       :: met == DROPPED -> child[me].at = LEAVING
       :: met == EARLIER || met == TWIN -> put_back(1)
+#ifdef CANCELS
+      :: met == OTHER -> child[me].at = REFUSED
+#else
       :: met == OTHER && IS_SKIPPED ->
         done[MY(job)] = (began[MY(job)] -> done[MY(job)] : 1); /* work that began is not ended by a skip */
         child[me].at = LEAVING
       :: met == OTHER && !IS_SKIPPED -> put_back(child[me].started)
+#endif
       fi;
       met = 0 }
+
+#ifdef CANCELS
+  /* The call is noted as the newest, and the body begins; or there is a newer call. [task/run.py TaskRun._begin_as_newest] [task/cancel_running.py CallOrder.note] [stores/redis/lua/newest_call.lua] */
+  :: d_step { child[me].at == GRANTED ->
+      if
+#ifdef NOTED_IF_REFUSED
+      :: true ->
+#else
+      :: IS_OLDER ->
+        done[MY(job)] = 1;
+        child[me].at = CANCELLED
+      :: !IS_OLDER ->
+        newest = MY(job) + 1;
+#endif
+        /* An older call never begins after a newer one. */
+        assert(MY(job) > 0 || !began[1]);
+        began[MY(job)] = 1;
+        child[me].started = 1;
+        child[me].at = BODY
+      fi }
+
+  /* No reply to the note: the lease is released, and the message put back. [task/run.py TaskRun._begin_as_newest] [task/run.py TaskRun._retain] */
+  :: d_step { child[me].at == GRANTED && faults > 0 ->
+      faults--;
+      release(FREE, UNKNOWN);
+      met = 0;
+      put_back(child[me].started) }
+
+  /* The lease of a call that did not begin is released. [task/run.py TaskRun._end_cancelled] */
+  :: d_step { child[me].at == CANCELLED ->
+      release(FREE, UNKNOWN);
+      leave_soon() }
+
+  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/run.py TaskRun._acquire] [task/cancel_running.py CallOrder.note] [task/cancel_running.py is_retrys] [stores/redis/lua/newest_call.lua] */
+  :: d_step { child[me].at == REFUSED ->
+      if
+      :: IS_OLDER ->
+        done[MY(job)] = 1;
+        child[me].at = LEAVING
+      :: !IS_OLDER ->
+        newest = MY(job) + 1;
+        if
+#ifdef TAKES_OVER
+        :: kind != FREE && key_job != MY(job) ->
+#else
+        :: kind == RESERVED && key_job != MY(job) ->
+#endif
+          between = 0;
+          free_key()
+        :: else
+        fi;
+        if
+        :: child[me].started -> put_back(1)
+        :: !child[me].started -> child[me].at = ARRIVED
+        fi
+      fi }
+
+  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._look] [task/cancel_running.py CallOrder.watch] [task/run.py TaskRun._end_cancelled] */
+  :: d_step { child[me].at == BODY && child[me].trusts && IS_OLDER ->
+      done[MY(job)] = 1;
+      child[me].at = STORED }
+
+  /* The body raised Retry after that: the key is not reserved. [task/run.py TaskRun._final_release] */
+  :: d_step { child[me].at == RETRYING && child[me].trusts && IS_OLDER ->
+      release(FREE, DONE);
+      leave_soon() }
+#endif
 
   /* No reply, also not to the release by token: the message is put back. [task/run.py TaskRun._acquire] [task/run.py TaskRun._put_back] */
   :: d_step { child[me].at == ARRIVED && faults > 0 ->
