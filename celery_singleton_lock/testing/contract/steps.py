@@ -41,7 +41,7 @@ HOLDER = Holder(
     worker="celery@höst one",
     pid=4711,
     since=17e8,
-    process="ljpG_sF0i65370",
+    process="elsewhere65370",
 )
 ODD_TASK_IDS = (
     "with some blanks",
