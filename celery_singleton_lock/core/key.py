@@ -200,6 +200,10 @@ class Keyspace:
         """Whether the claim ``name`` is one of :meth:`period`."""
         return _PERIOD in name
 
+    def checked_period(self, name: Any) -> str:
+        """``name``, read from a message and not trusted; empty if it can't be a period's claim."""
+        return str(name) if self.is_claim(name) and self.is_period(name) else ""
+
     def is_claim(self, name: Any) -> bool:
         """Whether ``name``, read from a message and not trusted, can be a claim of this prefix."""
         start = f"csl:{{{self.prefix}:"

@@ -145,7 +145,7 @@ class TaskRun:
         if delivery.claim is not None and not self.eager:
             self.claim = Claim.from_header(delivery.claim, runtime.keyspace)
         if delivery.period is not None and not self.eager and not delivery.started:
-            self._period = delivery.period if runtime.keyspace.is_claim(delivery.period) else ""
+            self._period = runtime.keyspace.checked_period(delivery.period)
         self.acks_late = bool(task.acks_late) and not self.eager
         self._body = Body()
         request.__dict__[TASK_RUN] = self

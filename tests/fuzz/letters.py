@@ -169,7 +169,8 @@ class Writer:
         }
         if self._random.random() < 0.5:
             claim[self._random.choice(sorted(claim))] = self.odd()
-        return {"claim": claim if self._random.random() < 0.95 else self.odd()}
+        period = {"period": claim["key"]} if self._random.random() < 0.2 else {}
+        return period | {"claim": claim if self._random.random() < 0.95 else self.odd()}
 
     def _beside(self) -> dict[str, Any]:
         """Of other names: what Celery, or this library, makes attributes of the request of."""
