@@ -58,6 +58,7 @@ class Unique(StrEnum):
 
 class OnDuplicate(StrEnum):
     RETURN_EXISTING = "return_existing"
+    REPLACE = "replace"
     SKIP = "skip"
     RAISE = "raise"
 
@@ -317,7 +318,7 @@ class CallOptions(TypedDict, total=False):
     on_conflict: OnConflict | str
     unique: Literal["until_start", "until_done", "until_expired"] | None
     unique_for: float | timedelta
-    on_duplicate: Literal["return_existing", "skip", "raise"]
+    on_duplicate: Literal["return_existing", "replace", "skip", "raise"]
 
 
 OPTIONS: Final = frozenset(f.name for f in fields(Policy) if f.metadata)
@@ -466,6 +467,8 @@ def _check_together(policy: Policy) -> None:
         _check_cancel_running(policy)
     if policy.max_hold is not None and policy.max_hold < policy.min_hold:
         raise ValueError(f"max_hold={policy.max_hold} is shorter than min_hold={policy.min_hold}")
+    if policy.on_duplicate is OnDuplicate.REPLACE:
+        _check_replace(policy)
     retry = policy.on_conflict
     if retry.action is ConflictAction.RETRY and retry.max_delay < retry.delay:
         raise ValueError(
@@ -484,4 +487,17 @@ def _check_cancel_running(policy: Policy) -> None:
         raise ValueError(
             f'{where} with unique="until_done": no equal call is published while one runs, so none '
             "would ever be cancelled; drop unique"
+        )
+
+
+def _check_replace(policy: Policy) -> None:
+    if policy.unique not in (None, Unique.UNTIL_START):
+        raise ValueError(
+            f'on_duplicate="replace" with unique="{policy.unique}": a body that runs can\'t get '
+            'other arguments. Use unique="until_start", or another on_duplicate'
+        )
+    if policy.unique and policy.on_store_error is OnStoreError.RUN:
+        raise ValueError(
+            'on_duplicate="replace" with on_store_error="run": the newest arguments are in the '
+            'store, so a body can\'t run without it. Use on_store_error="retry" or "raise"'
         )

@@ -146,6 +146,11 @@ class Keyspace:
         return f"{Keyspace.shard(key)}:done|{attempt}"
 
     @staticmethod
+    def arguments(claim: str, task: str) -> str:
+        """The newest arguments of the message that ``Token.task`` names, beside its ``claim``."""
+        return f"{claim.replace('}:claim|', '}:args|', 1)}|{task}"
+
+    @staticmethod
     def wait_queue(key: str) -> str:
         """The wait queue of ``key`` and all its slots; with ``!`` appended: its handoff tokens."""
         shard, _, name = key.partition("}:")
@@ -310,6 +315,16 @@ class KeyMaker:
     """
 
     __slots__ = ("_binder", "_collector", "_dumps", "_rest", "_signature", "spec")
+
+    @property
+    def names_all(self) -> bool:
+        """Whether calls with one key have the same arguments, as far as ``spec`` shows it."""
+        if not isinstance(self.spec, (str, tuple)):
+            return self.spec is None
+        named = self.spec
+        if isinstance(named, str):
+            named = tuple(str(field) for _, field, _, _ in string.Formatter().parse(named))
+        return set(self._signature.parameters) <= set(named)
 
     def __init__(
         self, spec: KeySpec, signature: inspect.Signature, dumps: Callable[[Any], str]

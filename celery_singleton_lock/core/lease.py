@@ -336,6 +336,8 @@ class Lease:
     shared: SharedDeadline | None = field(default=None, repr=False)
     #: The lease held around this one on the same thread; set with ``task.context.held_lease``.
     outer: Lease | None = field(init=False, repr=False)
+    #: The arguments that the grant returned; set only if the acquire requested them.
+    arguments: bytes | None = field(init=False, repr=False)
     # The rest is set by the heartbeat. A process may have thousands of leases, and a sweep reads
     # their times several times. Therefore the times are stored, not computed.
     due: float = field(init=False, repr=False)  # time of the next renewal

@@ -64,7 +64,7 @@ from .lease import (
     trust_of,
 )
 from .process import is_proven_dead
-from .store import Acquire, Refused, Relation, Release, Store, Trace
+from .store import Acquire, GrantedArguments, Refused, Relation, Release, Store, Trace
 
 # Seconds after an acquire within which a release may be asynchronous. A connection that was idle
 # for longer may be broken, and beside a longer body a round trip does not matter.
@@ -168,6 +168,8 @@ class Locker:
                 hold_until=_FOREVER if max_hold is None else sent + max_hold,
                 claim_key=request.claim.key if request.claim and request.claim.phase else "",
             )
+            if isinstance(reply, GrantedArguments):
+                lease.arguments = reply.arguments
             if self.clock.now() >= lease.valid_until:
                 raise StoreUnavailable(
                     f"the grant of {request.slots[0]!r} arrived after its ttl of {lease.ttl} s"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Final, Protocol, TypeAlias
 
 from ..errors import StoreError
@@ -54,6 +54,11 @@ HANDOFF_TASK: Final = "%waiter"
 NOTE_TTL: Final = 3600.0
 
 
+#: Seconds for which the arguments of a message outlive its claim, because the message may wait in
+#: its queue, or be delivered again after a kill. Brokers wait less for an acknowledgement.
+ARGUMENTS_FOR: Final = 7 * 86400.0
+
+
 class Authorization(StrEnum):
     """The reply to a leader that asks to send a tick; the script replies with the value."""
 
@@ -81,11 +86,14 @@ class ClaimChange:
         key: The claim's key, in the shard of the lease's key.
         phase: The new phase; None: the claim is freed.
         ttl: Seconds.
+        arguments: The key of the message's newest arguments, empty: none. A grant returns them, and
+            a release of the lease deletes them.
     """
 
     key: str
     phase: Phase | None
     ttl: float = 0.0
+    arguments: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +108,8 @@ class Admit:
         instead_of: The name of the task whose stale claim is taken over; empty: none.
         prolongs: Whether the message's own, existing claim gets ``ttl`` again.
         wants_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
+        arguments: The key at which later calls may replace the message's arguments; empty: they
+            can't be replaced. Kept `ARGUMENTS_FOR` longer than the claim.
     """
 
     key: str
@@ -109,6 +119,34 @@ class Admit:
     instead_of: str = ""
     prolongs: bool = True
     wants_ttl: bool = True
+    arguments: str = ""
+
+
+class Replaced(Enum):
+    """The reply to a call that replaces the arguments of a queued message."""
+
+    YES = auto()
+    NOT_QUEUED = auto()  # the claim is gone, or another task's, or its body runs
+    FIXED = auto()  # the arguments of this message can't be replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceArguments:
+    """A request to replace the arguments of the queued message that has a claim.
+
+    Attributes:
+        claim: The claim's key.
+        task: The name of the task that must have the claim (``Token.task``).
+        key: The key of the message's arguments.
+        arguments: The new arguments.
+        ttl: Seconds.
+    """
+
+    claim: str
+    task: str
+    key: str
+    arguments: bytes
+    ttl: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,6 +197,18 @@ class Granted:
     key: str
     fence: int | None
     ttl: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class GrantedArguments(Granted):
+    """The reply to an acquire whose claim names ``arguments``.
+
+    Attributes:
+        arguments: The newest arguments; empty: no call has replaced those of the message; None: the
+            store does not have them.
+    """
+
+    arguments: bytes | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -311,6 +361,8 @@ class Capabilities:
             implemented. ``on_conflict="cancel_running"`` needs them.
         usable_before_fork: Whether a process may use the store and fork later. It may not if the
             client starts threads.
+        replaces_arguments: Whether :meth:`Store.replace_arguments` is implemented, and the fields
+            ``arguments`` of the requests are.
     """
 
     fence: bool
@@ -324,6 +376,7 @@ class Capabilities:
     wakes_waiters: bool = False
     orders_calls: bool = False
     usable_before_fork: bool = False
+    replaces_arguments: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -515,6 +568,13 @@ class Store(ABC):
         None: the store knows no waiting clients.
         """
         return [None] * len(keys)
+
+    def replace_arguments(self, request: ReplaceArguments, /, *, timeout: float) -> Replaced:
+        """Replace the arguments of a queued message; the grant of its lease returns the last ones.
+
+        In one step with the check of the claim: after that grant, the reply is NOT_QUEUED.
+        """
+        return Replaced.FIXED
 
     def problems(self, key: str, /) -> list[str]:
         """Reasons why apps would not see each other's locks with ``key``'s prefix; may be empty."""

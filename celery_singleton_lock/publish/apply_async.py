@@ -19,11 +19,26 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
-from ..policy import CallOptions, ConflictAction, Policy, check_call, merge, suggestion
+from ..policy import (
+    CallOptions,
+    ConflictAction,
+    OnDuplicate,
+    Policy,
+    check_call,
+    merge,
+    suggestion,
+)
 from ..runtime import Runtime
-from .claim import Publication, Send, carry_claim, continues
+from .claim import (
+    Publication,
+    ReplacingPublication,
+    Send,
+    carry_claim,
+    check_replaceable,
+    continues,
+)
 from .header import HEADER, PUBLISHED, add_header
-from .values import stable_rest
+from .values import pack_arguments, stable_rest
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -78,7 +93,7 @@ def publish_call(
     key = _key_of(task, runtime, args or (), kwargs or {}, options)
     if key is None:
         return send(task_id, options)
-    if continues(running, task_id):
+    if running is not None and continues(running, task_id):
         carry_claim(runtime, running.request, header, task.name, key, policy)
         return send(task_id, options)
     publication = Publication(
@@ -92,7 +107,15 @@ def publish_call(
         expires=options.get("expires", task.expires),
         drops_in_canvas=given is not None and "on_duplicate" in given,
     )
-    return publication.run(send) if eager else publication.publish(send)
+    if eager:
+        return publication.run(send)
+    if policy.on_duplicate is OnDuplicate.REPLACE:
+        check_replaceable(task.name, runtime.store, through_others=task.publishes_through_others)
+        serializer = options.get("serializer") or task.serializer
+        dumped = dump_models(task, args or (), kwargs or {}, serializer)
+        arguments = pack_arguments(header["call"], *dumped, serializer, options)
+        publication = ReplacingPublication.of(publication, arguments)
+    return publication.publish(send)
 
 
 def claim_and_send(
@@ -164,6 +187,11 @@ def claim_and_send(
         expires=options.get("expires"),
         drops_in_canvas="on_duplicate" in given,
     )
+    if policy.on_duplicate is OnDuplicate.REPLACE:
+        check_replaceable(name, runtime.store)
+        serializer = options.get("serializer") or app.conf.task_serializer
+        arguments = pack_arguments(header["call"], args, kwargs, serializer, options)
+        publication = ReplacingPublication.of(publication, arguments)
     return publication.publish(send if running is None else _counting(running, send))
 
 

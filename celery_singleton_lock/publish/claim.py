@@ -39,7 +39,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -51,10 +51,10 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.events import Event, EventName
-from ..core.key import Keyspace
+from ..core.key import KeyMaker, Keyspace
 from ..core.lease import Holder, Phase, Record, Token
-from ..core.store import Admit, ClaimChange
-from ..errors import DuplicateTask, StoreError, StoreUnavailable
+from ..core.store import ARGUMENTS_FOR, Admit, ClaimChange, ReplaceArguments, Replaced, Store
+from ..errors import DuplicateTask, SettingsError, StoreError, StoreUnavailable
 from ..policy import OnDuplicate, Policy, Unique, seconds
 from ..runtime import Runtime
 from .values import SkippedResult, skipped_value
@@ -90,6 +90,8 @@ _MAX_CLOCK_DIFFERENCE: Final = 60.0
 _MAX_ORPHANS: Final = 1000
 # The number of results of eager calls that a process keeps for the duplicates of their periods.
 _MAX_EAGER_RESULTS: Final = 1000
+# How often a call tries to replace the arguments of messages that start meanwhile.
+_TRIES_TO_REPLACE: Final = 5
 # Names of the tasks whose rpc:// results this process has warned about.
 _warned: Final[set[str]] = set()
 #: Attribute of a running request that refers to its ``TaskRun``.
@@ -109,6 +111,8 @@ class Claim:
         duplicate: Whether the message was published although another message has the claim.
         lasts: Whether the claim ends with its period only (``until_expired``). No worker changes
             it, so no header contains it.
+        arguments: The name of the later call whose arguments the message has; empty: it has its
+            own, which later calls may replace; None: they can't.
     """
 
     key: str
@@ -116,6 +120,7 @@ class Claim:
     unique_for: float
     duplicate: bool = False
     lasts: bool = False
+    arguments: str | None = None
 
     @classmethod
     def of(cls, policy: Policy, key: str) -> Claim:
@@ -125,12 +130,15 @@ class Claim:
 
     def to_header(self) -> dict[str, Any]:
         """The form in a message's header; :meth:`from_header` reads it."""
-        return {
+        header = {
             "key": self.key,
             "unique": str(self.unique),
             "unique_for": self.unique_for,
             "duplicate": self.duplicate,
         }
+        if self.arguments is not None:
+            header["arguments"] = self.arguments
+        return header
 
     @classmethod
     def from_header(cls, value: Any, keyspace: Keyspace) -> Claim | None:
@@ -139,12 +147,14 @@ class Claim:
             return None  # the common case first: isinstance() with an ABC is slow
         if not isinstance(value, Mapping) or not keyspace.is_claim(value.get("key")):
             return None
+        arguments = value.get("arguments")
         try:
             return cls(
                 key=value["key"],
                 unique=Unique(str(value.get("unique"))),
                 unique_for=seconds("unique_for", value.get("unique_for")),
                 duplicate=value.get("duplicate") is True,
+                arguments=arguments if isinstance(arguments, str) else None,
             )
         except (TypeError, ValueError):
             return None
@@ -297,9 +307,7 @@ class Publication:
 
     def _resolve(self, claim: Claim, existing: Record, send: Send) -> AsyncResult[Any]:
         """Answer a duplicate with the call that has the claim, or publish it as a duplicate."""
-        running = self.runtime.app.current_worker_task
-        is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
-        if _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited):
+        if self._may_answer(existing, claim):
             return self._answer(claim, existing)
         if claim.lasts:
             # The options make a worker of an older version, which would run it, log a warning.
@@ -316,7 +324,17 @@ class Publication:
             return Claim.of(policy, keyspace.claim(self.task, self.key))
         return replace(Claim.of(policy, keyspace.period(self.task, self.key)), lasts=True)
 
-    def _admit(self, claim: Claim, token: Token) -> Record | None:
+    def _leaves_out_arguments(self) -> bool:
+        """Whether calls with one key may have different arguments, if the task's code is here."""
+        key_maker = getattr(self.runtime.app.tasks.get(self.task), "singleton_key_maker", None)
+        return isinstance(key_maker, KeyMaker) and not key_maker.names_all
+
+    def _may_answer(self, existing: Record, claim: Claim) -> bool:
+        running = self.runtime.app.current_worker_task
+        is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
+        return _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited)
+
+    def _admit(self, claim: Claim, token: Token, arguments: str = "") -> Record | None:
         """Take the claim, or return the record of the call that has it."""
         runtime, app = self.runtime, self.runtime.app
         # If both are given, Celery uses the countdown.
@@ -336,12 +354,14 @@ class Publication:
                 expires=0.0 if expires_in is None else wall + expires_in,
             ),
             ttl=claim.admitted_for(delay, expires_in),
-            instead_of=runtime.orphans.get(claim.key, ""),
+            instead_of=runtime.orphans.get(claim.key, "") if runtime.orphans else "",
             prolongs=not claim.lasts,
             wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
+            arguments=arguments,
         )
         existing = _ask(runtime, call)
-        runtime.orphans.pop(claim.key, None)
+        if runtime.orphans:
+            runtime.orphans.pop(claim.key, None)
         if existing is None or claim.lasts or not _gives_way(runtime, existing, call.holder):
             return existing
         return _ask(runtime, replace(call, instead_of=existing.token))
@@ -369,6 +389,8 @@ class Publication:
         # In a period, the store does not know whether the call still runs.
         phase = "published" if claim.lasts else str(existing.phase)
         data = {"outcome": str(on_duplicate), "phase": phase}
+        if on_duplicate is not OnDuplicate.REPLACE and self._leaves_out_arguments():
+            data["arguments"] = "dropped"  # the queued message has those of another call
         runtime.events.emit(Event(name=EventName.DUPLICATE, **call, holder=holder, data=data))
         if on_duplicate is OnDuplicate.SKIP:
             value = skipped_value(self.task, self.key, holder)
@@ -407,6 +429,54 @@ class Publication:
             )
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class ReplacingPublication(Publication):
+    """A publication that replaces the arguments of the queued message that has the claim.
+
+    Attributes:
+        arguments: The packed arguments of the call.
+        is_replaced: Whether the queued message has them.
+    """
+
+    arguments: bytes = b""
+    is_replaced: bool = False
+
+    @classmethod
+    def of(cls, publication: Publication, arguments: bytes) -> ReplacingPublication:
+        """``publication`` for a policy with ``on_duplicate="replace"``."""
+        values = {one.name: getattr(publication, one.name) for one in fields(publication)}
+        return cls(**values, arguments=arguments)
+
+    def _admit(self, claim: Claim, token: Token, arguments: str = "") -> Record | None:
+        # A worker that does not know the option logs that it ignores it.
+        options = {**(self.header.get("options") or {}), "on_duplicate": "replace"}
+        self.header |= {"options": options, "claim": replace(claim, arguments="").to_header()}
+        existing = None
+        for _ in range(_TRIES_TO_REPLACE):
+            own = Keyspace.arguments(claim.key, token.task)
+            existing = Publication._admit(self, claim, token, own)
+            if existing is None or not Publication._may_answer(self, existing, claim):
+                break
+            reply = self._replace(existing, claim)
+            self.is_replaced = reply is Replaced.YES
+            if reply is not Replaced.NOT_QUEUED:
+                break
+        return existing
+
+    def _replace(self, existing: Record, claim: Claim) -> Replaced:
+        request = ReplaceArguments(
+            claim=claim.key,
+            task=existing.token,
+            key=Keyspace.arguments(claim.key, existing.token),
+            arguments=self.arguments,
+            ttl=claim.unique_for + ARGUMENTS_FOR,
+        )
+        return self.runtime.store.replace_arguments(request, timeout=_TIMEOUT)
+
+    def _may_answer(self, existing: Record, claim: Claim) -> bool:
+        return self.is_replaced
+
+
 def carry_claim(
     runtime: Runtime, request: Any, header: dict[str, Any], task: str, key: str, policy: Policy
 ) -> None:
@@ -442,6 +512,31 @@ def is_chords_body(running: Any, task_id: str) -> bool:
     return running.name == _CHORD_UNLOCK or published_id == task_id
 
 
+def check_replaceable(task: str, store: Store, *, through_others: bool = False) -> None:
+    """Refuse ``on_duplicate="replace"`` where it can't work.
+
+    Args:
+        task: The name of the task.
+        store: The store of its claims.
+        through_others: Whether a base class overrides the task's ``apply_async``.
+
+    Raises:
+        SettingsError: The store can't replace arguments, or a base class may change them.
+    """
+    if not store.capabilities.replaces_arguments:
+        raise SettingsError(
+            f'{task} has on_duplicate="replace", but the store ({store.capabilities.name}) can\'t '
+            "replace the arguments of a queued message: use Redis or Valkey (alone, Sentinel, "
+            "Cluster), or another on_duplicate"
+        )
+    if through_others:
+        raise SettingsError(
+            f'{task} has on_duplicate="replace", but a base class overrides apply_async, which may '
+            "change the arguments of a message: those in the store would not be changed. Use "
+            "another on_duplicate"
+        )
+
+
 def sends_results_to_first_caller(
     app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
 ) -> bool:
@@ -452,7 +547,7 @@ def sends_results_to_first_caller(
     ignored = options.get("ignore_result", getattr(task, "ignore_result", False))
     return (
         policy.unique is not None
-        and policy.on_duplicate is OnDuplicate.RETURN_EXISTING
+        and policy.on_duplicate in (OnDuplicate.RETURN_EXISTING, OnDuplicate.REPLACE)
         and isinstance(app.backend, RPCBackend)
         and not ignored
     )

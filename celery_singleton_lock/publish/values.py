@@ -24,6 +24,9 @@ else:
 _MARK: Final = "__singleton__"
 _SKIPPED: Final = "skipped"
 
+#: The most bytes of serialized arguments that the store keeps for a queued message.
+MAX_ARGUMENTS: Final = 64 * 1024
+
 _TEXT: Final = frozenset({str})
 # The types that may be iterated. Iterating another type may exhaust it.
 _SEQUENCES: Final = frozenset({list, tuple})
@@ -90,6 +93,55 @@ def _culprit(key_maker: KeyMaker, seen: Any, seen_again: Any) -> str:
     spec = key_maker.spec
     name = getattr(spec, "__name__", repr(spec))
     return f"The arguments are the same each time: make {name} depend on nothing else"
+
+
+def pack_arguments(
+    call: str, args: Any, kwargs: Any, serializer: str, options: Mapping[str, Any]
+) -> bytes:
+    """The arguments of a call for the store; :func:`unpack_arguments` reads them.
+
+    Args:
+        call: The name of the call.
+        args, kwargs: The arguments.
+        serializer: kombu's name of the call's serializer.
+        options: Celery's options; the representations of the arguments are kept.
+
+    Raises:
+        EncodeError: The serializer can't write them.
+        ValueError: They are too large.
+    """
+    shown = {name: options[name] for name in ("argsrepr", "kwargsrepr") if options.get(name)}
+    content = [list(args or ()), dict(kwargs or {}), shown]
+    dumped: Any = serialization.dumps(content, serializer)
+    content_type, encoding, text = dumped
+    data = text.encode() if isinstance(text, str) else text
+    if len(data) > MAX_ARGUMENTS:
+        raise ValueError(
+            f"the arguments are {len(data)} bytes long as {content_type}, and "
+            f'on_duplicate="replace" keeps at most {MAX_ARGUMENTS} in the lock store. Pass the id '
+            "of the data, or choose another on_duplicate"
+        )
+    return b"%b %b %b %b" % (call.encode(), content_type.encode(), encoding.encode(), data)
+
+
+def call_of_arguments(packed: bytes) -> str:
+    """The name of the call that the arguments are from."""
+    return packed.partition(b" ")[0].decode()
+
+
+def unpack_arguments(packed: bytes, accept_content: Any) -> tuple[list[Any], dict[str, Any], Any]:
+    """Arguments, keyword arguments, and their representations by name.
+
+    Raises:
+        ContentDisallowed: The app does not accept messages of their content type.
+        DecodeError: They can't be read.
+    """
+    _, content_type, encoding, data = packed.split(b" ", 3)
+    accept = serialization.prepare_accept_content(accept_content)
+    args, kwargs, shown = serialization.loads(
+        data, content_type.decode(), encoding.decode(), accept=accept
+    )
+    return list(args), kwargs, shown
 
 
 def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:

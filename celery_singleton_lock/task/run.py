@@ -60,6 +60,7 @@ from kombu.exceptions import EncodeError
 from ..celery_compat import acks_failures, driver_of, fail_as_body
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
+from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Phase
 from ..core.locker import Locker, Waiter, backoff
 from ..core.store import (
@@ -73,10 +74,10 @@ from ..core.store import (
     Release,
 )
 from ..errors import LockConflict, StoreError
-from ..policy import ConflictAction, OnLost, OnStoreError, Policy, Unique
+from ..policy import ConflictAction, OnDuplicate, OnLost, OnStoreError, Policy, Unique
 from ..publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
 from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
-from ..publish.values import skipped_value
+from ..publish.values import call_of_arguments, skipped_value, unpack_arguments
 from ..runtime import Runtime
 from .cancel_running import CallOrder, is_retrys
 from .conflict import AGAIN, Decision, Outcome, Pace, decide
@@ -130,6 +131,7 @@ class TaskRun:
     _rest: str | None = None  # the part of the key after the scope; None: no lock
     _state = _State.OPEN
     _period = ""  # the claim to ask for before the lease; empty: none
+    _arguments = ""  # the key of the message's newest arguments; empty: they can't be replaced
     _asked: Acquire | None = None  # the request without a reply
     _lease: Lease | None = None
     _order: CallOrder | None = None  # of a task that a newer call may cancel
@@ -178,7 +180,10 @@ class TaskRun:
         """
 
         def body() -> Any:
+            nonlocal args, kwargs
             task = self.task
+            if self._arguments:
+                args, kwargs = self._newest(args, kwargs)
             if task.stores_started:
                 self._store_started()
             if own is not None:
@@ -283,6 +288,9 @@ class TaskRun:
         if self.claim is not None:
             request.claim = self.claim.granted(policy.ttl)
             request.yields = self.claim.yields and not delivery.started
+            if policy.on_duplicate is OnDuplicate.REPLACE:
+                self._arguments = Keyspace.arguments(self.claim.key, token.task)
+                request.claim = replace(request.claim, arguments=self._arguments)
         return request
 
     def _acquire(self) -> Any:
@@ -611,6 +619,37 @@ class TaskRun:
         """The order in which a newer call has taken the place of this one; None: none has."""
         return self._order if self._order and self._order.newer else None
 
+    def _newest(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments of the last call that this message represents.
+
+        Raises:
+            ContentDisallowed, DecodeError: They can't be read.
+        """
+        lease, claim, request = self._lease, self.claim, self.request
+        packed = lease.arguments if lease is not None else None
+        if packed is None and claim is not None and claim.arguments is not None:
+            what = f"{self.task.name}[{request.id}] runs with the arguments of its message"
+            logger.warning(
+                "singleton: %s: the store has lost those of later calls, if there were any", what
+            )
+        if not packed or claim is None or (call := call_of_arguments(packed)) == claim.arguments:
+            return args, kwargs  # a retry of this attempt has chosen its arguments
+        newest, named, shown = unpack_arguments(packed, self.task.app.conf.accept_content)
+        # Celery passes the request's own objects to signals and hooks when the task has ended.
+        if isinstance(request.args, list) and isinstance(request.kwargs, dict):
+            request.args[:] = newest
+            request.kwargs.clear()
+            request.kwargs.update(named)
+        else:
+            request.args, request.kwargs = newest, named
+        request.argsrepr, request.kwargsrepr = shown.get("argsrepr"), shown.get("kwargsrepr")
+        self.claim = replace(claim, arguments=call)
+        self.delivery = replace(self.delivery, claim=self.claim.to_header())
+        request.__dict__[HEADER] = self.delivery.header()
+        return newest, named
+
     def _store_started(self) -> None:
         """Store the state STARTED for ``track_started``, just before the body runs."""
         task, request = self.task, self.request
@@ -637,6 +676,8 @@ class TaskRun:
         release = Release.of(lease, self._freed_claim(), min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.FINISHING, self.policy.ttl
+        elif release.claim is not None:
+            release.claim = replace(release.claim, arguments=self._arguments)
         self._release_early(lease, release)
 
     def _interrupted(self, lease: Lease) -> Any:
@@ -715,6 +756,8 @@ class TaskRun:
             )
         if lease is None or not is_done(self.task, state, retval):
             return self._bare_release(claim)
+        if claim is not None and claim.phase is None:
+            claim = replace(claim, arguments=self._arguments)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl

@@ -21,7 +21,7 @@ from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import Monitor
 from ..policy import ConflictAction, OnDuplicate, Policy, Unique, check_claim_options, seconds
-from ..publish.claim import RPC_CURE, sends_results_to_first_caller
+from ..publish.claim import RPC_CURE, check_replaceable, sends_results_to_first_caller
 from ..publish.header import mint_nonce
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
@@ -112,6 +112,8 @@ def check_tasks(app: Celery, store: Store) -> None:
                 f"in scope {scope!r}: give them one limit, or two scopes"
             )
         _check_capabilities(task.name, policy, store)
+        if policy.unique and policy.on_duplicate is OnDuplicate.REPLACE:
+            check_replaceable(task.name, store, through_others=task.publishes_through_others)
 
 
 def _check_capabilities(task: str, policy: Policy, store: Store) -> None:
@@ -163,9 +165,9 @@ def check_results(app: Celery) -> Iterator[tuple[str, str]]:
     policies = [(task, task.singleton_policy()) for task in singleton_tasks(app)]
     if names := names_of(t for t, p in policies if sends_results_to_first_caller(app, t, p, {})):
         yield (
-            f'{names}: on_duplicate="return_existing" gives every caller the result of the first '
-            "call, but rpc:// delivers it only to the process and thread of that call: anywhere "
-            "else .get() waits for ever",
+            f'{names}: on_duplicate="return_existing" or "replace" gives every caller the result '
+            "of the first call, but rpc:// delivers it only to the process and thread of that "
+            "call: anywhere else .get() waits for ever",
             RPC_CURE,
         )
     expires = seconds("result_expires", app.conf.result_expires or 0) or float("inf")

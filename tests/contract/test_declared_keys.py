@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -16,7 +17,13 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase
-from celery_singleton_lock.core.store import AuthorizeTick, Call, MarkerState, Relation
+from celery_singleton_lock.core.store import (
+    AuthorizeTick,
+    Call,
+    MarkerState,
+    Relation,
+    ReplaceArguments,
+)
 from celery_singleton_lock.stores.redis import scripts as module
 from celery_singleton_lock.stores.redis.scripts import Script
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -109,6 +116,18 @@ def claim(store: RedisStore) -> None:
     store._run(module.PROLONG.command([claim], [token.task, "1000"]), TIMEOUT)
 
 
+def replace_arguments(store: RedisStore) -> None:
+    key, claim = new_claim()
+    token = new_token()
+    arguments = Keyspace.arguments(claim, token.task)
+    admit(store, claim, token, arguments=arguments)
+    newest = ReplaceArguments(claim=claim, task=token.task, key=arguments, arguments=b"x", ttl=LONG)
+    store.replace_arguments(newest, timeout=TIMEOUT)
+    change = replace(freed(claim), arguments=arguments)
+    take(store, key, token, claim=change)
+    give(store, key, token, claim=change)
+
+
 def lead_and_free(store: RedisStore) -> None:
     leader = new_key()
     token = take(store, leader)
@@ -134,6 +153,7 @@ WORK: Final[list[Callable[[RedisStore], None]]] = [
     wait_in_line,
     hold_and_give_back,
     claim,
+    replace_arguments,
     lead_and_free,
     note_calls,
 ]

@@ -256,6 +256,25 @@ def test_a_duplicate_of_the_other_version_is_answered_until_the_run_is_done(
     assert_clean(journal, redis_client)
 
 
+def test_a_deployed_worker_says_that_it_does_not_know_the_newest_arguments(
+    deployed: Path,
+    deploy: Deploy,
+    journal: Journal,
+    redis_client: redis.Redis,
+    result: Callable[[str], Any],
+) -> None:
+    replace = {"singleton": {"on_duplicate": "replace"}}
+    publisher = deploy.publisher(ROOT)
+    queued = publisher.send("soon", "k", **replace)
+    assert publisher.send("soon", "k", "a gate that never opens", **replace) == queued
+    worker = deploy.worker(deployed, concurrency=1)
+    assert result(queued) == str(deployed), "it ran with the first call's arguments"
+    assert "on_duplicate='replace'" in worker.log
+    assert "the call's options are ignored" in worker.log
+    wait_until(lambda: not claims(redis_client), "the claim is free")
+    assert len(journal.runs()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("runs_on", ["first", "second"])
 def test_the_call_after_a_start_runs_whichever_version_makes_it(

@@ -113,7 +113,7 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"unique_for": None}, TypeError, "give seconds as a number, or a timedelta"),
         ({"unique_for": "1h"}, TypeError, "give seconds as a number, or a timedelta"),
         ({"on_duplicate": "return_exising"}, ValueError, "did you mean 'return_existing'"),
-        ({"on_duplicate": None}, ValueError, "known: raise, return_existing, skip"),
+        ({"on_duplicate": None}, ValueError, "known: raise, replace, return_existing, skip"),
         ({"given_on_conflict": "skip"}, TypeError, "unknown option 'given_on_conflict'"),
         ({"needs_fence": 1}, TypeError, "give True or False"),
         ({"hold_on_retry": "no"}, TypeError, "give True or False"),
@@ -125,6 +125,22 @@ def test_a_wrong_option_is_refused_with_its_place_and_its_cure(
 ) -> None:
     with pytest.raises(error, match=f"^@singleton_task on app.sync: .*{cure}"):
         policy(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        ({"unique": "until_done"}, 'Use unique="until_start"'),
+        ({"unique": "until_start", "on_store_error": "run"}, 'Use on_store_error="retry"'),
+    ],
+)
+def test_options_that_make_no_sense_with_the_newest_arguments_are_refused(
+    options: dict[str, Any], cure: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^@singleton_task on app.sync: .*{cure}"):
+        policy(on_duplicate="replace", **options)
+    made = policy(on_duplicate="replace")
+    assert made.on_duplicate is OnDuplicate.REPLACE, "as a default of an app's tasks"
 
 
 def test_layers_that_contradict_each_other_are_refused() -> None:

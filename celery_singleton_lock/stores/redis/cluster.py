@@ -45,6 +45,7 @@ from ...core.store import (
     Capabilities,
     ClaimChange,
     Granted,
+    GrantedArguments,
     Mark,
     OnReply,
     Refused,
@@ -392,6 +393,9 @@ class ClusterStore(RedisStore):
         reply = super().acquire(alone, timeout=timeout)
         if isinstance(reply, Granted):
             self._settle_stray(request.token, claim, timeout)
+            if claim.arguments:  # the claim is free, so no call replaces them any more
+                (found,) = self._connections.run([("GET", claim.arguments)], timeout)
+                return GrantedArguments(key=reply.key, fence=reply.fence, arguments=found)
         elif request.frees_claim and reply.relation is Relation.OTHER:
             self._settle_stray(request.token, replace(claim, phase=None), timeout)
         return reply

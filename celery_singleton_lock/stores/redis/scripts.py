@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from operator import attrgetter
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ Command = Sequence[Any]
 
 
 class Script:
-    """A script: the files ``lua/<name>.lua``, concatenated."""
+    """A script: the files ``lua/<name>.lua``, concatenated; ``<name>()``: as a Lua function."""
 
     __slots__ = ("sha", "source")
 
@@ -32,7 +33,7 @@ class Script:
 
     def __init__(self, *names: str) -> None:
         folder = files("celery_singleton_lock.stores.redis") / "lua"
-        self.source = b"".join((folder / f"{name}.lua").read_bytes() for name in names)
+        self.source = b"".join(_source(folder, name) for name in names)
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         Script.known[self.sha] = self
 
@@ -46,6 +47,12 @@ class Script:
         return ("EVALSHA", self.sha, f"{len(keys)}", *keys, *arguments)
 
 
+def _source(folder: Traversable, name: str) -> bytes:
+    file = name.removesuffix("()")
+    source = (folder / f"{file}.lua").read_bytes()
+    return source if file == name else b"local function %b()\n%bend\n" % (file.encode(), source)
+
+
 def with_source(command: Command) -> Command:
     """An EVALSHA command as the EVAL that loads the script into the server and runs it.
 
@@ -57,11 +64,13 @@ def with_source(command: Command) -> Command:
 
 
 ACQUIRE: Final = Script("claims", "wait_queue", "acquire")
+ACQUIRE_ARGUMENTS: Final = Script("claims", "wait_queue", "acquire()", "arguments")
 RELEASE: Final = Script("claims", "wait_queue", "release")
 RENEW: Final = Script("renew")
 PROLONG: Final = Script("claims", "prolong")
 MARK: Final = Script("claims", "mark")
 ADMIT: Final = Script("admit")
+REPLACE: Final = Script("claims", "replace")
 SETTLE_CLAIM: Final = Script("claims", "settle_claim")
 AUTHORIZE_TICK: Final = Script("authorize_tick")
 TRACE: Final = Script("trace")
@@ -84,6 +93,9 @@ def acquire_command(request: Acquire, fence_base: str) -> Command:
     optional: Sequence[str] = ()
     if claim is not None:
         words.append(claim.key)
+        if claim.arguments:
+            words[1] = ACQUIRE_ARGUMENTS.sha
+            words.append(claim.arguments)
         flags = (request.frees_claim, request.yields, request.keeps_claim)
         optional = [phase_of(claim), *("1" if flag else "0" for flag in flags)]
     if wait_ttl is not None:
@@ -111,6 +123,8 @@ def release_command(request: Release) -> Command:
     words = ["EVALSHA", RELEASE.sha, "", *Keyspace.beside_release(keys[0], attempt), *keys]
     if claim is not None:
         words.append(claim.key)
+        if claim.arguments:
+            words.append(claim.arguments)
     words[2] = f"{len(words) - 3}"
     words += (attempt, token.nonce)
     if not (request.marker or become or claim):
@@ -121,6 +135,8 @@ def release_command(request: Release) -> Command:
         words += (str(become or ""), milliseconds(request.become_ttl), next_token)
     if claim is not None:
         words += (phase_of(claim), milliseconds(claim.ttl))
+        if claim.arguments:
+            words.append("1")
     return words
 
 

@@ -40,6 +40,7 @@ import redis
 from ...core.key import Keyspace
 from ...core.lease import Kind, Lease, OperatorRelease, Phase, Record, Token
 from ...core.store import (
+    ARGUMENTS_FOR,
     NOTE_TTL,
     Acquire,
     Admit,
@@ -49,12 +50,15 @@ from ...core.store import (
     Capabilities,
     ClaimChange,
     Granted,
+    GrantedArguments,
     Mark,
     OnReply,
     Refused,
     Relation,
     Release,
     Renewal,
+    ReplaceArguments,
+    Replaced,
     Store,
     Ticket,
     Trace,
@@ -78,7 +82,9 @@ _CAPABILITIES: Final = Capabilities(
     wakes_waiters=True,
     orders_calls=True,
     usable_before_fork=True,
+    replaces_arguments=True,
 )
+_REPLIES_TO_REPLACE: Final = {1: Replaced.YES, 0: Replaced.NOT_QUEUED, -1: Replaced.FIXED}
 # The share of the timeout in which the replicas must acknowledge. The rest is for the reply, which
 # an idle server sends up to 0.1 s late (hz). A reply after the timeout is not a grant.
 _WAIT_RATIO: Final = 0.5
@@ -164,6 +170,8 @@ class RedisStore(Store):
             self._pending.resend_lost()
         if isinstance(reply, bytes):
             found: Granted | Refused = Granted(key=request.slots[0], fence=int(reply) or None)
+        elif request.claim is not None and request.claim.arguments:
+            found = _with_arguments(request, *reply)
         else:
             found = slot_or_refusal(reply)
         if self._wait_replicas and isinstance(found, Granted) and replies[1] < self._wait_replicas:
@@ -261,7 +269,8 @@ class RedisStore(Store):
 
     def _admit(self, request: Admit, timeout: float) -> Record | None:
         admit = self._admit_by_set
-        if not self._claims_by_set or request.instead_of or request.wants_ttl:
+        by_script = request.instead_of or request.wants_ttl or request.arguments
+        if by_script or not self._claims_by_set:
             admit = self._admit_by_script
         return _repeated(admit, request, timeout)
 
@@ -292,10 +301,19 @@ class RedisStore(Store):
         token = request.token
         holder = request.holder.to_json(token.task_id)
         arguments = [token.task, scripts.milliseconds(request.ttl), holder, request.instead_of]
-        if not request.prolongs:
-            arguments.append("1")
-        reply = self._run(scripts.ADMIT.command([request.key], arguments), timeout)
+        keys = [request.key]
+        if request.arguments or not request.prolongs:
+            arguments.append("0" if request.prolongs else "1")
+        if request.arguments:
+            keys.append(request.arguments)
+            arguments.append(scripts.milliseconds(request.ttl + ARGUMENTS_FOR))
+        reply = self._run(scripts.ADMIT.command(keys, arguments), timeout)
         return _claim_record(request, *reply) if reply else None
+
+    def replace_arguments(self, request: ReplaceArguments, *, timeout: float) -> Replaced:
+        arguments = [request.task, request.arguments, scripts.milliseconds(request.ttl)]
+        command = scripts.REPLACE.command([request.claim, request.key], arguments)
+        return _REPLIES_TO_REPLACE[_repeated(self._run, command, timeout)]
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
@@ -448,7 +466,7 @@ class RedisStore(Store):
             # The server was restarted, or SCRIPT FLUSH was called. Only the commands before the
             # first error were executed, and every script may run twice. EVAL loads and runs in one
             # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
-            if commands[0][1] == scripts.ACQUIRE.sha:
+            if commands[0][1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE_ARGUMENTS.sha):
                 # The server may have lost its data, with the number of shards, too.
                 self._loaded.clear()
                 self._known_shards.clear()
@@ -502,6 +520,19 @@ class RedisStore(Store):
             )
         self._known_shards.add(Keyspace.fence(key))
         return True
+
+
+def _with_arguments(
+    request: Acquire, reply: bytes | Sequence[Any], arguments: bytes | None
+) -> Granted | Refused:
+    """The reply of ``arguments.lua``: that of ``acquire.lua``, and the newest arguments."""
+    if isinstance(reply, bytes):
+        fence = int(reply) or None
+        return GrantedArguments(key=request.slots[0], fence=fence, arguments=arguments)
+    found = slot_or_refusal(reply)
+    if isinstance(found, Granted):
+        return GrantedArguments(key=found.key, fence=None, arguments=arguments)
+    return found
 
 
 def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:

@@ -1,11 +1,13 @@
 -- Release the keys that the token holds, or change their kind; never change the key of another token.
 -- KEYS: marker of the token's attempt, the key's wait queue, the list that its clients block on,
---       key, key ... and the message's claim, if it changes
+--       key, key ... and the message's claim, if it changes, and its arguments if ARGV[10] is given
 -- ARGV: attempt, nonce; optionally: new state of the marker ('' none), its ttl in ms,
---       new kind ('' deletes), its ttl in ms, its token, the claim's new phase ('' freed), its ttl in ms
+--       new kind ('' deletes), its ttl in ms, its token, the claim's new phase ('' freed), its ttl in ms,
+--       '1' deletes the arguments
 -- Replies: 'released', 'not_ours', 'twin' (another delivery holds a key) or 'done' (another has finished)
 local attempt, token = ARGV[1], ARGV[1] .. '|' .. ARGV[2]
 local mark, become = ARGV[3] or '', ARGV[5] or ''
+local arguments = ARGV[10] and table.remove(KEYS)
 local claim = ARGV[8] and table.remove(KEYS)
 local reply, holder = 'not_ours', '{}'
 for i = 4, #KEYS do
@@ -28,6 +30,7 @@ end
 if claim and (reply == 'released' or (reply == 'not_ours' and ARGV[8] == '')) then
   change_claim(claim, string.match(attempt, '^[^|]+'), ARGV[8], ARGV[9], holder)
 end
+if arguments and reply == 'released' then redis.call('DEL', arguments) end
 if reply == 'released' and mark == '' then return reply end -- the marker does not matter
 local marker = redis.call('GET', KEYS[1])
 local state, sequence, nonce = string.match(marker or '', '^(%S) (%d+) (%S*)$')

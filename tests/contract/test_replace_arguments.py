@@ -1,0 +1,189 @@
+"""The arguments of a queued message: replaced while it is queued, returned by its grant.
+
+On Redis and Valkey, behind Sentinels and in a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.core.lease import Phase, Token
+from celery_singleton_lock.core.store import (
+    ClaimChange,
+    GrantedArguments,
+    MarkerState,
+    Refused,
+    Relation,
+    ReplaceArguments,
+    Replaced,
+    Store,
+)
+from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
+from celery_singleton_lock.testing.contract.steps import (
+    LONG,
+    admit,
+    freed,
+    give,
+    granted,
+    settle,
+    take,
+)
+
+
+@pytest.fixture(params=["server", "valkey", "sentinels", "cluster"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    place: Any = request.getfixturevalue(request.param)
+    url = place.url if isinstance(place.url, str) else place.url()
+    with closing(open_store(url)) as store:
+        yield store
+
+
+class Message:
+    """A queued message whose arguments can be replaced."""
+
+    def __init__(self, store: Store, key: str = "") -> None:
+        self.store, self.key, self.token = store, key or new_key(), new_token()
+        self.claim = Keyspace.claim("app.sync", self.key)
+        self.arguments = Keyspace.arguments(self.claim, self.token.task)
+        self.change = ClaimChange(key=self.claim, phase=None, arguments=self.arguments)
+        assert admit(store, self.claim, self.token, arguments=self.arguments) is None
+
+    def replace(self, arguments: bytes) -> Replaced:
+        request = ReplaceArguments(
+            claim=self.claim,
+            task=self.token.task,
+            key=self.arguments,
+            arguments=arguments,
+            ttl=LONG,
+        )
+        return self.store.replace_arguments(request, timeout=TIMEOUT)
+
+    def start(self, token: Token | None = None) -> bytes | None:
+        reply = granted(self.store, self.key, token or self.token, claim=self.change)
+        assert isinstance(reply, GrantedArguments)
+        return reply.arguments
+
+    def end(self) -> None:
+        give(self.store, self.key, self.token, claim=self.change)
+
+
+def test_a_grant_returns_the_last_arguments(store: Store) -> None:
+    message = Message(store)
+    for arguments in (b"first", b"\x00\xff last"):
+        assert message.replace(arguments) is Replaced.YES
+    assert message.start() == b"\x00\xff last"
+    assert message.start() == b"\x00\xff last", "also after a lost reply"
+
+
+def test_arguments_that_no_call_replaced_are_empty(store: Store) -> None:
+    assert Message(store).start() == b""
+
+
+def test_a_client_that_waited_gets_them(store: Store) -> None:
+    message = Message(store)
+    other = take(store, message.key)
+    waiting = {"claim": message.change, "wait_ttl": LONG}
+    assert isinstance(ask(store, message.key, message.token, **waiting), Refused)
+    message.replace(b"newest")
+    give(store, message.key, other)
+    reply = granted(store, message.key, message.token, **waiting, handoff=other.nonce)
+    assert isinstance(reply, GrantedArguments)
+    assert reply.arguments == b"newest"
+
+
+def test_lost_arguments_are_none(store: Store) -> None:
+    message = Message(store)
+    store.free(message.arguments, None)
+    assert message.start() is None
+
+
+def test_after_the_grant_no_call_replaces_them(store: Store) -> None:
+    message = Message(store)
+    message.start()
+    assert message.replace(b"late") is Replaced.NOT_QUEUED
+    assert message.start() == b""
+
+
+def test_a_refusal_returns_no_arguments_and_leaves_them_replaceable(store: Store) -> None:
+    message = Message(store)
+    other = take(store, message.key)
+    reply = ask(store, message.key, message.token, claim=message.change)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.OTHER
+    assert message.replace(b"newest") is Replaced.YES
+    give(store, message.key, other)
+    assert message.start() == b"newest"
+
+
+def test_a_redelivery_gets_them_again_until_the_message_is_done(store: Store) -> None:
+    message = Message(store)
+    message.replace(b"newest")
+    message.start()
+    give(store, message.key, message.token)  # its worker was killed
+    redelivered = Token(message.token.task_id, 0, 0, "another")
+    assert message.start(redelivered) == b"newest"
+    message.token = redelivered
+    message.end()
+    assert store.inspect(message.arguments) is None
+    assert message.start() is None
+
+
+def test_a_release_that_does_not_find_the_lease_keeps_them(store: Store) -> None:
+    message = Message(store)
+    message.replace(b"newest")
+    message.end()
+    assert message.start() == b"newest"
+
+
+def test_the_next_message_of_a_key_does_not_get_them(store: Store) -> None:
+    started = Message(store)
+    started.replace(b"of the first")
+    started.start()
+    following = Message(store, started.key)
+    assert following.replace(b"of the second") is Replaced.YES
+    assert started.start() == b"of the first"
+    started.end()
+    assert following.start() == b"of the second"
+
+
+def test_a_message_that_is_admitted_again_keeps_them(store: Store) -> None:
+    message = Message(store)
+    message.replace(b"newest")
+    assert admit(store, message.claim, message.token, arguments=message.arguments) is None
+    assert message.start() == b"newest"
+
+
+def test_a_retry_that_waits_takes_them(store: Store) -> None:
+    message = Message(store)
+    message.start()
+    give(store, message.key, message.token, claim=freed(message.claim))
+    admit(store, message.claim, message.token)
+    settle(store, message.token, message.claim, Phase.RETRYING)
+    assert message.replace(b"newest") is Replaced.YES
+    settle(store, message.token, message.claim, Phase.RUNNING)
+    assert message.replace(b"late") is Replaced.NOT_QUEUED
+
+
+def test_the_arguments_of_another_message_are_fixed(store: Store) -> None:
+    message = Message(store)
+    store.free(message.arguments, None)
+    assert message.replace(b"newest") is Replaced.FIXED
+    store.free(message.claim, None)
+    admit(store, message.claim, new_token())
+    assert message.replace(b"newest") is Replaced.NOT_QUEUED
+
+
+def test_a_message_that_is_done_gets_none(store: Store) -> None:
+    message = Message(store)
+    message.replace(b"newest")
+    message.start()
+    give(store, message.key, message.token, marker=MarkerState.DONE, marker_ttl=LONG)
+    reply = ask(store, message.key, message.token, claim=message.change)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.DONE

@@ -1,0 +1,318 @@
+"""``on_duplicate="replace"``: a queued message runs with the newest call's arguments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import chain
+
+from celery_singleton_lock import SettingsError
+from celery_singleton_lock.core.store import ReplaceArguments, Replaced
+from celery_singleton_lock.publish.values import MAX_ARGUMENTS
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.apps.serializer import SETS
+from tests.harness.journal import Record
+from tests.harness.processes import Process
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import Stage, open_stage, put_back, wait_until
+
+APP = "tests.apps.newest"
+IDLE = "idle"
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=4)
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid4().hex[:12]
+
+
+def values(stage: Stage, name: str) -> list[Any]:
+    """What the bodies ran with, in order."""
+    return [start.data["value"] for start in stage.starts(name)]
+
+
+def start_of(stage: Stage, name: str, number: int = 1) -> Record:
+    wait_until(lambda: len(stage.starts(name)) >= number, f"{number} bodies have started")
+    return stage.starts(name)[number - 1]
+
+
+def kept(stage: Stage, name: str) -> list[str]:
+    """The keys of arguments that the store keeps."""
+    return [key for key in stage.redis.scan_iter("csl:*:args|*") if name in key]
+
+
+def freed(stage: Stage, name: str) -> None:
+    wait_until(lambda: not kept(stage, name), "the arguments are deleted")
+
+
+def test_a_queued_message_runs_with_the_newest_arguments(stage: Stage, name: str) -> None:
+    task = stage.app.newest
+    results = [
+        task.apply_async((name,), {"value": value}, queue=name) for value in (1, {"a": [2]}, 3)
+    ]
+    assert len({result.id for result in results}) == 1
+    assert stage.redis.llen(name) == 1
+    worker = stage.worker(concurrency=1, queues=[name])
+    assert results[0].get(timeout=20) == 3
+    freed(stage, name)
+    [start] = stage.starts(name)
+    assert start.data["value"] == 3
+    assert start.data["seen"] == repr([[name], {"value": 3}]), "the request has them, too"
+    [note] = stage.journal.wait_for(
+        lambda records: [r for r in records if r.event == "note" and r.key == name],
+        what="the task has ended",
+    )
+    assert note.data["args"] == [[name], {"value": 3}], "and so have Celery's signals"
+    worker.kill_group()
+
+
+def test_a_call_after_the_start_is_a_call_of_its_own(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    running = stage.app.newest.delay(name, 1, gate=name)
+    start_of(stage, name)
+    second = stage.app.newest.delay(name, 2)
+    third = stage.app.newest.delay(name, 3)
+    assert running.id != second.id == third.id
+    stage.open(name)
+    assert third.get(timeout=20) == 3
+    assert running.get(timeout=20) == 1
+    assert values(stage, name) == [1, 3]
+
+
+def test_a_message_that_was_put_back_takes_them_too(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    blocker = stage.app.newest.delay(name, "blocker", gate=name)
+    start_of(stage, name)
+    waiting = stage.app.newest.delay(name, 1)
+    worker.wait_for_log(put_back(waiting))
+    assert stage.app.newest.delay(name, 2).id == waiting.id
+    stage.open(name)
+    assert waiting.get(timeout=20) == 2
+    assert blocker.get(timeout=20) == "blocker"
+    assert values(stage, name) == ["blocker", 2]
+
+
+@pytest.mark.parametrize("own", [None, "own"])
+def test_a_retry_has_the_arguments_of_its_attempt_or_its_own(
+    stage: Stage, name: str, own: str | None
+) -> None:
+    for value in (1, 2):
+        result = stage.app.flaky.apply_async((name, value), {"own": own}, queue=name)
+    worker = stage.worker(concurrency=1, queues=[name])
+    assert result.get(timeout=20) == (own or 2)
+    freed(stage, name)
+    worker.kill_group()
+    assert values(stage, name) == [2, own or 2]
+
+
+def test_a_retry_that_waits_takes_the_newest_arguments(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    result = stage.app.flaky.delay(name, 1, countdown=2)
+    start_of(stage, name)
+    wait_until(lambda: result.state == "RETRY", "it waits for its retry")
+    assert stage.app.flaky.delay(name, 2).id == result.id
+    assert result.get(timeout=20) == 2
+    assert values(stage, name) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["worker", "child"])
+def test_a_redelivery_after_a_kill_runs_with_the_newest_arguments_again(
+    redis_url: str, tmp_path: Path, name: str, how: str
+) -> None:
+    with open_stage(redis_url, tmp_path, APP, {"VISIBILITY_TIMEOUT": "2"}) as stage:
+        task = stage.app.newest_late if how == "worker" else stage.app.fragile
+        for value in (1, 2):
+            result = task.delay(name, value, gate=name)
+        doomed = stage.worker(concurrency=2)
+        pid = start_of(stage, name).pid
+        if how == "worker":
+            doomed.kill_group()
+            stage.worker(concurrency=2)
+        else:
+            os.kill(pid, signal.SIGKILL)
+        start_of(stage, name, 2)
+        later = task.delay(name, 3)
+        assert later.id != result.id
+        stage.open(name)
+        assert result.get(timeout=30) == 2
+        assert later.get(timeout=30) == 3
+        assert values(stage, name) == [2, 2, 3]
+        freed(stage, name)
+
+
+def test_the_arguments_of_a_started_message_are_not_given_to_the_next_one(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    with open_stage(redis_url, tmp_path, APP, {"VISIBILITY_TIMEOUT": "2"}) as stage:
+        task = stage.app.newest_late
+        for value in (1, 2):
+            killed = task.delay(name, value, gate=name)
+        stage.worker(concurrency=1)
+        start_of(stage, name)
+        later = task.apply_async((name, 3), queue=IDLE)
+        assert len(kept(stage, name)) == 2, "the started message has its own, for a redelivery"
+        stage.worker(concurrency=1, queues=[IDLE])
+        stage.open(name)
+        assert later.get(timeout=30) == 3
+        assert killed.get(timeout=30) == 2
+
+
+CALLS = """\
+import sys, time
+from tests.apps.newest import app
+task, name, count, mine = app.tasks[sys.argv[1]], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+for number in range(count):
+    task.delay(name, f"{mine}-{number}")
+"""
+
+
+def publish_1000(stage: Stage, task: Any, name: str) -> None:
+    processes = [
+        Process(
+            [sys.executable, "-c", CALLS, task.name, name, "250", str(mine)], env=stage.environment
+        ).start()
+        for mine in range(4)
+    ]
+    for process in processes:
+        assert process.wait(120) == 0, process.log
+
+
+@pytest.mark.slow
+def test_after_1000_calls_from_4_processes_one_run_has_the_arguments_of_the_last(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    publish_1000(stage, stage.app.quick, name)
+    called = time.monotonic()
+    last = stage.app.quick.delay(name, "last")
+    assert last.get(timeout=60) == "last"
+    freed(stage, name)
+    after = [start.data["value"] for start in stage.starts(name) if start.at > called]
+    assert after in (["last"], [after[0], "last"]), "one call at most was about to start"
+    assert values(stage, name).count("last") == 1
+    assert len(stage.starts(name)) < 1001
+
+
+@pytest.mark.slow
+def test_of_1000_queued_calls_one_runs_with_the_last_arguments(stage: Stage, name: str) -> None:
+    task, queue = stage.app.newest, name
+    task.apply_async((name, "first"), queue=queue)
+    publish_1000(stage, task, name)
+    last = task.delay(name, "last")
+    worker = stage.worker(concurrency=2, queues=[queue])
+    assert last.get(timeout=60) == "last"
+    worker.kill_group()
+    assert values(stage, name) == ["last"]
+
+
+def test_without_the_replacement_the_first_arguments_run(
+    stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(self: RedisStore, request: ReplaceArguments, *, timeout: float) -> Replaced:
+        return Replaced.YES
+
+    monkeypatch.setattr(RedisStore, "replace_arguments", forget)
+    for value in (1, 2):
+        result = stage.app.newest.apply_async((name, value), queue=name)
+    worker = stage.worker(concurrency=1, queues=[name])
+    assert result.get(timeout=20) == 1
+    worker.kill_group()
+
+
+def test_a_message_whose_arguments_are_fixed_gets_a_second_message_beside_it(
+    stage: Stage, name: str
+) -> None:
+    # The first call's message is of a publisher that does not know the option, or chose another.
+    task, fixed = stage.app.newest, {"on_duplicate": "return_existing"}
+    first = task.apply_async((name, 1), singleton=fixed, queue=name)
+    second = task.apply_async((name, 2), queue=name)
+    assert first.id != second.id
+    worker = stage.worker(concurrency=2, queues=[name])
+    assert [first.get(timeout=20), second.get(timeout=20)] == [1, 2]
+    worker.kill_group()
+
+
+def test_in_a_canvas_a_call_is_published_with_its_own_arguments(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    waiting = stage.app.newest.apply_async((name, 1), queue=IDLE)
+    linked = chain(stage.app.newest.si(name, 2), stage.app.newest.si(name, 3)).delay()
+    assert linked.id != waiting.id
+    assert linked.get(timeout=20) == 3
+    assert sorted(values(stage, name)) == [2, 3]
+
+
+def test_arguments_that_the_store_has_lost_are_reported(stage: Stage, name: str) -> None:
+    for value in (1, 2):
+        result = stage.app.newest.apply_async((name, value), queue=name)
+    stage.redis.delete(*kept(stage, name))
+    worker = stage.worker(concurrency=1, queues=[name])
+    assert result.get(timeout=20) == 1
+    assert "the store has lost those of later calls" in worker.log
+    worker.kill_group()
+
+
+def test_a_content_type_that_the_worker_refuses_fails_the_task(stage: Stage, name: str) -> None:
+    stage.app.newest.apply_async((name, 1), queue=name)
+    result = stage.app.newest.apply_async((name, 2), queue=name, serializer=SETS)
+    worker = stage.worker(concurrency=1, queues=[name], env={"ACCEPT": "json"})
+    with pytest.raises(Exception, match="Refusing to deserialize"):
+        result.get(timeout=20)
+    wait_until(lambda: stage.redis.get(stage.app.newest.lock_key(name)) is None, "it is released")
+    worker.kill_group()
+    assert stage.starts(name) == []
+
+
+def test_the_arguments_come_by_the_serializer_of_their_call(stage: Stage, name: str) -> None:
+    stage.app.newest.apply_async((name, 1), queue=name)
+    result = stage.app.newest.apply_async((name, {3, 4}), queue=name, serializer=SETS)
+    worker = stage.worker(concurrency=1, queues=[name])
+    assert result.get(timeout=20) == 7
+    worker.kill_group()
+
+
+def test_too_large_arguments_are_refused(stage: Stage, name: str) -> None:
+    with pytest.raises(ValueError, match=f"keeps at most {MAX_ARGUMENTS} in the lock store"):
+        stage.app.newest.apply_async((name, "x" * MAX_ARGUMENTS), queue=name)
+    assert stage.redis.llen(name) == 0
+    stage.app.newest.apply_async((name, "x" * (MAX_ARGUMENTS - 100)), queue=name)
+
+
+def test_a_key_that_leaves_arguments_out_says_that_they_are_dropped(
+    stage: Stage, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    for value in (1, 2):
+        stage.app.first.apply_async((name, value), queue=name)
+    assert "arguments=dropped" in caplog.text
+    for value in (1, 2):
+        stage.app.newest.apply_async((name, value), queue=name)
+    assert "outcome=replace" in caplog.text
+    assert caplog.text.count("arguments=dropped") == 1
+
+
+def test_a_store_that_cannot_replace_arguments_is_refused(
+    stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    able = Runtime.of(stage.app.app).store.capabilities
+    less = property(lambda self: replace(able, replaces_arguments=False))
+    monkeypatch.setattr(RedisStore, "capabilities", less)
+    with pytest.raises(SettingsError, match="can't replace the arguments of a queued message"):
+        stage.app.newest.apply_async((name, 1), queue=name)
