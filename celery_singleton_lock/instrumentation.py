@@ -32,17 +32,17 @@ lease_released = Signal(name="lease_released", providing_args=["event"])
 _SIGNALS: Final = dict.fromkeys(EventName, Signal()) | {
     EventName.ACQUIRED: lease_acquired,
     EventName.CONFLICT: lease_conflict,
-    EventName.LOST: lease_lost,
+    EventName.LEASE_LOST: lease_lost,
     EventName.RELEASED: lease_released,
 }
 # The level at which each event is logged.
 _LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
     EventName.ACQUIRED: logging.DEBUG,
     EventName.RELEASED: logging.DEBUG,
-    EventName.LOST: logging.WARNING,
+    EventName.LEASE_LOST: logging.WARNING,
     EventName.RELEASE_FAILED: logging.WARNING,
     EventName.FREED: logging.WARNING,
-    EventName.STORE_FAILED: logging.WARNING,
+    EventName.STORE_UNREACHABLE: logging.WARNING,
 }
 
 

@@ -235,7 +235,7 @@ class Election:
     def fail(self, error: Exception) -> None:
         """Log, once per outage, that nothing is sent until the store replies."""
         about = "no ticks until it answers"
-        self._log(EventName.STORE_FAILED, self._holder, about=about, error=str(error))
+        self._log(EventName.STORE_UNREACHABLE, self._holder, about=about, error=str(error))
 
     def _request(self) -> Acquire:
         if self._token is None:
@@ -257,7 +257,7 @@ class Election:
         )
         self._unsure[entry].add(new)  # until a reply shows the stored text
         reply = self._ask(self._locker.store.authorize_tick, tick)
-        if self._logged[0] == EventName.STORE_FAILED:
+        if self._logged[0] == EventName.STORE_UNREACHABLE:
             self._log_leading(lease)
         return reply
 

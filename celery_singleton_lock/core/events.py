@@ -18,13 +18,13 @@ class EventName(StrEnum):
     CONFLICT = "conflict"
     DUPLICATE = "duplicate"
     CANCELLED = "cancelled"
-    LOST = "lost"
+    LEASE_LOST = "lease-lost"
     RELEASED = "released"
     RELEASE_FAILED = "release-failed"
     FREED = "freed"  # the lease of a dead process, by another process of its host
     PUT_BACK = "put-back"
     DROPPED = "dropped"
-    STORE_FAILED = "store-failed"
+    STORE_UNREACHABLE = "store-unreachable"
     # Events of the beat election; `holder` is the leader.
     LEADING = "leading"
     STANDING_BY = "standing-by"

@@ -400,7 +400,7 @@ class Heartbeat:
             on_lost(lease)
         except Exception:
             logger.exception("the loss of %r could not be reported to its body", lease.key)
-        self._events.emit_for(lease, EventName.LOST, reason=str(reason), detail=detail)
+        self._events.emit_for(lease, EventName.LEASE_LOST, reason=str(reason), detail=detail)
 
     def _ring(self) -> None:
         try:

@@ -337,7 +337,7 @@ class Locker:
         lease.reported = True
         reason, detail = reason_of_loss(lease, trace.record is not None, self._note_on(lease))
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
-        self._events.emit_for(lease, EventName.LOST, reason=str(reason), detail=detail)
+        self._events.emit_for(lease, EventName.LEASE_LOST, reason=str(reason), detail=detail)
 
     def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
         if not lease.reported:

@@ -376,9 +376,9 @@ class Publication:
             if len(runtime.orphans) < _MAX_ORPHANS:
                 runtime.orphans[claim.key] = token.task
             logger.warning(
-                "singleton: %s stays claimed for at most %g s, though its message was not "
-                "published: %s",
-                *(claim.key, claim.unique_for, exc),
+                "singleton: could not withdraw the claim %s of an unpublished call; it stays for "
+                "at most %g s; free it with: celery -A ... singleton release '%s' (%s)",
+                *(claim.key, claim.unique_for, claim.key, exc),
             )
 
     def _answer(self, claim: Claim, existing: Record) -> AsyncResult[Any]:

@@ -29,6 +29,14 @@ _SHORTLY: Final[Pace] = (0.05, 1.0)
 AGAIN: Final[Pace] = (1.0, 30.0)
 
 _ASKED: Final = "the holder is asked to end"
+# The reasons of refusals by another delivery or attempt of the same task.
+_REASONS: Final = {
+    Relation.DONE: "done",
+    Relation.SUPERSEDED: "superseded",
+    Relation.TWIN: "delivered-twice",
+    Relation.EARLIER: "earlier-attempt",
+    Relation.LATER: "later-attempt",
+}
 
 
 class Outcome(StrEnum):
@@ -80,7 +88,7 @@ def decide(
         waited: Seconds for which this delivery has blocked the worker, for ``timeout``.
     """
     if relation in (Relation.DONE, Relation.SUPERSEDED, Relation.LATER):
-        return Decision(Outcome.DROP, str(relation), delivery)
+        return Decision(Outcome.DROP, _REASONS[relation], delivery)
     is_new, action = relation is Relation.OTHER and not delivery.started, rule.action
     if is_new and action is not ConflictAction.RETRY:
         if action is ConflictAction.SKIP:
@@ -109,4 +117,4 @@ def decide(
         reason = "started work is not skipped"
         return Decision(Outcome.PUT_BACK, reason, started, queues_claim=True)
     pace = _SHORTLY if relation is Relation.EARLIER else AGAIN
-    return Decision(Outcome.PUT_BACK, str(relation), started, pace)
+    return Decision(Outcome.PUT_BACK, _REASONS[relation], started, pace)

@@ -438,10 +438,14 @@ class TaskRun:
         Returns:
             The next request.
         """
-        self._emit(EventName.STORE_FAILED, error=str(error))
-        if self.policy.on_store_error is not OnStoreError.RETRY or self.eager:
+        rule, url = self.policy.on_store_error, self.runtime.settings.safe_url
+        retries = rule is OnStoreError.RETRY and not self.eager
+        requeues = retries and why_not(self.task, self.request) is None
+        action = "requeued" if requeues else "retried" if retries else str(rule)
+        self._emit(EventName.STORE_UNREACHABLE, store=url, error=str(error), action=action)
+        if not retries:
             raise error
-        if why_not(self.task, self.request) is None:
+        if requeues:
             self._put_back(self.delivery, AGAIN, "store", self.claim, retain=False)
         # Neither the store nor the broker answers. An early-acknowledged message exists only in
         # this process: it is retained until one of them does.

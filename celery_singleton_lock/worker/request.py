@@ -48,7 +48,7 @@ from kombu import Queue
 from .. import celery_compat
 from ..celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
 from ..core.lease import Kind, Token
-from ..core.store import ClaimChange, Release, Store
+from ..core.store import ClaimChange, Relation, Release, Store
 from ..errors import StoreError, StoreUnavailable
 from ..publish.claim import Claim
 from ..publish.header import (
@@ -73,6 +73,12 @@ logger = logging.getLogger("celery_singleton_lock")
 _PARENT_TIMEOUT: Final = 1.0
 # Seconds for which a key is marked as dying. Celery sends TERM, waits 0.1 s, and sends KILL.
 _DYING_SECONDS: Final = 1.0
+# What the store's replies to a release mean for the log.
+_REPLIES: Final = {
+    Relation.OURS: "its lease is released",
+    Relation.NOT_OURS: "its lease had already ended",
+    Relation.TWIN: "another delivery of the message holds the key now",
+}
 # Prefix of this library's headers. Celery makes every header an attribute of the body's request.
 _OURS: Final = "singleton_"
 # Celery's native delayed delivery (quorum queues) prefixes the routing key with 28 bits of delay.
@@ -224,7 +230,7 @@ class SingletonRequestMixin:
                 has_claim, change = True, self._claim_after(become, comes_back, note.claim)
             ttl = _DYING_SECONDS if become else 0.0
             call = Release(keys=note.keys, token=token, become=become, become_ttl=ttl, claim=change)
-            what = f"pid {self.worker_pid} {fate} holding {note.keys[0]}"
+            what = f"pool process {self.worker_pid} {fate} while holding {note.keys[0]}"
             _ask(store, what, note.ttl, partial(_release, call=call, what=what))
         if become is None:
             memory.settle(self.worker_pid)
@@ -311,7 +317,7 @@ def _release(store: Store, *, call: Release, what: str) -> None:
         if not exc.was_idle:
             raise
         reply = store.release(call, timeout=_PARENT_TIMEOUT)
-    logger.info("singleton: %s: %s", what, reply)
+    logger.info("singleton: %s; %s", what, _REPLIES.get(reply, f"the store says: {reply}"))
 
 
 @cache

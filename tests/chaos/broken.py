@@ -66,7 +66,7 @@ def _without_loss_report() -> None:
     emit = Events.emit
 
     def emit_all_but_losses(self: Events, event: Event) -> None:
-        if event.name is not EventName.LOST:
+        if event.name is not EventName.LEASE_LOST:
             emit(self, event)
 
     Events.emit = emit_all_but_losses  # type: ignore[method-assign]

@@ -259,7 +259,9 @@ def test_a_connection_never_owes_more_than_one_reply(bench: Bench) -> None:
 
 
 def losses(bench: Bench) -> list[str]:
-    return [str(event.data["reason"]) for event in bench.events if event.name is EventName.LOST]
+    return [
+        str(event.data["reason"]) for event in bench.events if event.name is EventName.LEASE_LOST
+    ]
 
 
 def flushed(bench: Bench, lease: Lease) -> None:

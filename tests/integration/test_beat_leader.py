@@ -193,7 +193,7 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     ticks.wait_for(2)
     lock_store.kill() if outage == "killed" else lock_store.pause()
     at = time.time()
-    process.wait_for_log("singleton lost: .*reason=unreachable")
+    process.wait_for_log("singleton lease-lost: .*reason=unreachable")
     seen = len(process.lines)
     lock_store.start() if outage == "killed" else lock_store.resume()
     back = said_at(
@@ -205,7 +205,7 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     assert [tick for tick in ticks.of() if at + 0.1 < tick.sent_at < back] == []
     assert faults(ticks.of(), EVERY) == []
     # Told when it changes, not at each tick.
-    assert process.log.count("singleton store-failed") == 1
+    assert process.log.count("singleton store-unreachable") == 1
 
 
 @pytest.mark.slow
@@ -216,10 +216,10 @@ def test_a_short_outage_loses_no_leader_and_no_tick_twice(
     [process] = beats.add(1)
     ticks.wait_for(2)
     lock_store.kill()
-    process.wait_for_log("singleton store-failed")
+    process.wait_for_log("singleton store-unreachable")
     lock_store.start()
     ticks.wait_for(3)
-    assert "singleton lost" not in process.log
+    assert "singleton lease-lost" not in process.log
     assert faults(ticks.of(), EVERY) == []
 
 
@@ -231,7 +231,7 @@ def test_a_store_that_comes_back_empty_finds_its_leader_on_the_grid(
     ticks.wait_for(2)
     seen = len(process.lines)
     lock_store.restart(keep_data=False)
-    process.wait_for_log("singleton (lost|resigned)", since=seen)
+    process.wait_for_log("singleton (lease-lost|resigned)", since=seen)
     process.wait_for_log("singleton leading", since=seen)
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []
@@ -243,11 +243,11 @@ def test_a_beat_that_starts_before_its_store_waits_for_it(
 ) -> None:
     lock_store.kill()
     process = beat(APP, scheduler="singleton")
-    process.wait_for_log("singleton store-failed")
+    process.wait_for_log("singleton store-unreachable")
     lock_store.start()
     process.wait_for_log("singleton leading")
     ticks.wait_for(2)
-    assert process.log.count("singleton store-failed") == 1
+    assert process.log.count("singleton store-unreachable") == 1
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_freeing_the_leaders_key_deposes_it(beats: Beats, ticks: Ticks) -> None:
     ticks.wait_for(1)
     seen = len(process.lines)
     assert beats.store.free(beats.key, None)
-    process.wait_for_log("singleton (lost|resigned)", since=seen)
+    process.wait_for_log("singleton (lease-lost|resigned)", since=seen)
     process.wait_for_log("singleton leading", since=seen)
     ticks.wait_for(2)
     assert faults(ticks.of(), EVERY) == []

@@ -419,7 +419,7 @@ def test_a_forced_release_interrupts_the_holder_and_the_next_fence_is_higher(
     fence = journal.runs("a")[-1].fence
     assert fence is not None
     assert fence > bumped
-    [loss] = notes(journal.records(), "lost")
+    [loss] = notes(journal.records(), "lease-lost")
     assert loss.task_id == first.id
 
 

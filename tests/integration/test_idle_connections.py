@@ -107,5 +107,7 @@ def test_a_dead_childs_key_is_freed_though_the_parents_connection_was_dropped(
         crash.early.delay(key, "killed")
         start = journal.wait_for_starts(count)[-1]
         journal.death(start.pid, kill_process(start.pid))
-        process.wait_for_log(rf"pid {start.pid} died holding \S+{key}: released")
+        process.wait_for_log(
+            rf"pool process {start.pid} died while holding \S+{key}; its lease is released"
+        )
         assert not redis_client.exists(crash.early.lock_key(key, ""))

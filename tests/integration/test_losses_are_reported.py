@@ -204,7 +204,7 @@ class Bench:
         watched = {*lost, *kept, self.leader}
 
         def found() -> Counter[str]:
-            losses = self.reported("lost")
+            losses = self.reported("lease-lost")
             return Counter({key: count for key, count in losses.items() if key in watched})
 
         wait_until(lambda: found() >= wanted, f"{wanted - found()} are reported as lost", 30.0)
@@ -215,7 +215,7 @@ class Bench:
         wait_until(lambda: loud <= set(self.reported("released")), "the others are released")
         assert found() == wanted
         assert not set(lost) & set(self.reported("released"))
-        assert not set(clean) & set(self.reported("lost"))
+        assert not set(clean) & set(self.reported("lease-lost"))
 
 
 def flush(bench: Bench, site: Site, keys: Sequence[str]) -> None:
@@ -281,7 +281,7 @@ def test_a_lease_lost_before_its_release_is_reported_once(
     bench: Bench, site: Site, fault: str, broken: bool
 ) -> None:
     bench.wait_for_a_leader()
-    losses = bench.reported("lost")[bench.leader]
+    losses = bench.reported("lease-lost")[bench.leader]
     long = bench.start("long")
     since = time.monotonic()
     brief = bench.start("brief")
@@ -316,4 +316,4 @@ def test_a_lease_that_a_failover_loses_is_reported_once(
         replicated.fail_over(old, bench.leader)
         bench.end(bodies)
         # The leader's lease was replicated before the stream was cut: the beat may keep it.
-        bench.check(lost, kept, bench.reported("lost")[bench.leader])
+        bench.check(lost, kept, bench.reported("lease-lost")[bench.leader])

@@ -117,7 +117,7 @@ def test_a_holder_beside_the_old_master_goes_on_and_the_fence_refuses_its_stale_
     assert journal.overlaps(), "both run: this is what replication can't exclude"
     key = fenced.write.lock_key("k", "")
     assert store.left_on_the_old_side(key) > 0, "it is renewed there still"
-    assert "singleton lost" not in old_side.log
+    assert "singleton lease-lost" not in old_side.log
     fenced.open_gate("successor")
     journal.wait_for_ends(1)
     fenced.open_gate("stale")
@@ -206,7 +206,7 @@ def test_a_body_goes_on_over_a_member_that_is_cut_off(
     finally:
         consensus.resume(cut_off)
     consensus.leader()
-    assert "singleton lost" not in process.log
+    assert "singleton lease-lost" not in process.log
     assert len(journal.runs("k")) == 1
     assert journal.overlaps() == []
 

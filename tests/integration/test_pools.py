@@ -88,7 +88,7 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
     wait_until_free(redis_client)
     assert journal.overlaps() == []
     assert [run.task_id for run in journal.runs("k")] == [first.id]
-    assert notes(journal, "lost") == []
+    assert notes(journal, "lease-lost") == []
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
     first.get(timeout=20)
     wait_until_free(redis_client)
     assert [run.task_id for run in journal.runs("k")] == [first.id]
-    assert notes(journal, "lost") == []
+    assert notes(journal, "lease-lost") == []
 
 
 @pytest.mark.slow

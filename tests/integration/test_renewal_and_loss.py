@@ -193,7 +193,7 @@ def test_a_body_ends_before_its_unreachable_lease_does_unless_told_to_continue(
     first = getattr(loss, task).delay("k", "sleep", 5)
     journal.wait_for_starts(key="k")
     private_redis.pause()
-    process.wait_for_log("singleton lost: .*reason=unreachable")
+    process.wait_for_log("singleton lease-lost: .*reason=unreachable")
     if task == "early":
         journal.wait_for_ends(key="k", timeout=SLACK)
     private_redis.resume()
@@ -285,7 +285,7 @@ def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
     assert (first.error, second.error) == ("LeaseInterrupt", None)
     assert second.begin > freed
     assert first.fence < other.fence < second.fence
-    assert told([process], "lost") == {result.id: 1}
+    assert told([process], "lease-lost") == {result.id: 1}
 
 
 @pytest.mark.slow
@@ -439,7 +439,7 @@ def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservat
         assert keys.record(record.key).ttl > longest - age - SLACK - 1
     assert is_skipped(loss.early.delay("cooling0", "sleep", 0).get(timeout=30))
     assert is_skipped(loss.early.delay("returning0", "sleep", 0).get(timeout=30))
-    assert not told([process], "lost")
+    assert not told([process], "lease-lost")
 
 
 @pytest.mark.slow

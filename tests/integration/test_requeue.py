@@ -124,7 +124,7 @@ def test_a_late_copy_of_a_message_that_requeued_itself_is_dropped(
     result = stage.app.again_late.delay(name, 1, "apply_async", name)
     stage.journal.wait_for_starts(1, key=name)
     RedisBroker(stage.redis).deliver_again(result.id)
-    worker.wait_for_log(rf"put-back: \S*\[{result.id}\] .*reason=twin")
+    worker.wait_for_log(rf"put-back: \S*\[{result.id}\] .*reason=delivered-twice")
     stage.open(name)
     assert result.get(timeout=20) == 0
     worker.wait_for_log(rf"dropped: \S*\[{result.id}\]")

@@ -143,7 +143,7 @@ def test_who_waits_says_so_once_and_for_whom(work: Any, log: Log) -> None:
 def test_a_loss_is_a_warning_with_its_reason(work: Any, log: Log) -> None:
     work.delay("ann", lose=True).get()
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
-    assert vars(line)["singleton_event"] == "lost"
+    assert vars(line)["singleton_event"] == "lease-lost"
     assert vars(line)["singleton_data"]["reason"] == "gone"
 
 
@@ -161,7 +161,7 @@ def test_a_loss_that_the_body_s_own_check_sees_first_is_told_and_is_its_error(
     assert error.reason == "expired"
     assert "was lost" in str(error)
     [line] = [record for record in log() if record.levelno >= logging.WARNING]
-    assert vars(line)["singleton_event"] == "lost"
+    assert vars(line)["singleton_event"] == "lease-lost"
     assert vars(line)["singleton_task_id"] == result.id
 
 
@@ -240,7 +240,7 @@ def test_signals_are_sent_in_the_order_of_a_run(work: Any) -> None:
         assert {event.task_id for _, event in seen} == {task_id}
         seen.clear()
         work.delay("ann", lose=True).get()
-        assert [str(event.name) for _, event in seen] == ["acquired", "lost"]
+        assert [str(event.name) for _, event in seen] == ["acquired", "lease-lost"]
 
 
 def test_a_conflict_s_signal_names_the_other_holder(work: Any) -> None:

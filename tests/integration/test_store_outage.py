@@ -76,7 +76,7 @@ def test_a_task_whose_store_is_down_is_neither_run_nor_lost(
     private_redis.kill() if outage == "killed" else private_redis.pause()
     results = [loss.early.delay("early", "sleep", 0), loss.late.delay("late", "sleep", 0)]
     for result in results:
-        process.wait_for_log(rf"singleton store-failed: \S+\[{result.id}\]")
+        process.wait_for_log(rf"singleton store-unreachable: \S+\[{result.id}\]")
         process.wait_for_log(rf"singleton put-back: \S+\[{result.id}\] .*reason=store")
     assert journal.records() == []
     private_redis.start() if outage == "killed" else private_redis.resume()
@@ -97,7 +97,7 @@ def test_a_message_that_only_the_child_has_outlives_store_and_broker(
     process = worker(LOSS)
     result = load_app(LOSS).cut.delay("k", cut_before=private_redis.pid)
     # The child killed the server after the broker had let go of the message, and has to keep it.
-    process.wait_for_log("singleton store-failed")
+    process.wait_for_log("singleton store-unreachable")
     process.wait_for_log("could not requeue")
     assert said(journal, "cut")
     assert journal.runs() == []
@@ -225,7 +225,7 @@ def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
     journal.wait_for_starts(key="k")
     private_redis.restart(keep_data=False)
     loss.competitor.delay("k", "sleep", 0.2).get(timeout=30)
-    process.wait_for_log(rf"singleton lost: \S+\[{first.id}\]")
+    process.wait_for_log(rf"singleton lease-lost: \S+\[{first.id}\]")
     journal.note("go on")
     assert first.get(timeout=30)["lost"]
     assert journal.overlaps()

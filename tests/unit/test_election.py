@@ -27,8 +27,8 @@ OF_LEADERS = {
     EventName.LEADING,
     EventName.STANDING_BY,
     EventName.RESIGNED,
-    EventName.LOST,
-    EventName.STORE_FAILED,
+    EventName.LEASE_LOST,
+    EventName.STORE_UNREACHABLE,
 }
 
 
@@ -180,7 +180,7 @@ def test_a_leader_that_was_stopped_and_finds_nobody_leads_again_and_says_so(benc
     bench.clock.advance(TTL + 1)
     bench.advance(0.1, a)
     assert a.election.campaign()
-    assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
+    assert a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.LEADING]
     assert a.election.term == 2
 
 
@@ -193,7 +193,7 @@ def test_who_is_deposed_while_its_keeper_finds_out_says_that_it_leads_again(benc
     bench.store.before_authorization = a.heartbeat.sweep
     assert not a.election.authorize_tick("e", 1.0)
     assert a.election.campaign()
-    assert a.names() == [EventName.LEADING, EventName.LOST, EventName.LEADING]
+    assert a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.LEADING]
 
 
 def test_a_leader_whose_lease_is_near_its_end_leads_no_more(bench: Bench) -> None:
@@ -274,7 +274,7 @@ def test_the_store_refuses_a_leader_that_believes_it_leads(bench: Bench) -> None
     lease.valid_until = float("inf")
     assert not a.authorize_tick("e", 2.0)
     assert not a.leading
-    assert bench.a.names() == [EventName.LEADING, EventName.LOST, EventName.RESIGNED]
+    assert bench.a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.RESIGNED]
     assert "another leader" in str(bench.a.said[-1].data["why"])
     assert b.last_runs["e"] == 2.0
     assert b.authorize_tick("e", 3.0)
@@ -287,7 +287,7 @@ def test_a_deposed_leader_reports_its_loss_even_if_its_release_gets_no_reply(ben
     assert bench.store.free(KEY, None)
     bench.store.lost_releases = 1
     assert not a.authorize_tick("e", 2.0)
-    assert bench.a.names() == [EventName.LEADING, EventName.LOST, EventName.RESIGNED]
+    assert bench.a.names() == [EventName.LEADING, EventName.LEASE_LOST, EventName.RESIGNED]
     assert EventName.RELEASE_FAILED not in [event.name for event in bench.a.said]
 
 
@@ -360,10 +360,10 @@ def test_an_outage_is_told_once_and_ended_by_whatever_comes(bench: Bench) -> Non
     for _ in range(5):
         assert not a.election.campaign()
         bench.advance(POLL, a)
-    assert a.names() == [EventName.STORE_FAILED]
+    assert a.names() == [EventName.STORE_UNREACHABLE]
     bench.store.away = False
     assert a.election.campaign()
-    assert a.names() == [EventName.STORE_FAILED, EventName.LEADING]
+    assert a.names() == [EventName.STORE_UNREACHABLE, EventName.LEADING]
 
 
 def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
@@ -379,11 +379,11 @@ def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
         bench.advance(1, a)
     bench.store.away = False
     assert a.election.authorize_tick("e", 1.0)
-    assert a.names() == [EventName.LEADING, EventName.STORE_FAILED, EventName.LEADING]
+    assert a.names() == [EventName.LEADING, EventName.STORE_UNREACHABLE, EventName.LEADING]
     bench.store.away = True
     bench.advance(TTL, a)
     assert not a.election.campaign()
-    assert a.names()[3:] == [EventName.LOST, EventName.STORE_FAILED]
+    assert a.names()[3:] == [EventName.LEASE_LOST, EventName.STORE_UNREACHABLE]
     bench.store.away = False
     bench.advance(POLL, a)
     assert a.election.campaign()

@@ -646,9 +646,9 @@ def test_a_loss_is_told_to_the_body_first_and_then_to_the_sinks_once(bench: Benc
     )
     bench.store.free(lease.key, None)
     bench.advance(60)
-    assert order == ["body", "lost"]
+    assert order == ["body", "lease-lost"]
     (event,) = bench.events
-    assert event.name is EventName.LOST
+    assert event.name is EventName.LEASE_LOST
     assert (event.key, event.task, event.task_id) == (lease.key, "app.sync", "t")
     assert event.data["reason"] == "gone"
 

@@ -318,7 +318,7 @@ def test_a_release_made_again_after_an_interruption_is_no_loss(
     with pytest.raises(Interrupted):
         bench.locker.release(lease, give(lease))
     bench.locker.release(lease, give(lease))
-    assert EventName.LOST not in [event.name for event in bench.events]
+    assert EventName.LEASE_LOST not in [event.name for event in bench.events]
     assert bench.nothing_is_held()
 
 
@@ -398,7 +398,7 @@ def test_a_loss_that_the_release_is_the_first_to_meet_is_told(bench: Bench) -> N
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None)
     bench.locker.release(lease, give(lease))
-    assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LOST]
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LEASE_LOST]
     assert bench.events[-1].holder == lease.holder
     assert bench.events[-1].data["reason"] == "gone"
     bench.locker.release(lease, give(lease))
@@ -420,7 +420,7 @@ def test_a_loss_that_the_keeper_has_told_is_not_told_again(bench: Bench) -> None
     bench.store.free(KEY, None)
     bench.heartbeat.ask(lease)
     bench.locker.release(lease, give(lease))
-    assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LOST]
+    assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LEASE_LOST]
 
 
 def test_where_releases_cannot_be_posted_the_end_of_a_task_waits_for_the_reply(

@@ -43,7 +43,7 @@ def test_a_log_that_is_turned_on_hears_everything_of_its_level(
     observed: Observed, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, LOGGER)
-    assert observed(EventName.LOST)
+    assert observed(EventName.LEASE_LOST)
     assert not observed(EventName.CONFLICT)
     caplog.set_level(logging.DEBUG, LOGGER)
     assert all(map(observed, EventName))
