@@ -20,6 +20,7 @@ from tests.harness.journal import Journal
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble
+from tests.integration.test_until_expired import assert_one_per_period
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,14 @@ def test_bodies_of_two_workers_never_overlap_and_fences_rise(
         assert len(fences) == 10
         assert fences == sorted(fences)
     close(loss.app)
+
+
+def test_one_call_runs_in_a_period(load_app: LoadApp, worker: StartWorker) -> None:
+    crash = load_app(CRASH)
+    worker(CRASH, concurrency=2)
+    crash.open_gate("open")
+    assert_one_per_period(crash.early, "k", "open")
+    close(crash.app)
 
 
 def test_a_killed_childs_key_is_free_within_a_second_of_celery_noticing(

@@ -27,6 +27,7 @@ from tests.harness.journal import Journal, events
 from tests.harness.keys import Keys
 from tests.harness.processes import ROOT, kill_process
 from tests.harness.worker import CeleryWorker
+from tests.integration.test_until_expired import assert_one_per_period
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -239,6 +240,13 @@ def test_the_claim_of_a_killed_child_goes_with_its_lease_wherever_it_is(
         kill_process(start.pid)
     # The ttl is 60 s: it is the parent who frees both.
     wait_until(lambda: not held(crash.app), "claims and leases are free", timeout=20)
+
+
+def test_one_call_runs_in_a_period(crash: ModuleType, worker: StartWorker) -> None:
+    worker(CRASH, concurrency=2)
+    crash.open_gate("open")
+    for key in KEYS:
+        assert_one_per_period(crash.early, key, "open")
 
 
 def test_the_command_line_lists_and_frees_what_is_held_anywhere(

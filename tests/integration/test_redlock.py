@@ -19,6 +19,7 @@ from tests.harness.keys import Keys
 from tests.harness.processes import kill_process
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.worker import CeleryWorker
+from tests.integration.test_until_expired import assert_one_per_period
 
 # Five servers, and workers that are killed.
 pytestmark = pytest.mark.slow
@@ -93,6 +94,12 @@ def test_a_hundred_calls_of_one_key_run_one_at_a_time(
     assert journal.overlaps() == []
     assert len(journal.runs("k")) == len(ran) >= 1
     assert sum(worker.log.count("Traceback") for worker in workers) == 0
+
+
+def test_one_call_runs_in_a_period(crash: ModuleType, worker: StartWorker) -> None:
+    worker(CRASH, concurrency=2)
+    crash.open_gate("open")
+    assert_one_per_period(crash.early, "k", "open")
 
 
 def test_what_waits_for_the_key_runs_after_it(

@@ -207,6 +207,23 @@ def test_the_period_ends_by_itself_and_the_next_call_begins_another(
     assert second.get(timeout=SOON) == name
 
 
+def assert_one_per_period(task: Any, *args: Any) -> None:
+    """The calls of a period of any store: the first runs, and the others give way to it."""
+    first = task.apply_async(args, singleton=LONG)
+    value = first.get(timeout=SOON)
+    assert not is_skipped(value)
+    again = task.apply_async(args, singleton=LONG)
+    assert (again.id, again.get(timeout=SOON)) == (first.id, value)
+    member = task.apply_async(args, singleton={**LONG, "on_conflict": "skip"}, group_id="g")
+    assert member.id != first.id
+    assert is_skipped(member.get(timeout=SOON))
+    runtime = Runtime.of(task.app)
+    record = runtime.store.inspect(runtime.keyspace.period(task.name, task.lock_key(*args)))
+    assert record is not None
+    assert Token.task_id_of(record.token) == first.id
+    assert 600 - 2 * SOON < record.ttl <= 600
+
+
 # Many publishers.
 
 
