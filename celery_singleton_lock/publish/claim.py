@@ -147,6 +147,8 @@ class Claim:
             return None  # the common case first: isinstance() with an ABC is slow
         if not isinstance(value, Mapping) or not keyspace.is_claim(value.get("key")):
             return None
+        if Keyspace.is_period(value["key"]):
+            return None  # no worker changes such a claim
         arguments = value.get("arguments")
         try:
             return cls(

@@ -71,6 +71,7 @@ def test_a_claim_is_read_from_the_header_that_it_was_written_to(claim: Claim) ->
         {"key": "csl:{unit:1}:claim|app.sync|app.sync:42"},
         {"key": "csl:{unit:x}:claim|app.sync|app.sync:42"},
         {"key": "csl:{unit:0}:claim|"},
+        {"key": KEYSPACE.period("app.sync", LOCK)},
         {"key": CLAIM + "x" * 6000},
         {"key": CLAIM + "\ud800"},
         {"unique": None},
