@@ -78,6 +78,12 @@ def waiting(self: Any, key: str, steps: int, seconds: float) -> str:
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 
+@singleton_task(**SHARED, acks_late=True, on_conflict=OnConflict.cancel_running(0.2, timeout=10))
+def latest(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Cancelled by a newer call; else it has to succeed, or fails if it has not begun in time."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
 @singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, max_retries=None)
 def again(self: Any, key: str, steps: int, seconds: float) -> str:
     """Retries itself once; its key stays reserved meanwhile."""
@@ -178,19 +184,22 @@ def _released(event: Any = None, **_: Any) -> None:
     _write("released", task_id=event.task_id, fence=_fences.get(event.holder))
 
 
-class _ReleaseFailures(logging.Handler):
-    """Releases that the store did not answer: an event that has a log line and no signal."""
+class _LogLines(logging.Handler):
+    """Events that have a log line and no signal: a release without a reply, a cancelled call."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "singleton_event", None) == EventName.RELEASE_FAILED:
-            job = record.singleton_task_id  # type: ignore[attr-defined]
+    def emit(self, record: Any) -> None:
+        event = getattr(record, "singleton_event", None)
+        job = getattr(record, "singleton_task_id", "")
+        if event == EventName.RELEASE_FAILED:
             _write("release-failed", task_id=job, fence=_fences.get(job))
+        elif event == EventName.CANCELLED:
+            _write("cancelled", task_id=job, by=record.singleton_data["by"])
 
 
 @signals.worker_init.connect(weak=False)
 def _prepare(**_: Any) -> None:
     # In workers, before they fork; never in the process of a campaign or a test.
     broken.break_on_purpose(os.environ.get("CHAOS_BROKEN", ""))
-    logging.getLogger("celery_singleton_lock").addHandler(_ReleaseFailures())
+    logging.getLogger("celery_singleton_lock").addHandler(_LogLines())
     if VARIABLE in os.environ:
         dump_on_signal(History.from_env().directory)

@@ -11,8 +11,9 @@ from typing import Any
 
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.lease import Lease, Token
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
+from celery_singleton_lock.task.cancel_running import CallOrder
 from celery_singleton_lock.worker import request as request_module
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 
@@ -72,10 +73,23 @@ def _without_loss_report() -> None:
     Events.emit = emit_all_but_losses  # type: ignore[method-assign]
 
 
+def _without_order() -> None:
+    """A call is the newest when it arrives, whenever it was made."""
+    note = CallOrder.note
+
+    def note_arrival(self: CallOrder, token: Token) -> None:
+        if not hasattr(self, "_call"):
+            self.called_at = None
+        note(self, token)
+
+    CallOrder.note = note_arrival  # type: ignore[method-assign]
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "owner-check": _without_owner_check,
     "renewal": _without_renewal,
     "local-deadline": _without_local_deadline,
     "nonce": _without_nonce,
     "loss-report": _without_loss_report,
+    "order": _without_order,
 }

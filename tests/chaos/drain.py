@@ -100,8 +100,9 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
         value: Any = client.get(key)
         if value is None or key.endswith((":fence", ":shards")):
             continue  # one of each, and known
-        if ":done|" not in key:
+        if ":done|" not in key and ":newest|" not in key:
             left[key] = f"held: {value}"
-        elif client.pttl(key) == -1:  # a marker stays for an hour, for copies that come late
+        elif client.pttl(key) == -1:
+            # A marker, and the newest call, stay for an hour: for copies and calls that come late.
             left[key] = f"has no ttl: {value}"
     return left

@@ -9,6 +9,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   began);
 * refused with LockConflict, and no body of it had begun by then, as with a skip (the FAILURE may be
   nowhere to be read, if the result backend is away);
+* cancelled by a newer call: one of `latest` that was published later (or earlier, if the server's
+  clock was stepped);
 * FAILURE with LeaseLost, and its bodies met a fault: one for ``on_lost="fail"``, and one for
   ``"continue"`` whose own check raised it; four for ``"retry"``. A lock that loses leases
   while nothing is broken gets no such excuse;
@@ -18,7 +20,8 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   worker that it had reached was killed before it took it up, and it vanished so when it was to be
   delivered again. Nothing of the lock runs between the publishing of a message and its taking up.
 
-Each of these but success and skip is counted, so that a report shows how often it was needed.
+Each of these but success, skip and a newer call is counted, so that a report shows how often it
+was needed.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.bodies import Body
+from tests.chaos.order import CallOrder
 from tests.harness.journal import Record, events
 
 #: Tasks whose message is acknowledged before the body.
@@ -169,10 +173,12 @@ def _jobs(records: Iterable[Record], found: Iterable[Body]) -> dict[str, _Job]:
 def _open(
     records: Sequence[Record], found: Iterable[Body], ttl: float, excused: Counter[str]
 ) -> Iterable[tuple[str, _Job]]:
-    ends = _Ends(records)
+    ends, order = _Ends(records), CallOrder(records)
     faults = events(records, "fault")
     for name, job in _jobs(records, found).items():
         if any(body.succeeded for body in job.bodies):
+            continue
+        if order.is_cancelled(job.records):
             continue
         if job.ended_before_it_began("skip"):
             if job.bodies:

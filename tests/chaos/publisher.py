@@ -12,7 +12,16 @@ from celery.exceptions import OperationalError as CeleryError
 from kombu.exceptions import OperationalError
 
 #: What is published, and how often in relation to each other.
-MIX = {"late": 4, "late_skip": 2, "heedless": 1, "waiting": 1, "again": 1, "early": 2, "plain": 2}
+MIX = {
+    "late": 4,
+    "late_skip": 2,
+    "heedless": 1,
+    "waiting": 1,
+    "latest": 2,
+    "again": 1,
+    "early": 2,
+    "plain": 2,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,13 +60,14 @@ class Story:
         late: bool = True,
         asked: float | None = None,
         attempt: int = 0,
+        task: str = "late",
     ) -> Story:
         """A body of one step, which takes all of it; ``end`` None: it doesn't end."""
         job = job or f"job-{run}"
         facts = {
             "asked": begin if asked is None else asked,
             "worker": "w",
-            "task": f"{APP}.late",
+            "task": f"{APP}.{task}",
             "late": late,
             "attempt": attempt,
         }
@@ -660,3 +661,39 @@ def test_a_shutdown_that_waits_for_anything_but_results_is_a_violation(stacks: s
 def test_another_error_that_ends_a_worker_is_a_violation() -> None:
     text = "Unrecoverable error: ...\nAttributeError: 'Lease' object has no attribute 'name'"
     assert Story().add("broken", 1, text=text).kinds() == [Kind.BROKEN]
+
+
+# The newest call.
+
+
+def cancelled(by_at: float) -> Story:
+    story = Story().published("old", "latest", at=1).published("new", "latest", at=by_at)
+    story.body("n", 3, 4, job="new", task="latest")
+    return story.add("cancelled", 2.5, task_id="old", by="new")
+
+
+def test_a_job_may_give_way_to_a_newer_one_only() -> None:
+    assert cancelled(by_at=2).kinds() == []
+    assert cancelled(by_at=0.5).kinds() == [Kind.JOB_LOST]
+    assert cancelled(by_at=0.5).add("fault", 0, end=1, name="clock-step").kinds() == []
+
+
+def older_runs_last(task: str = "latest", asked: float = 5) -> Story:
+    story = Story().published("old", task, at=1).published("new", task, at=2)
+    story.body("n", 3, 4, job="new", task=task)
+    return story.body("o", 5, 6, job="old", task=task, asked=asked)
+
+
+def test_an_older_call_that_begins_after_a_newer_one_is_found() -> None:
+    assert older_runs_last().kinds() == [Kind.ORDER]
+    assert older_runs_last(asked=2.5).kinds() == []  # it asked before the newer one began
+    assert older_runs_last("late").kinds() == []
+    verdict = older_runs_last().add("loss", 4.5, mark="m").judge()
+    assert (verdict.violations, sum(verdict.excused.values())) == ((), 1)
+
+
+def test_two_deliveries_of_the_newest_call_are_in_order() -> None:
+    story = Story().published("old", "latest", at=1).published("new", "latest", at=2)
+    story.add("cancelled", 2.5, task_id="old", by="new")
+    story.body("a", 3, None, job="new", task="latest").add("death", 4, pid=1)
+    assert story.body("b", 5, 6, job="new", task="latest", pid=2).kinds() == []

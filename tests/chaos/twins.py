@@ -100,6 +100,15 @@ TWINS = (
     _twin("no-nonce", Kind.OVERLAP, broken="nonce", lengths=_LONG, visibility_timeout=1.0),
     # A worker that was stopped for longer than its leases does not report their loss.
     _twin("no-loss-report", Kind.UNREPORTED, broken="loss-report", faults=("stop-worker",)),
+    # A call that is delivered again after a kill counts as the newest.
+    _twin(
+        "no-order",
+        Kind.ORDER,
+        broken="order",
+        faults=("kill-worker", "kill-child"),
+        mix={"latest": 1},
+        visibility_timeout=3.0,
+    ),
     _twin("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
     _twin(
         "python-redis-lock",

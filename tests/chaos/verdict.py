@@ -15,6 +15,7 @@ class Kind(StrEnum):
     STALE_WRITE = "a stale write was accepted"
     JOB_LOST = "a job was lost"
     RUN_AGAIN = "a job ran again after its success was recorded"
+    ORDER = "an older call began after a newer one"
     KEY_LEFT = "a key was left in the store"
     NEVER_ENDS = "something never ended"
     BROKEN = "a process ended by itself"
