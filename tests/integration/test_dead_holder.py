@@ -6,17 +6,23 @@ The leases have a ttl of 60 s, longer than any test here waits: what frees a key
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
+from celery_singleton_lock import LockConflict, hold
 from celery_singleton_lock.core.process import identity_of_this_process
+from celery_singleton_lock.runtime import Runtime
 from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, events
+from tests.harness.processes import Process
+from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.worker import CeleryWorker
 
 CRASH = "tests.apps.crash"
@@ -116,7 +122,7 @@ def test_without_the_proof_the_redelivered_job_waits_for_the_ttl(
     assert_it_waits(worker(CRASH, concurrency=1), crash, journal, redis_client)
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
+@pytest.mark.parametrize("where", ["pid", pytest.param("hostname", marks=pytest.mark.slow)])
 def test_a_worker_elsewhere_waits_for_the_ttl(
     where: str,
     crash: ModuleType,
@@ -156,3 +162,90 @@ def test_a_stopped_holder_keeps_its_lease(
     subprocess.run(["kill", "-STOP", *map(str, group)], check=True)
     assert_it_waits(worker(CRASH, concurrency=1), crash, journal, redis_client)
     power_cut(stopped, journal)
+
+
+# --- hold(), on every store -----------------------------------------------------------------------
+
+HOLD = """
+import os, signal, sys
+from celery import Celery
+from celery_singleton_lock import hold, runtime
+url, then, wait = sys.argv[1:]
+if then == "end":
+    runtime.identity_of_this_process = lambda: ""
+app = Celery("script", broker="memory://")
+app.conf.singleton_lock_url = url
+with hold("k", scope="s", ttl=60, wait=float(wait), app=app) as lease:
+    print("fence", lease.fence_number or 0, flush=True)
+    if then == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def script(url: str, then: str, wait: float = 0.0) -> Process:
+    """A process that holds ``k``, and dies or ends; one that ends has no identity."""
+    return Process([sys.executable, "-c", HOLD, url, then, str(wait)], name=then).start()
+
+
+@pytest.fixture(
+    params=[
+        "redis_url",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("sentinels", "cluster", "redlock", "etcd", "zookeeper")
+        ),
+    ]
+)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of a store."""
+    if request.param == "redlock":
+        with RedlockNodes(3) as nodes:
+            yield nodes.url()
+        return
+    found = request.getfixturevalue(request.param)
+    if request.param in ("etcd", "zookeeper"):
+        yield found.url(f"t{time.monotonic_ns()}")
+    else:
+        yield found if isinstance(found, str) else found.url
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[Celery]:
+    app = Celery("here", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = url
+    yield app
+    Runtime.of(app).close()
+
+
+def test_hold_does_not_wait_for_a_dead_script_on_any_store(url: str, app: Celery) -> None:
+    dead = script(url, "die")
+    fence = int(dead.wait_for_log(r"^fence (\d+)")[1])
+    dead.wait()
+    with hold("k", scope="s", ttl=60, app=app) as lease:
+        assert (lease.fence_number or 1) > fence
+
+
+@pytest.mark.parametrize("url", ["redis_url"], indirect=True)
+def test_the_client_that_has_waited_longest_gets_the_key_of_a_dead_holder(
+    url: str, app: Celery, redis_client: redis.Redis
+) -> None:
+    dead = script(url, "die")
+    dead.wait_for_log(r"^fence")
+    dead.wait()
+    key = Runtime.of(app).keyspace.lock("s", "k")
+    waiting = script(url, "end", wait=30)  # as from another host: it can't prove the death
+    wait_until(lambda: redis_client.get(key).endswith(" "), "it waits")
+    with pytest.raises(LockConflict, match="is held by"), hold("k", scope="s", app=app):
+        pass
+    waiting.wait_for_log(r"^fence", timeout=5)
+    assert waiting.wait() == 0
+
+
+@pytest.mark.parametrize("url", ["redis_url"], indirect=True)
+def test_a_client_that_waits_gets_the_key_of_a_dead_holder_at_once(url: str, app: Celery) -> None:
+    dead = script(url, "die")
+    dead.wait_for_log(r"^fence")
+    dead.wait()
+    began = time.monotonic()
+    with hold("k", scope="s", wait=30, app=app):
+        assert time.monotonic() - began < 2
