@@ -5,10 +5,12 @@ The leases have a ttl of 60 s, longer than any test here waits: what frees a key
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -249,3 +251,30 @@ def test_a_client_that_waits_gets_the_key_of_a_dead_holder_at_once(url: str, app
     began = time.monotonic()
     with hold("k", scope="s", wait=30, app=app):
         assert time.monotonic() - began < 2
+
+
+# --- killed at random -----------------------------------------------------------------------------
+
+
+def mortals(url: str, tmp_path: Path, seconds: float, whole: str) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.apps.mortal"]
+    process = Process([*command, url, str(seconds), whole, str(tmp_path / "bodies")]).start()
+    found = process.wait_for_log(r"^\{.*\}$", timeout=seconds + 30)[0]
+    print(found)
+    counts: dict[str, int] = json.loads(found)
+    return counts
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.slow)])
+def test_holders_that_are_killed_at_random_never_overlap_and_block_no_other(
+    seconds: float, redis_url: str, tmp_path: Path
+) -> None:
+    counts = mortals(redis_url, tmp_path, seconds, "yes")
+    assert counts["overlap"] == 0
+    assert counts["kills"] > 5 * seconds
+    assert counts["alone"] > counts["kills"]
+
+
+def test_holders_that_count_as_dead_without_a_proof_overlap(redis_url: str, tmp_path: Path) -> None:
+    """The twin."""
+    assert mortals(redis_url, tmp_path, 3, "no")["overlap"] > 0
