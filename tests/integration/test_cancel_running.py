@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,8 @@ from celery.exceptions import TaskRevokedError
 from celery_singleton_lock import LockConflict
 from celery_singleton_lock.core.key import Keyspace
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, wait_until
+from tests.integration.stage import Stage, open_stage, wait_until
+from tests.integration.test_seeing_it import Listener
 
 APP = "tests.apps.latest"
 
@@ -196,6 +198,36 @@ def test_a_newer_call_ends_the_running_one_in_every_pool(
     assert is_cancelled_by(newer, older)
     assert runs(stage, name) == [older.id, newer.id]
     assert overlaps(stage, name) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", ["sentinels", "cluster"])
+def test_a_newer_call_ends_the_running_one_on_other_stores(
+    servers: str,
+    request: pytest.FixtureRequest,
+    redis_url: str,
+    tmp_path: Path,
+) -> None:
+    env = {"LOCK_URL": request.getfixturevalue(servers).url}
+    with open_stage(redis_url, tmp_path, APP, env) as stage:
+        stage.worker(concurrency=6)
+        names = [uuid4().hex[:12] for _ in range(3)]  # in several shards of the cluster
+        older = [begin(stage, stage.app.build, name) for name in names]
+        newer = [stage.app.build.delay(name, number=2, seconds=0) for name in names]
+        assert [one.get(timeout=30) for one in newer] == [2, 2, 2]
+        assert all(map(is_cancelled_by, newer, older))
+        assert stage.journal.overlaps() == []
+
+
+def test_a_cancelled_call_is_a_worker_event(stage: Stage, name: str) -> None:
+    queue = f"q-{name}"
+    with Listener(stage.app.app) as listener:
+        worker = stage.worker(concurrency=2, queues=[queue], args=["-E"])
+        listener.wait_for("worker-heartbeat", hostname=worker.hostname)
+        older = began(stage, stage.app.build.apply_async((name, 1), queue=queue))
+        stage.app.build.apply_async((name, 2, "wait", 0), queue=queue).get(timeout=30)
+        event = listener.wait_for("task-revoked", uuid=older.id)
+        assert (event["hostname"], event["expired"]) == (worker.hostname, False)
 
 
 def test_a_cancelled_call_that_is_delivered_again_after_a_kill_does_not_run(
