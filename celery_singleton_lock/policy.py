@@ -307,6 +307,8 @@ class Policy:
     unique: Unique | None = option(None, choice, Unique)
     unique_for: float = option(3600.0, _positive, "the claim ends at once")
     on_duplicate: OnDuplicate = option(OnDuplicate.RETURN_EXISTING, choice, OnDuplicate)
+    debounce: float | None = option(None, _positive, "None to run as soon as possible")
+    debounce_max: float | None = option(None, _positive, "None for no bound")
     given_on_conflict: OnConflict = _SKIP
     is_plain: bool = True
 
@@ -319,12 +321,14 @@ class CallOptions(TypedDict, total=False):
     unique: Literal["until_start", "until_done", "until_expired"] | None
     unique_for: float | timedelta
     on_duplicate: Literal["return_existing", "replace", "skip", "raise"]
+    debounce: float | timedelta | None
+    debounce_max: float | timedelta | None
 
 
 OPTIONS: Final = frozenset(f.name for f in fields(Policy) if f.metadata)
 CALL_OPTIONS: Final = frozenset(CallOptions.__annotations__)
 #: The options that may be set for all tasks of an app, as ``singleton_lock_<name>``.
-APP_OPTIONS: Final = OPTIONS - {"key", "scope", "limit", "min_hold"}
+APP_OPTIONS: Final = OPTIONS - {"key", "scope", "limit", "min_hold", "debounce", "debounce_max"}
 
 
 def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
@@ -344,6 +348,10 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
         raise TypeError(f"{where}: unknown option {unknown[0]!r}{suggestion(unknown[0], OPTIONS)}")
     try:
         checked = {name: check_option(Policy, name, value) for name, value in options.items()}
+        if checked.get("debounce") is not None:
+            checked.setdefault("on_duplicate", OnDuplicate.REPLACE)
+            if base.unique is None:
+                checked.setdefault("unique", Unique.UNTIL_START)
         given = checked.get("on_conflict", base.given_on_conflict)
         checked["on_conflict"] = _rule(base, checked, given)
         if checked.get("unique") is Unique.UNTIL_EXPIRED and "unique_for" not in checked:
@@ -467,6 +475,8 @@ def _check_together(policy: Policy) -> None:
         _check_cancel_running(policy)
     if policy.max_hold is not None and policy.max_hold < policy.min_hold:
         raise ValueError(f"max_hold={policy.max_hold} is shorter than min_hold={policy.min_hold}")
+    if policy.debounce is not None or policy.debounce_max is not None:
+        _check_debounce(policy)
     if policy.on_duplicate is OnDuplicate.REPLACE:
         _check_replace(policy)
     retry = policy.on_conflict
@@ -500,4 +510,24 @@ def _check_replace(policy: Policy) -> None:
         raise ValueError(
             'on_duplicate="replace" with on_store_error="run": the newest arguments are in the '
             'store, so a body can\'t run without it. Use on_store_error="retry" or "raise"'
+        )
+
+
+def _check_debounce(policy: Policy) -> None:
+    debounce, most, unique = policy.debounce, policy.debounce_max, policy.unique
+    if debounce is None:
+        raise ValueError(
+            f"debounce_max={most:g} has no effect without debounce: add it, or drop it"
+        )
+    if most is not None and most < debounce:
+        raise ValueError(f"debounce_max={most:g} is shorter than debounce={debounce:g}")
+    if unique not in (None, Unique.UNTIL_START):
+        raise ValueError(
+            f'debounce={debounce:g} with unique="{unique}": only a message that has not started '
+            'can wait for later calls. Use unique="until_start", which debounce sets by itself'
+        )
+    if unique is not None and policy.on_duplicate is not OnDuplicate.REPLACE:
+        raise ValueError(
+            f'debounce={debounce:g} with on_duplicate="{policy.on_duplicate}": a debounced call '
+            'runs with the newest arguments. Leave on_duplicate out; debounce sets "replace"'
         )

@@ -33,6 +33,7 @@ class Relation(StrEnum):
     TWIN = "twin"  # another delivery of the same attempt holds the key
     EARLIER = "earlier"  # an earlier attempt of the same task holds it
     LATER = "later"  # a later attempt of the same task holds it, or it is reserved for one
+    NOT_DUE = "not_due"  # the message may not start yet
     OTHER = "other"  # another task, or another call of this one
     OURS = "released"  # the token held the key, and the release was carried out
     NOT_OURS = "not_ours"  # the token does not hold the key
@@ -110,6 +111,7 @@ class Admit:
         wants_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
         arguments: The key at which later calls may replace the message's arguments; empty: they
             can't be replaced. Kept `ARGUMENTS_FOR` longer than the claim.
+        due_in: Seconds until the message may start, by the store's clock; only with ``arguments``.
     """
 
     key: str
@@ -120,6 +122,7 @@ class Admit:
     prolongs: bool = True
     wants_ttl: bool = True
     arguments: str = ""
+    due_in: float = 0.0
 
 
 class Replaced(Enum):
@@ -140,6 +143,9 @@ class ReplaceArguments:
         key: The key of the message's arguments.
         arguments: The new arguments.
         ttl: Seconds.
+        due_in: Seconds from now until the message may start.
+        due_max: Seconds from the admission of the message until it may start in any case; None:
+            there is no bound.
     """
 
     claim: str
@@ -147,6 +153,8 @@ class ReplaceArguments:
     key: str
     arguments: bytes
     ttl: float
+    due_in: float = 0.0
+    due_max: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,6 +237,17 @@ class Refused:
     def holder(self) -> Holder:
         """The holder, as far as the store could read it."""
         return self.record.holder if self.record else Holder(task_id="an unknown holder")
+
+
+@dataclass(slots=True, kw_only=True)
+class NotDue(Refused):
+    """The reply to an acquire for a message that may not start yet.
+
+    Attributes:
+        due_in: Seconds until it may.
+    """
+
+    due_in: float
 
 
 @dataclass(slots=True, kw_only=True)

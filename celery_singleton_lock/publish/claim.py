@@ -326,6 +326,28 @@ class Publication:
             return Claim.of(policy, keyspace.claim(self.task, self.key))
         return replace(Claim.of(policy, keyspace.period(self.task, self.key)), lasts=True)
 
+    def check_debounce(self) -> None:
+        """Refuse Celery's options that contradict ``debounce``.
+
+        Raises:
+            ValueError: The call sets another time, or expires before it may run.
+        """
+        options, policy = self.options, self.policy
+        for name in ("countdown", "eta"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"{self.task}: {name}={options[name]!r} with debounce={policy.debounce:g}: the "
+                    f"debounce decides when the call runs. Leave {name} out, or turn debounce off "
+                    'for this call: singleton={"debounce": None, "debounce_max": None}'
+                )
+        latest = policy.debounce_max or policy.debounce or 0.0
+        if self.expires is not None and _delay_until(self.expires, self.runtime.app) <= latest:
+            raise ValueError(
+                f"{self.task}: expires={self.expires!r} with debounce={policy.debounce:g}: the "
+                f"message may expire before it runs, {latest:g} s after the call or later, and the "
+                "newest arguments would be lost. Give a later expires, or none"
+            )
+
     def _leaves_out_arguments(self) -> bool:
         """Whether calls with one key may have different arguments, if the task's code is here."""
         key_maker = getattr(self.runtime.app.tasks.get(self.task), "singleton_key_maker", None)
@@ -361,6 +383,8 @@ class Publication:
             wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
             arguments=arguments,
         )
+        if arguments:
+            call.due_in = self.policy.debounce or 0.0
         existing = _ask(runtime, call)
         if runtime.orphans:
             runtime.orphans.pop(claim.key, None)
@@ -447,6 +471,9 @@ class ReplacingPublication(Publication):
     def of(cls, publication: Publication, arguments: bytes) -> ReplacingPublication:
         """``publication`` for a policy with ``on_duplicate="replace"``."""
         values = {one.name: getattr(publication, one.name) for one in fields(publication)}
+        if publication.policy.debounce is not None:
+            publication.check_debounce()
+            publication.options["countdown"] = publication.policy.debounce
         return cls(**values, arguments=arguments)
 
     def _admit(self, claim: Claim, token: Token, arguments: str = "") -> Record | None:
@@ -472,6 +499,8 @@ class ReplacingPublication(Publication):
             key=Keyspace.arguments(claim.key, existing.token),
             arguments=self.arguments,
             ttl=claim.unique_for + ARGUMENTS_FOR,
+            due_in=self.policy.debounce or 0.0,
+            due_max=self.policy.debounce_max,
         )
         return self.runtime.store.replace_arguments(request, timeout=_TIMEOUT)
 

@@ -69,6 +69,7 @@ from ..core.store import (
     ClaimChange,
     Mark,
     MarkerState,
+    NotDue,
     Refused,
     Relation,
     Release,
@@ -337,6 +338,9 @@ class TaskRun:
                             self._begin_as_newest(order, request, reply)
                         return reply
                     self._asked = None
+                    if isinstance(reply, NotDue):
+                        self._put_back_until_due(reply.due_in)
+                        continue
                     if self._is_of_another_message(reply):
                         self._rename()
                         request = replace(request, token=self.delivery.token)
@@ -533,8 +537,22 @@ class TaskRun:
 
     # --- putting the message back ----------------------------------------------------------------
 
+    def _put_back_until_due(self, seconds: float) -> None:
+        """Put a debounced message back, without a conflict; else wait here."""
+        if why_not(self.task, self.request) is not None:
+            self.runtime.clock.sleep(seconds)
+            return
+        delivery = replace(self.delivery, tries=-1)  # its copy has 0: it met no conflict
+        self._put_back(delivery, (seconds, seconds), "debounce", self.claim, exact=True)
+
     def _put_back(
-        self, delivery: Delivery, pace: Pace, reason: str, claim: Claim | None, retain: bool = True
+        self,
+        delivery: Delivery,
+        pace: Pace,
+        reason: str,
+        claim: Claim | None,
+        retain: bool = True,
+        exact: bool = False,
     ) -> None:
         """Publish the message again, then give this delivery up: raise Ignore.
 
@@ -544,6 +562,7 @@ class TaskRun:
             reason: The reason, for the log.
             claim: The message's claim, if it is queued with the copy.
             retain: If the broker does not answer, retain the message and try again; else return.
+            exact: Whether the delay is ``pace[0]``, without a backoff.
 
         Raises:
             Exception: The message can't be published at all. The task fails, because a retained
@@ -552,7 +571,8 @@ class TaskRun:
         copy, tries, refusals = replace(delivery, tries=delivery.tries + 1).copied(), 0, 0
         while True:
             try:
-                delay = self._publish_copy(copy, backoff(*pace, delivery.tries), claim)
+                delay = pace[0] if exact else backoff(*pace, delivery.tries)
+                delay = self._publish_copy(copy, delay, claim)
             except (SoftTimeLimitExceeded, EncodeError):
                 raise  # a soft time limit, or an error that another try would not change
             except Exception as exc:

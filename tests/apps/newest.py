@@ -103,6 +103,26 @@ def first(self: Any, name: str, value: Any = None, gate: str | None = None) -> A
     return work(self, name, value, gate)
 
 
+DEBOUNCED: Any = {
+    "app": app,
+    "bind": True,
+    "key": "{name}",
+    "on_conflict": SOON,
+    "debounce": 1,
+    "debounce_max": 3,
+}
+
+
+@singleton_task(**DEBOUNCED)
+def debounced(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
+    return work(self, name, value, gate)
+
+
+@singleton_task(**DEBOUNCED, acks_late=True, ttl=1)
+def debounced_late(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
+    return work(self, name, value, gate)
+
+
 @singleton_task(**NEWEST)
 def quick(self: Any, name: str, value: Any = None) -> Any:
     """Runs for a moment, as work does."""

@@ -17,6 +17,7 @@ from celery_singleton_lock.core.store import (
     ClaimChange,
     GrantedArguments,
     MarkerState,
+    NotDue,
     Refused,
     Relation,
     ReplaceArguments,
@@ -31,6 +32,7 @@ from celery_singleton_lock.testing.contract.steps import (
     freed,
     give,
     granted,
+    mark,
     settle,
     take,
 )
@@ -47,20 +49,22 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 class Message:
     """A queued message whose arguments can be replaced."""
 
-    def __init__(self, store: Store, key: str = "") -> None:
+    def __init__(self, store: Store, key: str = "", due_in: float = 0.0) -> None:
         self.store, self.key, self.token = store, key or new_key(), new_token()
         self.claim = Keyspace.claim("app.sync", self.key)
         self.arguments = Keyspace.arguments(self.claim, self.token.task)
         self.change = ClaimChange(key=self.claim, phase=None, arguments=self.arguments)
-        assert admit(store, self.claim, self.token, arguments=self.arguments) is None
+        options: Any = {"arguments": self.arguments, "due_in": due_in}
+        assert admit(store, self.claim, self.token, **options) is None
 
-    def replace(self, arguments: bytes) -> Replaced:
+    def replace(self, arguments: bytes, **due: float) -> Replaced:
         request = ReplaceArguments(
             claim=self.claim,
             task=self.token.task,
             key=self.arguments,
             arguments=arguments,
             ttl=LONG,
+            **due,
         )
         return self.store.replace_arguments(request, timeout=TIMEOUT)
 
@@ -187,3 +191,37 @@ def test_a_message_that_is_done_gets_none(store: Store) -> None:
     reply = ask(store, message.key, message.token, claim=message.change)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.DONE
+
+
+def due_in(message: Message, sequence: int = 0) -> float:
+    """The seconds until the message may start; 0: its acquire had another reply."""
+    reply = ask(message.store, message.key, message.token, claim=message.change, sequence=sequence)
+    return reply.due_in if isinstance(reply, NotDue) else 0.0
+
+
+def test_a_message_starts_when_it_is_due(store: Store) -> None:
+    message = Message(store, due_in=LONG)
+    assert LONG - 1 < due_in(message) <= LONG
+    assert message.replace(b"", due_in=2 * LONG) is Replaced.YES
+    assert 2 * LONG - 1 < due_in(message) <= 2 * LONG
+    assert message.replace(b"newest", due_in=2 * LONG, due_max=LONG / 2) is Replaced.YES
+    assert LONG / 2 - 1 < due_in(message) <= LONG / 2, "from the admission"
+    assert message.replace(b"newest") is Replaced.YES
+    assert message.start() == b"newest"
+
+
+def test_an_old_copy_of_a_message_that_is_not_due_is_dropped(store: Store) -> None:
+    message = Message(store, due_in=LONG)
+    mark(store, message.key, message.token, MarkerState.WAITING, 1)
+    reply = ask(store, message.key, message.token, claim=message.change, sequence=0)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.SUPERSEDED
+    assert due_in(message, sequence=1) > 0
+
+
+def test_a_message_that_is_due_and_refused_is_in_conflict(store: Store) -> None:
+    message = Message(store)
+    take(store, message.key)
+    reply = ask(store, message.key, message.token, claim=message.change)
+    assert isinstance(reply, Refused)
+    assert reply.relation is Relation.OTHER

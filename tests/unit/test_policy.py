@@ -143,6 +143,33 @@ def test_options_that_make_no_sense_with_the_newest_arguments_are_refused(
     assert made.on_duplicate is OnDuplicate.REPLACE, "as a default of an app's tasks"
 
 
+def test_debounce_sets_what_it_needs() -> None:
+    made = policy(debounce=5, debounce_max=60)
+    assert (made.unique, made.on_duplicate) == (Unique.UNTIL_START, OnDuplicate.REPLACE)
+    assert made.on_conflict == FOR_EVER
+    made = merge(made, {"debounce": None, "debounce_max": None}, where="call")
+    assert (made.debounce, made.unique) == (None, Unique.UNTIL_START)
+    assert merge(policy(debounce=5), {"unique": None}, where="call").unique is None
+    assert "debounce" not in APP_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        ({"debounce": 0}, "more than 0 seconds, or None"),
+        ({"debounce": 5, "debounce_max": 4}, "debounce_max=4 is shorter than debounce=5"),
+        ({"debounce_max": 4}, "no effect without debounce"),
+        ({"debounce": 5, "unique": "until_done"}, 'Use unique="until_start"'),
+        ({"debounce": 5, "on_duplicate": "skip"}, "Leave on_duplicate out"),
+    ],
+)
+def test_options_that_make_no_sense_with_debounce_are_refused(
+    options: dict[str, Any], cure: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^@singleton_task on app.sync: .*{cure}"):
+        policy(**options)
+
+
 def test_layers_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match=r"call: .*shorter than min_hold"):
         merge(policy(min_hold=20), {"max_hold": 10}, where="call")

@@ -395,7 +395,8 @@ class ClusterStore(RedisStore):
             self._settle_stray(request.token, claim, timeout)
             if claim.arguments:  # the claim is free, so no call replaces them any more
                 (found,) = self._connections.run([("GET", claim.arguments)], timeout)
-                return GrantedArguments(key=reply.key, fence=reply.fence, arguments=found)
+                arguments = found and found.split(b" ", 2)[2]  # after two times, see replace.lua
+                return GrantedArguments(key=reply.key, fence=reply.fence, arguments=arguments)
         elif request.frees_claim and reply.relation is Relation.OTHER:
             self._settle_stray(request.token, replace(claim, phase=None), timeout)
         return reply

@@ -52,6 +52,7 @@ from ...core.store import (
     Granted,
     GrantedArguments,
     Mark,
+    NotDue,
     OnReply,
     Refused,
     Relation,
@@ -307,11 +308,14 @@ class RedisStore(Store):
         if request.arguments:
             keys.append(request.arguments)
             arguments.append(scripts.milliseconds(request.ttl + ARGUMENTS_FOR))
+            arguments.append(f"{request.due_in * 1000:.0f}")
         reply = self._run(scripts.ADMIT.command(keys, arguments), timeout)
         return _claim_record(request, *reply) if reply else None
 
     def replace_arguments(self, request: ReplaceArguments, *, timeout: float) -> Replaced:
-        arguments = [request.task, request.arguments, scripts.milliseconds(request.ttl)]
+        due_max = "" if request.due_max is None else f"{request.due_max * 1000:.0f}"
+        due = [f"{request.due_in * 1000:.0f}", due_max]
+        arguments = [request.task, request.arguments, scripts.milliseconds(request.ttl), *due]
         command = scripts.REPLACE.command([request.claim, request.key], arguments)
         return _REPLIES_TO_REPLACE[_repeated(self._run, command, timeout)]
 
@@ -523,12 +527,14 @@ class RedisStore(Store):
 
 
 def _with_arguments(
-    request: Acquire, reply: bytes | Sequence[Any], arguments: bytes | None
+    request: Acquire, reply: bytes | Sequence[Any], arguments: Any
 ) -> Granted | Refused:
     """The reply of ``arguments.lua``: that of ``acquire.lua``, and the newest arguments."""
     if isinstance(reply, bytes):
         fence = int(reply) or None
         return GrantedArguments(key=request.slots[0], fence=fence, arguments=arguments)
+    if reply[0] == b"not_due":
+        return NotDue(relation=Relation.NOT_DUE, due_in=arguments / 1000)
     found = slot_or_refusal(reply)
     if isinstance(found, Granted):
         return GrantedArguments(key=found.key, fence=None, arguments=arguments)

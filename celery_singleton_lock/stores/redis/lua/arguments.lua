@@ -1,7 +1,16 @@
 -- Appended to acquire.lua as a function: the acquire of a message whose arguments later calls replace.
 -- KEYS, ARGV: as of acquire.lua; the key after the claim holds the message's newest arguments
--- Reply: the reply of acquire.lua; if it is a grant, the newest arguments ('' or false: none)
-local newest = table.remove(KEYS, ARGV[10] and #KEYS - 1 or #KEYS)
+-- Reply: the reply of acquire.lua; if it is a grant, the newest arguments ('' or false: none).
+--        The message is not due yet: {'not_due'}, and the ms until then
+local key = table.remove(KEYS, ARGV[10] and #KEYS - 1 or #KEYS)
+local due, newest = string.match(redis.call('GET', key) or '', '^%d+ (%d+) (.*)$')
+local time = redis.call('TIME')
+local left = (due or 0) - time[1] * 1000 - math.floor(time[2] / 1000)
+if left > 0 then
+  -- An old copy of a message is dropped also before the message is due, or both would be put back.
+  local state, sequence = string.match(redis.call('GET', KEYS[2]) or '- 0 ', '^(%S) (%d+) ')
+  if state == '-' and tonumber(sequence) <= tonumber(ARGV[3]) then return {{'not_due'}, left} end
+end
 local reply = acquire()
 local is_granted = type(reply) == 'string' or reply[1] == 'granted'
-return {reply, is_granted and redis.call('GET', newest)}
+return {reply, is_granted and newest or false}

@@ -1,0 +1,165 @@
+"""``debounce``: one run after the last call, with its arguments."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from celery_singleton_lock.core.store import ReplaceArguments, Replaced
+from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import Stage, open_stage, wait_until
+from tests.integration.test_newest import kept, publish_1000, values
+
+APP = "tests.apps.newest"
+# Seconds, of the tasks of the app.
+DEBOUNCE, MOST = 1.0, 3.0
+# Seconds that a run may come late on a busy machine. None is early.
+LATE = 1.5
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> CeleryWorker:
+    return stage.worker(concurrency=4)
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid4().hex[:12]
+
+
+def messages(stage: Stage, name: str) -> int:
+    """The messages for ``name`` in the broker, delivered or not."""
+    texts = [*stage.redis.lrange("celery", 0, -1), *stage.redis.hvals("unacked")]
+    return sum(name in text for text in texts)
+
+
+def test_a_call_runs_after_the_last_one_with_its_arguments(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task, results = stage.app.debounced, []
+    for value in range(4):
+        called = time.monotonic()
+        results.append(task.delay(name, value))
+        time.sleep(DEBOUNCE / 2)  # the pause between the calls is the subject
+    assert len({result.id for result in results}) == 1
+    assert results[0].get(timeout=20) == 3
+    [start] = stage.starts(name)
+    assert DEBOUNCE <= start.at - called <= DEBOUNCE + LATE
+    assert start.data["value"] == 3
+    wait_until(lambda: not kept(stage, name), "the arguments are deleted")
+
+
+def test_calls_that_never_pause_run_after_debounce_max(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    task, first = stage.app.debounced, time.monotonic()
+    seen = []
+    while not stage.starts(name):
+        last = task.delay(name, time.monotonic() - first)
+        seen.append(messages(stage, name))
+        time.sleep(0.05)  # the pause between the calls is the subject
+    [start] = stage.starts(name)[:1]
+    assert MOST - 0.1 <= start.at - first <= MOST + LATE
+    assert start.data["value"] > MOST - 0.5, "the newest arguments"
+    assert max(seen) <= 2, "one message, and its copy for a moment while it is put back"
+    last.get(timeout=20)
+
+
+def test_a_single_call_runs_after_debounce(stage: Stage, worker: CeleryWorker, name: str) -> None:
+    called = time.monotonic()
+    assert stage.app.debounced.delay(name, 1).get(timeout=20) == 1
+    assert DEBOUNCE <= stage.starts(name)[0].at - called <= DEBOUNCE + LATE
+
+
+@pytest.mark.slow
+def test_of_1000_calls_from_4_processes_one_runs_after_the_last(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    publish_1000(stage, stage.app.debounced, name)
+    called = time.monotonic()
+    last = stage.app.debounced.delay(name, "last")
+    assert last.get(timeout=60) == "last"
+    wait_until(lambda: not kept(stage, name), "all is done")
+    after = [start.data["value"] for start in stage.starts(name) if start.at > called]
+    assert after == ["last"]
+    assert values(stage, name)[-1] == "last"
+    assert len(stage.starts(name)) <= 4, "at most one in three seconds"
+
+
+@pytest.mark.slow
+def test_a_debounced_call_survives_the_kills_of_its_workers(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    with open_stage(redis_url, tmp_path, APP, {"VISIBILITY_TIMEOUT": "2"}) as stage:
+        later: Any = {"debounce": 5, "debounce_max": 60}
+        for value in range(3):
+            result = stage.app.debounced_late.apply_async(
+                (name, value), {"gate": name}, singleton=later
+            )
+        called = time.monotonic()
+        doomed = stage.worker(concurrency=1)
+        doomed.wait_for_log(rf"{result.id}\] received")
+        doomed.kill_group()
+        worker = stage.worker(concurrency=1)
+        wait_until(lambda: stage.starts(name), "it runs")
+        worker.kill_group()  # in its body
+        assert stage.starts(name)[0].at - called > 4
+        stage.worker(concurrency=1)
+        wait_until(lambda: len(stage.starts(name)) == 2, "it runs again")
+        stage.open(name)
+        assert result.get(timeout=30) == 2
+        assert values(stage, name) == [2, 2]
+        wait_until(lambda: not kept(stage, name), "the arguments are deleted")
+        wait_until(lambda: not messages(stage, name), "the message is acknowledged")
+
+
+def test_without_the_due_time_it_runs_too_early(
+    stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = RedisStore.replace_arguments
+
+    def at_once(self: RedisStore, request: ReplaceArguments, *, timeout: float) -> Replaced:
+        return original(self, replace(request, due_in=0.0), timeout=timeout)
+
+    monkeypatch.setattr(RedisStore, "replace_arguments", at_once)
+    for value in (1, 2):
+        called = time.monotonic()
+        result = stage.app.debounced.delay(name, value)
+        time.sleep(DEBOUNCE / 2)
+    result.get(timeout=20)
+    assert stage.starts(name)[0].at - called < DEBOUNCE
+
+
+def test_a_call_without_debounce_runs_at_once(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    called = time.monotonic()
+    off: Any = {"debounce": None, "debounce_max": None}
+    stage.app.debounced.apply_async((name, 1), singleton=off).get(timeout=20)
+    stage.app.debounced.apply_async((name, 2), singleton=False).get(timeout=20)
+    assert time.monotonic() - called < DEBOUNCE
+    stage.app.newest.apply_async((name, 3), singleton={"debounce": 1}).get(timeout=20)
+    assert time.monotonic() - called > DEBOUNCE
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        ({"countdown": 3}, "Leave countdown out"),
+        ({"eta": datetime.now(UTC) + timedelta(hours=1)}, "Leave eta out"),
+        ({"expires": 2}, "Give a later expires, or none"),
+    ],
+)
+def test_another_time_for_a_debounced_call_is_refused(
+    stage: Stage, name: str, options: dict[str, Any], cure: str
+) -> None:
+    with pytest.raises(ValueError, match=cure):
+        stage.app.debounced.apply_async((name,), **options)
+    assert messages(stage, name) == 0
