@@ -104,23 +104,10 @@ class AsyncBlock:
             await asyncio.shield(asyncio.wrap_future(release))
             return
         if self._interrupted:
-            self._task.uncancel()
-            await self._observe_cancellation()
+            self._task.uncancel()  # the body has observed it: it awaited when the loop cancelled it
         by_others = self._task.cancelling() > self._cancelling
         if not by_others and isinstance(error, (Exception, asyncio.CancelledError, type(None))):
             raise loss from error
-
-    async def _observe_cancellation(self) -> None:
-        """Consume the interruption if the body did not await again, and so has not observed it.
-
-        Since Python 3.13, uncancel() revokes it.
-        """
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            by_others = self._task.cancelling() > self._cancelling
-            if by_others or asyncio.current_task() is not self._task:
-                raise
 
     # --- acquiring -------------------------------------------------------------------------------
 
