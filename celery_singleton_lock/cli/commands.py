@@ -1,4 +1,7 @@
-"""The commands ``celery -A app singleton ls | show | release | doctor``: text for `inspection`."""
+"""The commands ``celery -A app singleton ls | show | explain | release | doctor``.
+
+They print what `inspection` and `doctor` return.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from celery.bin.base import CeleryCommand
 from .. import inspection
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
-from ..inspection import AmbiguousKey, Filter, HeldKey, SortBy
+from ..inspection import AmbiguousKey, Fate, Filter, HeldKey, SortBy
 
 # The risks of a release by an operator.
 _RISKS: Final = {
@@ -135,6 +138,33 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
 
 
 @click.command(cls=_Command)
+@click.option(
+    "--timeout",
+    type=_Duration(),
+    default="1",
+    show_default=True,
+    metavar="TIME",
+    help="How long to wait for the workers' replies, unless the result is final.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.argument("task_id")
+@click.pass_context
+def explain(ctx: click.Context, /, task_id: str, timeout: float, as_json: bool) -> None:
+    """Say why the task of this id ran, did not run, or has not run yet.
+
+    From the result backend, the lease, the claim, the markers and the workers. Exit status 1 if
+    none of them knows the id.
+    """
+    found = inspection.explain(ctx.obj.app, task_id, timeout=timeout)
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2, default=str))
+    else:
+        click.echo(_shown(f"{task_id}: {found.fate}"))
+        click.echo("\n".join(f"  {_shown(sentence)}" for sentence in found.sentences))
+    ctx.exit(1 if found.fate is Fate.UNKNOWN else 0)
+
+
+@click.command(cls=_Command)
 @_filters
 @click.option("--pattern", default="", help="Release all keys that match, as `ls` lists them.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be released.")
@@ -233,7 +263,9 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(1 if any(finding.severity is Severity.ERROR for finding in findings) else 0)
 
 
-COMMANDS: dict[str, click.Command] = {"doctor": doctor, "ls": ls, "release": release, "show": show}
+COMMANDS: dict[str, click.Command] = {
+    command.name or "": command for command in (doctor, explain, ls, release, show)
+}
 
 
 def _confirm(what: str, question: str, as_json: bool) -> None:

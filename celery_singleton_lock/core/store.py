@@ -581,6 +581,14 @@ class Store(ABC):
         """The newest call of each of ``keys``, or None; read in one round trip."""
         return [None] * len(keys)
 
+    def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
+        """For operators: keys that match the glob ``pattern``, to find markers and notes; sorted.
+
+        Each with its text and its ttl in seconds. A marker is ``<state> <sequence> <nonce>``. Empty
+        if the store can't list them.
+        """
+        return iter(())
+
     def waiting(self, keys: Sequence[str], /) -> list[int | None]:
         """For operators: the number of clients in the wait queue for each of ``keys``.
 

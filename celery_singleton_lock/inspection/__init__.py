@@ -1,4 +1,4 @@
-"""See who holds what, and release it: the API of ``celery singleton ls | show | release``.
+"""Who holds what, and why a task did not run: ``celery singleton ls | show | explain | release``.
 
 The values are frozen. Each function takes the Celery app, and reads the app's store.
 """
@@ -6,6 +6,7 @@ The values are frozen. Each function takes the Celery app, and reads the app's s
 from __future__ import annotations
 
 from ..core.lease import OperatorRelease
+from .explain import Explanation, Fate, explain
 from .keys import (
     AmbiguousKey,
     Filter,
@@ -20,11 +21,14 @@ from .names import can_be_a_key, forms_of
 
 __all__ = [
     "AmbiguousKey",
+    "Explanation",
+    "Fate",
     "Filter",
     "HeldKey",
     "OperatorRelease",
     "SortBy",
     "can_be_a_key",
+    "explain",
     "find_key",
     "find_task",
     "forms_of",

@@ -419,7 +419,7 @@ class Publication:
             data["arguments"] = "dropped"  # the queued message has those of another call
         runtime.events.emit(Event(name=EventName.DUPLICATE, **call, holder=holder, data=data))
         if on_duplicate is OnDuplicate.SKIP:
-            value = skipped_value(self.task, self.key, holder)
+            value = skipped_value(self.task, self.key, holder, existing.phase)
             return SkippedResult(self.task_id, value, states.SUCCESS, name=self.task)
         if on_duplicate is OnDuplicate.RAISE:
             age = max(0.0, runtime.clock.wall() - holder.since)

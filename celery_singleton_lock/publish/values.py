@@ -144,9 +144,13 @@ def unpack_arguments(packed: bytes, accept_content: Any) -> tuple[list[Any], dic
     return list(args), kwargs, shown
 
 
-def skipped_value(task: str, key: str, holder: Holder) -> dict[str, Any]:
-    """The value of a call of ``task`` that was skipped because ``holder`` has ``key``."""
-    return {_MARK: _SKIPPED, "task": task, "key": key, "holder": holder.for_error()}
+def skipped_value(task: str, key: str, holder: Holder, phase: str | None = None) -> dict[str, Any]:
+    """The value of a call of ``task`` that was skipped because ``holder`` has ``key``.
+
+    With ``phase``, the holder is the message that has the claim: the call is a duplicate of it.
+    """
+    value = {_MARK: _SKIPPED, "task": task, "key": key, "holder": holder.for_error()}
+    return value if phase is None else {**value, "phase": phase}
 
 
 class SkippedResult(_EagerResult):

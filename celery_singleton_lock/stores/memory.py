@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
 from ..core.clock import Clock
-from ..core.lease import Record
 from ..core.store import Capabilities
 from .transitions import Draft, Entry, Transition, TransitionStore
 
@@ -49,11 +48,13 @@ class MemoryStore(TransitionStore):
             reply = transition.decide(draft)
             return reply, self._write(draft.changes, now) if draft.changes else 0
 
-    def scan(self, pattern: str, /) -> Iterator[Record]:
+    def entries(self, pattern: str, /) -> Iterator[tuple[str, Entry]]:
         with self._guard:
-            keys = sorted(self._entries)
-        records = (self.inspect(key) for key in keys if fnmatch.fnmatchcase(key, pattern))
-        return (record for record in records if record is not None)
+            now, entries = self._clock.now(), dict(self._entries)
+        for key in sorted(entries):
+            entry, end = entries[key]
+            if now < end and fnmatch.fnmatchcase(key, pattern):
+                yield key, Entry(entry.value, end - now, entry.renewed)
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

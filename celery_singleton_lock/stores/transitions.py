@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
@@ -241,8 +241,12 @@ class Transition(Generic[Reply]):
 class TransitionStore(Store):
     """A store that reads entries, applies a transition, and writes if none of them has changed.
 
-    A subclass implements ``capabilities``, ``transact``, ``scan`` and ``close``.
+    A subclass implements ``capabilities``, ``transact``, ``entries`` and ``close``.
     """
+
+    @abstractmethod
+    def entries(self, pattern: str, /) -> Iterator[tuple[str, Entry]]:
+        """All entries whose keys match the glob ``pattern``, sorted by key; not a snapshot."""
 
     @abstractmethod
     def transact(self, transition: Transition[Reply], timeout: float) -> tuple[Reply, int]:
@@ -356,6 +360,16 @@ class TransitionStore(Store):
     def inspect(self, key: str, /) -> Record | None:
         return self.trace(key, timeout=OPERATOR_TIMEOUT).record
 
+    def scan(self, pattern: str, /) -> Iterator[Record]:
+        records = (entry.record(key) for key, entry in self.entries(pattern))
+        return (record for record in records if record is not None)
+
+    def texts(self, pattern: str, /) -> Iterator[tuple[str, str, float]]:
+        for key, entry in self.entries(pattern):
+            if entry.value is not None:
+                value = entry.value
+                yield key, value if isinstance(value, str) else format_value(value), entry.ttl
+
     def free(self, key: str, token: str | None, /, by: OperatorRelease | None = None) -> bool:
         note = Keyspace.note(key)
 
@@ -365,6 +379,7 @@ class TransitionStore(Store):
                 return False
             draft.changes[key] = None
             if by is not None:
+                draft.get(note)  # a store writes only keys that the decision has read
                 draft.changes[note] = Entry(f"{record.token} {by.to_json()}", NOTE_TTL)
             return True
 

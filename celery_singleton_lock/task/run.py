@@ -493,7 +493,8 @@ class TaskRun:
             raise Ignore
         self._report_conflict(decision, refused)
         if outcome is Outcome.SKIP:
-            return skipped_value(self.task.name, self.key, holder)
+            phase = refused.record.phase if refused.record else None
+            return skipped_value(self.task.name, self.key, holder, phase)
         if outcome is Outcome.REVOKE:
             self._revoke(f"{self.key} is held by {holder}")
             raise Ignore

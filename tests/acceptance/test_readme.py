@@ -165,12 +165,17 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
         for line in block.splitlines()
         if line.startswith("celery -A tasks singleton")
     ]
-    assert [command[3] for command in commands] == ["ls", "show", "release", "doctor"]
-    outputs = [run("-m", "celery", *command, folder=example, input="y\n") for command in commands]
-    assert all("account:42" in output.stdout for output in outputs[:3]), outputs
-    assert outputs[3].returncode == 0, outputs[3]
-    assert "1 with a lock" in outputs[3].stdout
-    assert "released" in outputs[2].stdout
+    assert [command[3] for command in commands] == ["ls", "show", "explain", "release", "doctor"]
+    outputs = {
+        command[3]: run("-m", "celery", *command, folder=example, input="y\n")
+        for command in commands
+    }
+    for name in ("ls", "show", "release"):
+        assert "account:42" in outputs[name].stdout, outputs
+    assert ": unknown\n" in outputs["explain"].stdout
+    assert outputs["doctor"].returncode == 0, outputs["doctor"]
+    assert "1 with a lock" in outputs["doctor"].stdout
+    assert "released" in outputs["release"].stdout
 
 
 @pytest.mark.usefixtures("held")

@@ -256,6 +256,16 @@ def revoking(self: Any, name: str) -> None:
         pass
 
 
+@singleton_task(
+    app=app, bind=True, key="{name}", scope=NAMES, on_conflict=OnConflict.cancel_running()
+)
+def newest(self: Any, name: str, gate: str | None = None) -> str:
+    """Interrupted by a newer call."""
+    with body(self, name):
+        pass_gate(gate)
+    return name
+
+
 @app.task
 def spawn(name: str, options: dict[str, Any]) -> str:
     """Publishes `patient` from inside a task; returns its id."""

@@ -53,7 +53,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from ...core.clock import Clock
-from ...core.lease import Lease, Record
+from ...core.lease import Lease
 from ...core.store import RENEWED, Capabilities, Renewal
 from ...errors import StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys, names_of
@@ -260,7 +260,7 @@ class EtcdStore(ConsensusStore):
             found += super().last_runs(chunk, timeout=self._left(deadline))
         return found
 
-    def scan(self, pattern: str, /) -> Iterator[Record]:
+    def entries(self, pattern: str, /) -> Iterator[tuple[str, Entry]]:
         first = (self._prefix + re.split(r"[*?\[]", pattern, maxsplit=1)[0]).encode()
         end = first + b"\xff"  # No key contains this byte.
         while True:
@@ -273,8 +273,7 @@ class EtcdStore(ConsensusStore):
                 if fnmatch.fnmatchcase(key, pattern):
                     # Each key has its own deadline, because reading its ttl may take a request.
                     entry = self._seen(kv, self._deadline(OPERATOR_TIMEOUT)).entry
-                    record = entry.record(key) if entry else None
-                    yield from [record] if record else []
+                    yield from [(key, entry)] if entry else []
             if len(found) < _PAGE:
                 return
             first = b64decode(found[-1]["key"]) + b"\x00"

@@ -375,6 +375,13 @@ class RedisStore(Store):
                     if record is not None:
                         yield record
 
+    def texts(self, pattern: str) -> Iterator[tuple[str, str, float]]:
+        names = sorted({name for server in self.servers() for name in _names(server, pattern)})
+        for start in range(0, len(names), _READ_AT_ONCE):
+            for key, value, ttl_ms in self._read_each("GET", names[start : start + _READ_AT_ONCE]):
+                if isinstance(value, bytes):
+                    yield key.decode(), value.decode(errors="replace"), max(ttl_ms, 0) / 1000
+
     def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
         """Keys that match ``pattern`` but were not written by this library, each with a reason.
 

@@ -256,6 +256,15 @@ class RedlockStore(Store):
             if record is not None:
                 yield record
 
+    def texts(self, pattern: str) -> Iterator[tuple[str, str, float]]:
+        """See `Store.texts`. Of several nodes' texts of one key, the last in alphabetical order."""
+        found: dict[str, tuple[str, float]] = {}
+        for node in self._fanout.nodes:
+            with suppress(StoreUnavailable):  # a minority may be unreachable
+                for key, text, ttl in node.store.texts(pattern):
+                    found[key] = max(found.get(key, ("", 0.0)), (text, ttl))
+        yield from ((key, *found[key]) for key in sorted(found))
+
     def foreign_keys(self, pattern: str) -> Iterator[tuple[str, str]]:
         """See `Store.foreign_keys`. Reads all nodes: a foreign key on one node blocks its vote."""
         found: set[tuple[str, str]] = set()

@@ -54,7 +54,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from ...core import native
-from ...core.lease import Lease, Record
+from ...core.lease import Lease
 from ...core.store import RENEWED, Acquire, Capabilities, Granted, Refused, Renewal
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys
@@ -165,19 +165,18 @@ class ZooKeeperStore(ConsensusStore):
                 own.until = self._clock.now() + min(lease.ttl, own.session.timeout)
         return replies
 
-    def scan(self, pattern: str, /) -> Iterator[Record]:
+    def entries(self, pattern: str, /) -> Iterator[tuple[str, Entry]]:
         deadline = self._deadline(OPERATOR_TIMEOUT)
         session = self._ensemble.session(deadline)
         # A write instead of a sync, because the server's time is needed too.
         self._ensemble.prove_alive({session}, deadline)
-        records: list[Record] = []
+        entries: list[tuple[str, Entry]] = []
         lists = [session.client.get_children_async(path) for path in self.buckets]
         for names in session.collect(lists, deadline):
             keys = [key for key in map(unquote, names or ()) if fnmatch.fnmatchcase(key, pattern)]
             view, _ = self._ensemble.read(keys, self._deadline(OPERATOR_TIMEOUT))
-            found = (seen.entry.record(key) for key, seen in view.items() if seen.entry)
-            records += filter(None, found)
-        return iter(sorted(records, key=lambda record: record.key))
+            entries += [(key, seen.entry) for key, seen in view.items() if seen.entry]
+        return iter(sorted(entries, key=lambda found: found[0]))
 
     def close(self) -> None:
         """End the sessions, and with them all leases of this process."""

@@ -106,6 +106,20 @@ class OperatorContract(Part):
         assert OperatorRelease.parse(texts[0] or "") == replace(by, token=str(token))
         assert not {*notes} & {record.key for record in store.scan(KEYSPACE.match_all())}
 
+    def test_markers_and_notes_are_found_by_their_names(self, store: Store) -> None:
+        key, token = do.held(store)
+        marker, note = Keyspace.marker(key, token.attempt), Keyspace.note(key)
+        do.mark(store, key, token, MarkerState.WAITING, 3)
+        store.free(key, None, OperatorRelease(user="ann", host="ops-1"))
+        found = {name: text for name, text, _ in store.texts(KEYSPACE.match_all())}
+        if not found:
+            return  # the store can't list them
+        assert found[marker] == f"- 3 {token.nonce}"
+        assert OperatorRelease.parse(found[note]) is not None
+        assert key not in found
+        one = [(name, 0 < ttl <= LONG) for name, _, ttl in store.texts(f"{marker[:-3]}*")]
+        assert one == [(marker, True)]
+
     def test_a_key_of_any_kind_is_freed_whatever_stands(self, store: Store) -> None:
         for kind in do.LEASE_KINDS:
             key, _ = do.held_as(store, kind)

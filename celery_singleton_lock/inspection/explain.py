@@ -1,0 +1,425 @@
+"""Why a task ran, did not run, or has not run yet: its fate, in sentences.
+
+The rules are in `_RULES`. The first one that applies decides. Each is a function of the `Facts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from celery import Celery, states
+
+from ..core.key import Keyspace
+from ..core.store import MarkerState
+from ..errors import LeaseLost, LockConflict
+from ..publish.values import is_skipped
+from .facts import Facts, gather
+from .keys import HeldKey
+
+_MINUTE: Final = 60.0
+_HOUR: Final = 3600.0
+_PLACES: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+_UNSEEN: Final = (
+    "Not visible here: a message in the queue of the broker, a result that has expired or was not "
+    "stored (ignore_result), a call that was not published because it was a duplicate (its "
+    "publisher's log has a line 'singleton duplicate' with this id), and an id of another app, "
+    "broker or singleton_lock_prefix."
+)
+
+
+class Fate(StrEnum):
+    RAN = "ran"
+    FAILED = "failed"
+    RUNNING = "running"
+    SKIPPED = "skipped"  # another call held the key
+    DUPLICATE = "duplicate"  # an equal message had the claim
+    REFUSED = "refused"  # LockConflict
+    REVOKED = "revoked"
+    CANCELLED = "cancelled"  # by a newer call
+    LOST_LEASE = "lost its lease"
+    RETRYING = "retrying"
+    PUT_BACK = "put back"
+    WAITING = "waiting"  # in a process of a worker, for the key
+    RECEIVED = "received"  # by a worker, but no process has begun with it
+    QUEUED = "queued"  # published; no worker that answered has it
+    STARTED = "started"  # but it holds no lease
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The fate of one task.
+
+    Attributes:
+        task_id: Its id.
+        fate: The fate.
+        sentences: What is known of it, for people.
+        state: Celery's state of the result.
+        key: The key that it held, wanted or wants; None: unknown.
+        holder: Who has, or had, that key instead: ``task``, ``task_id`` and ``worker``; empty: the
+            task itself, or unknown.
+    """
+
+    task_id: str
+    fate: Fate
+    sentences: tuple[str, ...]
+    state: str
+    key: str | None = None
+    holder: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    fate: Fate
+    sentences: list[str]
+    key: str | None = None
+    holder: Mapping[str, Any] | None = None
+
+
+def explain(app: Celery, task_id: str, *, timeout: float = 1.0) -> Explanation:
+    """The fate of the task of this id.
+
+    Args:
+        app: The app. Keys are computed with its tasks.
+        task_id: The id.
+        timeout: Seconds to wait for the replies of workers, unless the result is final.
+
+    Raises:
+        StoreError: The store refuses the request, or does not answer.
+    """
+    app.loader.import_default_modules()
+    facts = gather(app, task_id, timeout=timeout)
+    verdict = next(verdict for rule in _RULES if (verdict := rule(facts)))
+    return Explanation(
+        task_id=task_id,
+        fate=verdict.fate,
+        sentences=(*verdict.sentences, *_remarks(facts, verdict.fate)),
+        state=facts.result.state,
+        key=verdict.key,
+        holder=verdict.holder,
+    )
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def _skipped(facts: Facts) -> _Verdict | None:
+    value = facts.result.value
+    if facts.result.state != states.SUCCESS or not is_skipped(value):
+        return None
+    holder, key, phase = value.get("holder"), str(value.get("key")), value.get("phase")
+    holder = holder if isinstance(holder, Mapping) else {}
+    at = _at(facts.result.done_at)
+    if phase is not None:
+        text = (
+            f"It is a duplicate of {_name(holder)}: that message, published by "
+            f"{holder.get('worker')}, had the claim on {key} ({phase}). It was skipped{at}."
+        )
+        return _Verdict(Fate.DUPLICATE, [text], key, holder)
+    text = f"It was skipped{at}, because {_name(holder)} on {holder.get('worker')} held {key}."
+    return _Verdict(Fate.SKIPPED, [text, _then(facts, holder, key)], key, holder)
+
+
+def _ran(facts: Facts) -> _Verdict | None:
+    if facts.result.state != states.SUCCESS:
+        return None
+    return _Verdict(Fate.RAN, [f"It ran, and ended{_at(facts.result.done_at)}."], _own_key(facts))
+
+
+def _revoked(facts: Facts) -> _Verdict | None:
+    if facts.result.state != states.REVOKED:
+        return None
+    at, reason = _at(facts.result.done_at), str(facts.result.value)
+    if reason.startswith("cancelled by the newer call"):
+        return _Verdict(
+            Fate.CANCELLED, [f"It was {reason}.", f"REVOKED was stored{at}."], _own_key(facts)
+        )
+    if " is held by " in reason:
+        key, _, holder = reason.partition(" is held by ")
+        text = f'It was revoked{at} by on_conflict="revoke", because {holder} held {key}.'
+        return _Verdict(Fate.REVOKED, [text], key)
+    whats = {
+        "terminated": f"revoke(terminate=True) ended its body{at}.",
+        "expired": f"It was discarded{at}, because its `expires` had passed before it ran.",
+    }
+    text = whats.get(reason, f"A caller revoked it before it ran. REVOKED was stored{at}.")
+    return _Verdict(Fate.REVOKED, [text])
+
+
+def _failed(facts: Facts) -> _Verdict | None:
+    if facts.result.state != states.FAILURE:
+        return None
+    error, at = facts.result.value, _at(facts.result.done_at)
+    if isinstance(error, LockConflict):
+        text = f"It did not run, and failed{at}: {error}"
+        sentences = [text, _then(facts, error.holder, error.key)]
+        return _Verdict(Fate.REFUSED, sentences, error.key, error.holder)
+    if isinstance(error, LeaseLost):
+        text = f"It began, lost its lease, and failed{at}: {error}"
+        return _Verdict(Fate.LOST_LEASE, [text], error.args[1] if error.args[1:] else None)
+    return _Verdict(Fate.FAILED, [f"It failed{at}: {error!r}."], _own_key(facts))
+
+
+def _running(facts: Facts) -> _Verdict | None:
+    lease = facts.lease
+    if lease is None or lease.state not in ("running", "being killed"):
+        return None
+    age = _ago(facts.now, lease.since)
+    text = f"It runs now{age}, on {lease.worker} (pid {lease.pid}), and holds {lease.key}."
+    ago = None if facts.ttl is None else facts.ttl - lease.ttl
+    renewed = "" if ago is None or ago < 0 else f"was acquired or renewed {ago:.1f} s ago, and "
+    sentences = [text, f"Its lease {renewed}expires in {lease.ttl:.1f} s unless it is renewed."]
+    if lease.state == "being killed":
+        sentences = [f"Its process {lease.pid} on {lease.worker} is being killed."]
+    return _Verdict(Fate.RUNNING, sentences, lease.key)
+
+
+def _waiting(facts: Facts) -> _Verdict | None:
+    message = facts.message
+    if message is None or message.state != "active":
+        return None
+    where = f"on {message.worker} (pid {message.pid})"
+    holder = _holder_of(facts, message.key)
+    if message.key is None or holder is None:
+        text = (
+            f"A process of a worker has begun with it{_ago(facts.now, message.since)}, {where}, "
+            "but it holds no lease."
+        )
+        why = (
+            f"{message.key} is free: it is about to acquire it, or the store did not answer."
+            if message.key
+            else "It takes no lock, or this app can't compute its key."
+        )
+        return _Verdict(Fate.STARTED, [text, why], message.key)
+    rivals = [
+        one.task_id
+        for one in facts.active
+        if one.key == message.key and one.task_id != holder.task_id
+    ]
+    place = rivals.index(facts.task_id) if facts.task_id in rivals else 0
+    text = (
+        f"It waits for its key as {_ordinal(place)} of {max(len(rivals), 1)}, "
+        f"{where}{_ago(facts.now, message.since)}: {_has(holder)}."
+    )
+    note = "The place counts tasks in workers that answered, by the time at which they began."
+    return _Verdict(Fate.WAITING, [text, note], message.key, _row(holder))
+
+
+def _put_back(facts: Facts) -> _Verdict | None:
+    if not facts.put_backs:
+        return None
+    key = (facts.message and facts.message.key) or _own_key(facts)
+    times = "once" if facts.put_backs == 1 else f"{facts.put_backs} times"
+    again = _at(facts.message.eta) if facts.message else ""
+    text = f"It was put back {times} (in this attempt) and will be tried again{again}."
+    holder = _holder_of(facts, key)
+    if holder is not None:
+        why = f"Now {_has(holder)}."
+    elif key is not None:
+        why = f"{key} is free now."
+    else:
+        why = (
+            "Its key is only in its message, and no worker that answered has that: it is on its "
+            "way, or the broker delays it."
+        )
+    return _Verdict(Fate.PUT_BACK, [text, why], key, _row(holder))
+
+
+def _retrying(facts: Facts) -> _Verdict | None:
+    lease, result = facts.lease, facts.result
+    is_reserved = lease is not None and lease.state == "reserved for a retry"
+    if not is_reserved and result.state != states.RETRY:
+        return None
+    error = f": {result.value!r}" if result.state == states.RETRY and result.value else ""
+    sentences = [f"An attempt has ended, and it will be retried{error}."]
+    if is_reserved and lease:
+        sentences.append(f"{lease.key} is reserved for it, for {lease.ttl:.1f} s at most.")
+    return _Verdict(Fate.RETRYING, sentences, _own_key(facts))
+
+
+def _received(facts: Facts) -> _Verdict | None:
+    message = facts.message
+    if message is None:
+        return None
+    text = f"{message.worker} has received it, but no process has begun with it."
+    if message.eta is not None:
+        why = f"It is due{_at(message.eta)} (a countdown or an eta)."
+    else:
+        why = "All processes are busy, or it has a countdown or an eta."
+    holder = _holder_of(facts, message.key)
+    sentences = [text, why, *([f"Now {_has(holder)}."] if holder else [])]
+    return _Verdict(Fate.RECEIVED, sentences, message.key, _row(holder))
+
+
+def _done(facts: Facts) -> _Verdict | None:
+    """The body has ended, though no result says so: ``ignore_result``."""
+    is_done = any(m.state is not MarkerState.WAITING for m in facts.markers)
+    lease = facts.lease
+    if lease is not None and lease.state == "cooling down":
+        text = f"It ran: {lease.key} cools down after it, for {lease.ttl:.1f} s (min_hold)."
+        return _Verdict(Fate.RAN, [text, "Its result is not stored."], lease.key)
+    if not is_done:
+        return None
+    text = "Its marker says that its work is done. Its result is not stored, or has expired."
+    return _Verdict(Fate.RAN, [text], _own_key(facts))
+
+
+def _to_be_revoked(facts: Facts) -> _Verdict | None:
+    if not facts.is_revoked:
+        return None
+    text = "It was revoked. A worker will discard it when it arrives, and only then write REVOKED."
+    return _Verdict(Fate.REVOKED, [text], _own_key(facts))
+
+
+def _started(facts: Facts) -> _Verdict | None:
+    if facts.result.state != states.STARTED:
+        return None
+    text = (
+        "The result backend says STARTED, but it holds no lease, and no worker that answered works "
+        "on it: its worker died, or it takes no lock."
+    )
+    return _Verdict(Fate.STARTED, [text])
+
+
+def _queued(facts: Facts) -> _Verdict | None:
+    claim = facts.claim
+    if claim is None:
+        return None
+    text = (
+        f"It was published{_at(claim.since)}, by {claim.worker} (pid {claim.pid}), and "
+        f"has the claim {claim.key} ({claim.phase})."
+    )
+    if claim.phase == "running":
+        why = "It holds no lease: its worker died, or its lease was lost. Its claim expires soon."
+    elif claim.phase == "retrying":
+        why = "An attempt has ended, and it will be retried."
+        return _Verdict(Fate.RETRYING, [text, why], claim.key)
+    else:
+        why = (
+            "No worker that answered has it: it is in the queue, or its message is gone (a purged "
+            f"queue). Its claim ends in {claim.ttl:.0f} s at the latest."
+        )
+    return _Verdict(Fate.QUEUED, [text, why], claim.key)
+
+
+def _unknown(facts: Facts) -> _Verdict:
+    found = [
+        f"The result backend has nothing of {facts.task_id}."
+        if not facts.result.problem
+        else f"Its result is unknown, because {facts.result.problem}.",
+        "The store has no lease, claim or marker of it.",
+        f"None of the {len(facts.workers)} worker(s) that answered has its message."
+        if facts.workers
+        else "No worker has answered.",
+    ]
+    return _Verdict(Fate.UNKNOWN, [*found, _UNSEEN])
+
+
+_RULES: Final[tuple[Callable[[Facts], _Verdict | None], ...]] = (
+    _skipped,
+    _ran,
+    _revoked,
+    _failed,
+    _running,
+    _waiting,
+    _to_be_revoked,
+    _put_back,
+    _retrying,
+    _received,
+    _done,
+    _started,
+    _queued,
+    _unknown,
+)
+
+
+def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
+    """What is worth knowing beside any fate."""
+    by = facts.released
+    if by is not None:
+        at = datetime.fromtimestamp(by.at, UTC)
+        yield f"An operator released its key{_at(at)}: {by}."
+    if fate in (Fate.RUNNING, Fate.RECEIVED, Fate.RETRYING, Fate.WAITING) and facts.put_backs:
+        yield f"It was put back {facts.put_backs} time(s) before (in this attempt)."
+    if fate in (Fate.PUT_BACK, Fate.QUEUED, Fate.RETRYING, Fate.STARTED) and not facts.workers:
+        yield "No worker has answered, so its message may be in one."
+    if facts.result.problem and fate is not Fate.UNKNOWN:
+        yield f"Its result is unknown, because {facts.result.problem}."
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _own_key(facts: Facts) -> str | None:
+    if facts.lease is not None:
+        return facts.lease.key
+    return facts.claim.key if facts.claim else None
+
+
+def _holder_of(facts: Facts, key: str | None) -> HeldKey | None:
+    """The lease on ``key``; for a claim's key, that of its lock."""
+    if key is None:
+        return None
+    shard, _, name = key.partition("}:")
+    if name.startswith("claim|"):
+        key = f"{shard}}}:{name.split('|', 2)[-1]}"
+    return facts.others.get(key)
+
+
+def _row(holder: HeldKey | None) -> Mapping[str, Any] | None:
+    if holder is None:
+        return None
+    return {"task": holder.task, "task_id": holder.task_id, "worker": holder.worker}
+
+
+def _has(holder: HeldKey) -> str:
+    since = f" since {_text(holder.since)}" if holder.since else ""
+    name = f"{holder.task}[{holder.task_id}]" if holder.task else holder.task_id
+    what = "holds" if holder.state == "running" else "has"
+    state = "" if holder.state == "running" else f" ({holder.state})"
+    return f"{name} on {holder.worker} {what} {holder.key}{since}{state}"
+
+
+def _then(facts: Facts, holder: Mapping[str, Any], key: str) -> str:
+    """What became of the holder that a result or an exception names."""
+    task_id, result = holder.get("task_id"), facts.holders_result
+    for held in facts.others.values():
+        if held.task_id == task_id and Keyspace.is_slot_of(key, held.key):
+            return f"Now {_has(held)}."
+    if result is not None and result.is_final:
+        ended = f"It ended{_at(result.done_at)} ({result.state})"
+    else:
+        ended = "It does not hold the key now"
+    return f"{ended}; since when it had the key is not recorded."
+
+
+def _name(holder: Mapping[str, Any]) -> str:
+    task, task_id = holder.get("task"), holder.get("task_id")
+    return f"{task}[{task_id}]" if task else str(task_id)
+
+
+def _at(moment: datetime | None) -> str:
+    return f" at {_text(moment)}" if moment else ""
+
+
+def _ago(now: datetime, since: datetime | None) -> str:
+    if since is None:
+        return ""
+    seconds = max(0.0, (now - since).total_seconds())
+    if seconds < 2 * _MINUTE:
+        return f" since {_text(since)} ({seconds:.1f} s)"
+    if seconds < 2 * _HOUR:
+        return f" since {_text(since)} ({seconds / _MINUTE:.0f} min)"
+    return f" since {_text(since)} ({seconds / _HOUR:.0f} h)"
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _ordinal(place: int) -> str:
+    return _PLACES[place] if place < len(_PLACES) else f"{place + 1}th"

@@ -1,0 +1,298 @@
+"""All that is known about one task id: its result, its keys and markers, and its workers' replies.
+
+Nothing here was written for this purpose: a task costs the same whether it is explained or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from celery import Celery, states
+from celery.backends.rpc import RPCBackend
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from ..celery_compat import limit_backend_timeouts, result_meta
+from ..core.lease import OperatorRelease, Token
+from ..core.store import MarkerState
+from ..errors import LockConflict
+from ..publish.values import is_skipped
+from ..runtime import Runtime
+from .keys import HeldKey, held_keys
+
+# Seconds to wait for the result backend.
+_BACKEND_TIMEOUT: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The content of the result backend.
+
+    Attributes:
+        state: Celery's state; PENDING also if the backend has no result.
+        value: The result, or the exception.
+        done_at: The time at which the result was stored; None: unknown.
+        problem: Why the backend could not be read; empty: it was.
+    """
+
+    state: str = states.PENDING
+    value: Any = None
+    done_at: datetime | None = None
+    problem: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in states.READY_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """The marker of one attempt of the task. ``put_backs`` counts those of this attempt."""
+
+    state: MarkerState
+    put_backs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InWorker:
+    """A message in a worker.
+
+    Attributes:
+        worker: The worker's name.
+        state: ``active`` (a process works on it), ``reserved`` (it waits for one), ``scheduled``.
+        task: The task's name.
+        key: The lock key of its arguments; None: it has none, or this app can't compute it.
+        since: The time at which a process began with it; None: none has.
+        pid: That process.
+        eta: The time of a scheduled message; None: unknown.
+    """
+
+    worker: str
+    state: str
+    task: str
+    task_id: str
+    key: str | None
+    since: datetime | None
+    pid: int | None
+    eta: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """See the module.
+
+    Attributes:
+        task_id: The id.
+        now: The time at which the facts were read.
+        result: The content of the result backend.
+        holders_result: The result of the task that had the key instead; None: there was none.
+        lease: The task's lease, or what is left of it: a reservation, a cooling key; None: none.
+        claim: The claim of its message; None: none.
+        markers: The markers of its attempts.
+        released: The note of an operator who released its key; None: none within an hour.
+        message: The message in a worker; None: no worker that answered has it.
+        ttl: The ttl of the lease's task, unless its call set another; None: unknown.
+        others: The keys of all others, by name.
+        active: The messages of singleton tasks that processes of workers work on.
+        workers: The workers that answered.
+        is_revoked: Whether a worker will discard the message when it arrives.
+    """
+
+    task_id: str
+    now: datetime
+    result: Result
+    lease: HeldKey | None
+    claim: HeldKey | None
+    ttl: float | None = None
+    holders_result: Result | None = None
+    others: Mapping[str, HeldKey] = field(default_factory=dict)
+    markers: tuple[Marker, ...] = ()
+    released: OperatorRelease | None = None
+    message: InWorker | None = None
+    active: tuple[InWorker, ...] = ()
+    workers: tuple[str, ...] = ()
+    is_revoked: bool = False
+
+    @property
+    def put_backs(self) -> int:
+        """How often the current attempt was put back, as far as its marker says."""
+        return max((m.put_backs for m in self.markers if m.state is MarkerState.WAITING), default=0)
+
+
+def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
+    """Read all facts. ``timeout``: seconds to wait for the replies of workers.
+
+    Raises:
+        StoreError: The store refuses the request, or does not answer.
+    """
+    runtime, result = Runtime.of(app), _result(app, task_id)
+    workers = _Workers(app, timeout)
+    # A task moves from a worker to the store, and from there to the result backend. They are read
+    # in this order, so that a task that moves meanwhile is found later.
+    message: InWorker | None = None
+    active: tuple[InWorker, ...] = ()
+    is_revoked = False
+    if not result.is_final:
+        message, is_revoked = workers.find(task_id), workers.is_revoked(task_id)
+        active = workers.active() if message and message.state == "active" else ()
+    own: list[HeldKey] = []
+    others: dict[str, HeldKey] = {}
+    for held in held_keys(app):
+        if held.task_id == task_id or Token.task_id_of(held.token.partition("|")[0]) == task_id:
+            own.append(held)
+        else:
+            others[held.key] = held
+    if not result.is_final:
+        result = _result(app, task_id)
+    instead = _holder_in(result.value)
+    lease = next((held for held in own if not held.is_claim), None)
+    return Facts(
+        task_id=task_id,
+        now=datetime.fromtimestamp(runtime.clock.wall(), UTC),
+        lease=lease,
+        ttl=_ttl_of(app, lease.task) if lease else None,
+        claim=next((held for held in own if held.is_claim), None),
+        others=others,
+        markers=tuple(_markers(runtime, task_id)),
+        released=_release_of(runtime, task_id),
+        result=result,
+        holders_result=_result(app, instead) if instead else None,
+        message=message,
+        active=active,
+        workers=workers.names,
+        is_revoked=is_revoked,
+    )
+
+
+def _result(app: Celery, task_id: str) -> Result:
+    if isinstance(app.backend, RPCBackend):
+        return Result(problem="rpc:// delivers a result to its caller alone")
+    try:
+        backend = limit_backend_timeouts(app, _BACKEND_TIMEOUT) or app.backend
+        meta = result_meta(backend, task_id)
+        done = meta.get("date_done")
+        done = maybe_iso8601(done) if isinstance(done, str) else done
+        return Result(
+            state=str(meta.get("status", states.PENDING)),
+            value=meta.get("result"),
+            done_at=maybe_make_aware(done) if isinstance(done, datetime) else None,
+        )
+    except NotImplementedError:
+        return Result(problem="the app has no result backend")
+    except Exception as exc:
+        return Result(problem=f"the result backend failed: {exc!r}")
+
+
+def _holder_in(value: Any) -> str:
+    """The id of the task that a skipped or refused call names as the holder; empty: none."""
+    holder: Any = None
+    if is_skipped(value):
+        holder = value.get("holder")
+    elif isinstance(value, LockConflict):
+        holder = value.holder
+    return str(holder.get("task_id") or "") if isinstance(holder, Mapping) else ""
+
+
+def _ttl_of(app: Celery, name: str) -> float | None:
+    task: Any = app.tasks.get(name)
+    return float(task.singleton_policy().ttl) if hasattr(task, "singleton_policy") else None
+
+
+def _markers(runtime: Runtime, task_id: str) -> Iterator[Marker]:
+    name = Token(task_id, 0, 0, "").task
+    pattern = f"{runtime.keyspace.match_all()[:-1]}done|{name}*"
+    for key, text, _ in runtime.store.texts(pattern):
+        owner = key.partition("}:done|")[2].partition("|")[0]
+        state, sequence, *_ = [*text.split(" "), "", ""]
+        if Token.task_id_of(owner) == task_id and state in [*MarkerState] and sequence.isdigit():
+            yield Marker(state=MarkerState(state), put_backs=int(sequence))
+
+
+def _release_of(runtime: Runtime, task_id: str) -> OperatorRelease | None:
+    pattern = f"{runtime.keyspace.match_all()[:-1]}freed|*"
+    for _, text, _ in runtime.store.texts(pattern):
+        by = OperatorRelease.parse(text)
+        if by and Token.task_id_of(by.token.partition("|")[0]) == task_id:
+            return by
+    return None
+
+
+class _Workers:
+    """The workers that answer within ``timeout`` seconds; the first request waits for all of it."""
+
+    def __init__(self, app: Celery, timeout: float) -> None:
+        self._app, self._timeout = app, timeout
+        self.names: tuple[str, ...] = ()
+
+    def find(self, task_id: str) -> InWorker | None:
+        """The message of ``task_id``; if workers have several copies, the one that a process has.
+
+        A worker's index by id loses a message that was put back, because the copy arrives before
+        the worker has finished with the original. Its schedule has the copy.
+        """
+        replies = self._ask("query_task", task_id)
+        self.names = tuple(sorted(replies))
+        found = [
+            self._message(worker, state, info)
+            for worker, messages in replies.items()
+            for state, info in messages.values()
+        ]
+        if not any(message.state == "active" for message in found):
+            found = [*self._scheduled(task_id), *found]
+        return min(found, key=lambda message: message.state != "active", default=None)
+
+    def _scheduled(self, task_id: str) -> Iterator[InWorker]:
+        for worker, entries in self._ask("scheduled").items():
+            for entry in entries:
+                info, eta = entry.get("request") or {}, maybe_iso8601(entry.get("eta"))
+                if info.get("id") == task_id:
+                    message = self._message(worker, "scheduled", info)
+                    yield replace(message, eta=maybe_make_aware(eta) if eta else None)
+
+    def active(self) -> tuple[InWorker, ...]:
+        """The messages that processes work on, the longest first."""
+        found = [
+            self._message(worker, "active", info)
+            for worker, messages in self._ask("active").items()
+            for info in messages
+        ]
+        return tuple(sorted(found, key=lambda one: one.since.timestamp() if one.since else 0.0))
+
+    def is_revoked(self, task_id: str) -> bool:
+        return any(task_id in ids for ids in self._ask("revoked").values())
+
+    def _ask(self, method: str, *arguments: Any) -> Mapping[str, Any]:
+        if self.names == () and method != "query_task":
+            return {}
+        control: Any = self._app.control
+        limit = len(self.names) or None
+        try:
+            inspector = control.inspect(timeout=self._timeout, limit=limit)
+            return getattr(inspector, method)(*arguments) or {}
+        except Exception:
+            return {}  # the broker does not answer; the names of the workers stay empty
+
+    def _message(self, worker: str, state: str, info: Mapping[str, Any]) -> InWorker:
+        since = info.get("time_start")
+        return InWorker(
+            worker=worker,
+            state=state,
+            task=str(info.get("name")),
+            task_id=str(info.get("id")),
+            key=_key_of(self._app, info),
+            since=datetime.fromtimestamp(since, UTC) if since else None,
+            pid=info.get("worker_pid"),
+        )
+
+
+def _key_of(app: Celery, info: Mapping[str, Any]) -> str | None:
+    task: Any = app.tasks.get(str(info.get("name")))
+    if not hasattr(task, "lock_key"):
+        return None
+    try:
+        key: str | None = task.lock_key(*info["args"], **info["kwargs"])
+        return key
+    except Exception:
+        return None  # the arguments are those of another version of the task
