@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import Context
+from types import ModuleType
 from typing import Any, Final
 from uuid import uuid4
 
@@ -34,7 +36,8 @@ from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
 from tests.harness.processes import ROOT
 from tests.harness.redlock_nodes import RedlockNodes
-from tests.integration.stage import PATIENCE
+from tests.harness.worker import CeleryWorker
+from tests.integration.stage import PATIENCE, wait_until
 
 SCOPE: Final = "coroutines"
 # Seconds. A request that gets no reply is sent twice and takes a third of this, and all that time
@@ -476,3 +479,21 @@ def test_a_message_of_aclaim_and_send_has_the_publishing_task_as_its_parent(
     [message] = raw.lrange("celery", 0, -1)
     headers = json.loads(message)["headers"]
     assert (headers["task"], headers["parent_id"]) == ("child", "the-parent")
+
+
+# Workers.
+
+
+def test_a_pool_child_that_is_killed_inside_a_block_is_freed_by_its_worker(
+    worker: Callable[..., CeleryWorker],
+    load_app: Callable[..., ModuleType],
+    redis_client: redis.Redis,
+) -> None:
+    worker("tests.apps.coroutines", concurrency=1)
+    module = load_app("tests.apps.coroutines")
+    key = Runtime.of(module.app).keyspace.lock(module.SCOPE, "k")
+    module.hold_for_ever.delay("k")
+    record = wait_until(lambda: Runtime.of(module.app).store.inspect(key), "the child holds it")
+    assert record.ttl > 2 * PATIENCE
+    os.kill(record.holder.pid, signal.SIGKILL)
+    wait_until(lambda: not redis_client.exists(key), "the worker has released it")
