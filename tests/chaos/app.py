@@ -84,6 +84,26 @@ def latest(self: Any, key: str, steps: int, seconds: float) -> str:
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 
+NEWEST: dict[str, Any] = {**SHARED, "acks_late": True, "on_conflict": RETRY}
+
+
+@singleton_task(**NEWEST, unique="until_start", on_duplicate="replace")
+def newest(self: Any, key: str, steps: int, seconds: float, call: int = 0) -> str:
+    """Runs with the arguments of the newest call that was answered with its message."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds, call=call)
+
+
+@singleton_task(**NEWEST, debounce=0.3, debounce_max=1.5)
+def debounced(self: Any, key: str, steps: int, seconds: float, call: int = 0) -> str:
+    """The same, a moment after that call."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds, call=call)
+
+
+def called(task_id: str, call: int) -> None:
+    """A call has returned to its caller with the id of the message that does its work."""
+    _write("called", task_id=task_id, call=call)
+
+
 @singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, max_retries=None)
 def again(self: Any, key: str, steps: int, seconds: float) -> str:
     """Retries itself once; its key stays reserved meanwhile."""

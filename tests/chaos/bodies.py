@@ -45,6 +45,7 @@ class Body:
         begin, end: Infinite while nothing says that it ended.
         finished: Whether it wrote its end itself.
         error: What left it; None for a return, and without an end.
+        call: The number of the call whose arguments it has; 0: it has no number.
         sections: Where it had the lock's word, by time.
     """
 
@@ -62,6 +63,7 @@ class Body:
     end: float
     finished: bool
     error: str | None
+    call: int
     sections: tuple[Section, ...]
 
     @property
@@ -114,6 +116,7 @@ def _body(
         end=ended,
         finished=end is not None,
         error=end.data.get("error") if end else None,
+        call=int(start.data.get("call", 0)),
         sections=tuple(_sections(marks, ended)),
     )
 

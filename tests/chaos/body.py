@@ -69,7 +69,14 @@ class LeaseGuard:
 
 
 def run_body(
-    task: Any, guard: Guard, key: str, steps: int, seconds: float, *, retries: bool = False
+    task: Any,
+    guard: Guard,
+    key: str,
+    steps: int,
+    seconds: float,
+    *,
+    retries: bool = False,
+    call: int = 0,
 ) -> str:
     """All of one body: ``steps`` guarded steps of ``seconds`` each; returns the name of the run.
 
@@ -88,6 +95,8 @@ def run_body(
         "attempt": task.request.retries,
         "planned": steps * seconds,
     }
+    if call:
+        facts["call"] = call
     with journal.run(key, task_id=task.request.id, fence=guard.fence, **facts) as run:
         for _ in range(steps):
             _guarded_step(journal, guard, resource, key, run, seconds)

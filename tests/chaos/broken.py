@@ -12,7 +12,9 @@ from typing import Any
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease, Token
+from celery_singleton_lock.core.store import Acquire, GrantedArguments
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.cancel_running import CallOrder
 from celery_singleton_lock.worker import request as request_module
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
@@ -85,6 +87,19 @@ def _without_order() -> None:
     CallOrder.note = note_arrival  # type: ignore[method-assign]
 
 
+def _without_arguments() -> None:
+    """A grant returns the newest arguments, and forgets them: a redelivery has the first ones."""
+    acquire = RedisStore.acquire
+
+    def acquire_and_forget(self: RedisStore, request: Acquire, *, timeout: float) -> Any:
+        reply = acquire(self, request, timeout=timeout)
+        if isinstance(reply, GrantedArguments) and request.claim is not None:
+            self._connections.run([("DEL", request.claim.arguments)], timeout)
+        return reply
+
+    RedisStore.acquire = acquire_and_forget  # type: ignore[method-assign]
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "owner-check": _without_owner_check,
     "renewal": _without_renewal,
@@ -92,4 +107,5 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "nonce": _without_nonce,
     "loss-report": _without_loss_report,
     "order": _without_order,
+    "arguments": _without_arguments,
 }

@@ -18,6 +18,7 @@ from tests.chaos.bodies import Body, bodies, by_key
 from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
 from tests.chaos.jobs import jobs_lost
 from tests.chaos.losses import unreported_losses
+from tests.chaos.newest import older_arguments
 from tests.chaos.order import out_of_order
 from tests.chaos.resource import Write
 from tests.chaos.verdict import Kind, Verdict, Violation
@@ -56,6 +57,7 @@ def judge(
         ),
         *run_again(records, found, losses, excused),
         *out_of_order(records, found, excused),
+        *older_arguments(records, found, excused),
         *told(records, excused),
     ]
     return Verdict(
@@ -245,6 +247,7 @@ def _counts(
         "bodies killed": sum(1 for body in found if not body.finished),
         "bodies that lost their lease": happened["lost"],
         "calls cancelled": happened["cancelled"],
+        "calls with newest arguments": happened["called"],
         "writes accepted": sum(1 for write in all_writes if write.accepted),
         "stale writes refused": sum(1 for write in all_writes if not write.accepted),
         "faults": happened["fault"],

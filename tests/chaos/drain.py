@@ -100,9 +100,10 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
         value: Any = client.get(key)
         if value is None or key.endswith((":fence", ":shards")):
             continue  # one of each, and known
-        if ":done|" not in key and ":newest|" not in key:
+        if not any(known in key for known in (":done|", ":newest|", ":args|")):
             left[key] = f"held: {value}"
         elif client.pttl(key) == -1:
-            # A marker, and the newest call, stay for an hour: for copies and calls that come late.
+            # A marker, and the newest call, stay for an hour: for copies and calls that come late;
+            # arguments of a message that was lost stay for a week.
             left[key] = f"has no ttl: {value}"
     return left

@@ -1,6 +1,7 @@
 """What a campaign leaves behind: a journal per process, merged by the one clock of the host.
 
     publishing  a message is about to be sent; ``copy`` (attempt, and how often that was put back)
+    called      a call returned to its caller: ``call`` (its number), the job that does its work
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,

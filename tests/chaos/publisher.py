@@ -18,10 +18,15 @@ MIX = {
     "heedless": 1,
     "waiting": 1,
     "latest": 2,
+    "newest": 4,
+    "debounced": 4,
     "again": 1,
     "early": 2,
     "plain": 2,
 }
+
+#: Tasks whose calls are numbered, because their messages run with the newest arguments.
+NUMBERED = frozenset({"newest", "debounced"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,7 @@ class Publisher:
         self._mix = mix
         self._lengths = list(lengths)
         self._random = random.Random(f"{seed} publisher")
+        self._calls = 0
 
     def publish(self) -> bool:
         """One job; whether the broker took it. What became of the others, nobody knows."""
@@ -83,9 +89,14 @@ class Publisher:
         length = chances.choices(self._lengths, weights=[each.weight for each in self._lengths])[0]
         seconds = chances.uniform(length.shortest, length.longest)
         task: Any = getattr(self._module, name)
-        arguments = (chances.choice(self._keys), length.steps, round(seconds, 3))
+        arguments = [chances.choice(self._keys), length.steps, round(seconds, 3)]
+        if name in NUMBERED:
+            self._calls += 1
+            arguments.append(self._calls)
         try:
-            task.apply_async(arguments, retry=False)
+            result = task.apply_async(arguments, retry=False)
         except (OperationalError, CeleryError, OSError):
             return False  # the broker is down
+        if name in NUMBERED:
+            self._module.called(result.id, self._calls)
         return True

@@ -61,6 +61,7 @@ class Story:
         asked: float | None = None,
         attempt: int = 0,
         task: str = "late",
+        call: int = 0,
     ) -> Story:
         """A body of one step, which takes all of it; ``end`` None: it doesn't end."""
         job = job or f"job-{run}"
@@ -70,6 +71,7 @@ class Story:
             "task": f"{APP}.{task}",
             "late": late,
             "attempt": attempt,
+            "call": call,
         }
         self.add("taken", begin, task_id=job, worker="w", copy=[attempt, 0], pid=pid)
         self.add("start", begin, run=run, task_id=job, key="k", fence=fence, pid=pid, **facts)
@@ -697,3 +699,25 @@ def test_two_deliveries_of_the_newest_call_are_in_order() -> None:
     story.add("cancelled", 2.5, task_id="old", by="new")
     story.body("a", 3, None, job="new", task="latest").add("death", 4, pid=1)
     assert story.body("b", 5, 6, job="new", task="latest", pid=2).kinds() == []
+
+
+# The newest arguments.
+
+
+def answers_two(call: int = 2, asked: float = 4) -> Story:
+    story = Story().published("j", "newest", at=1)
+    story.add("called", 1.5, task_id="j", call=1).add("called", 3, task_id="j", call=2)
+    return story.body("a", 4, 5, job="j", task="newest", call=call, asked=asked)
+
+
+def test_a_body_with_older_arguments_than_it_answered_is_found() -> None:
+    assert answers_two().kinds() == []
+    assert answers_two(call=1).kinds() == [Kind.NEWEST]
+    assert answers_two(call=1, asked=2).kinds() == []  # it asked before the second call returned
+    verdict = answers_two(call=1).add("loss", 3.5, mark="m").judge()
+    assert (verdict.violations, sum(verdict.excused.values())) == ((), 1)
+
+
+def test_a_redelivery_with_older_arguments_is_found() -> None:
+    story = answers_two().body("b", 6, 7, job="j", task="newest", call=1)
+    assert Kind.NEWEST in story.kinds()

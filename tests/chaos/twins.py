@@ -109,6 +109,15 @@ TWINS = (
         mix={"latest": 1},
         visibility_timeout=3.0,
     ),
+    # A message that is delivered again after a kill runs with the first arguments.
+    _twin(
+        "no-newest-arguments",
+        Kind.NEWEST,
+        broken="arguments",
+        faults=("kill-worker", "kill-child"),
+        mix={"newest": 1, "debounced": 1},
+        visibility_timeout=3.0,
+    ),
     _twin("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
     _twin(
         "python-redis-lock",

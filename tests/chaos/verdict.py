@@ -16,6 +16,7 @@ class Kind(StrEnum):
     JOB_LOST = "a job was lost"
     RUN_AGAIN = "a job ran again after its success was recorded"
     ORDER = "an older call began after a newer one"
+    NEWEST = "a body ran with older arguments than those of a call that it answered"
     KEY_LEFT = "a key was left in the store"
     NEVER_ENDS = "something never ended"
     BROKEN = "a process ended by itself"
