@@ -11,13 +11,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import chain
+from celery import Celery, Task, chain
 
-from celery_singleton_lock import SettingsError
+from celery_singleton_lock import SettingsError, claim_and_send, singleton_task
 from celery_singleton_lock.core.store import ReplaceArguments, Replaced
 from celery_singleton_lock.publish.values import MAX_ARGUMENTS
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.worker.bootstep import check_tasks
 from tests.apps.serializer import SETS
 from tests.harness.journal import Record
 from tests.harness.processes import Process
@@ -316,3 +317,40 @@ def test_a_store_that_cannot_replace_arguments_is_refused(
     monkeypatch.setattr(RedisStore, "capabilities", less)
     with pytest.raises(SettingsError, match="can't replace the arguments of a queued message"):
         stage.app.newest.apply_async((name, 1), queue=name)
+    app, refusal = stage.app.app, "has on_duplicate=.* can't replace the arguments"
+    with pytest.raises(SettingsError, match=refusal):  # a worker does not start
+        check_tasks(app, Runtime.of(app).store)
+
+
+class Encrypting(Task):
+    """A base class that changes the arguments of each message."""
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return super().apply_async([f"encrypted {one}" for one in args], kwargs, **options)
+
+
+def test_a_base_class_that_may_change_the_arguments_is_refused(stage: Stage) -> None:
+    app = Celery("encrypted", broker=stage.environment["BROKER_URL"], set_as_current=False)
+    options: Any = {"app": app, "base": Encrypting, "name": "encrypted", "key": "{name}"}
+
+    @singleton_task(**options, unique="until_start", on_duplicate="replace")
+    def encrypted(name: str) -> None: ...
+
+    with pytest.raises(SettingsError, match="a base class overrides apply_async"):
+        encrypted.delay("a")
+    with pytest.raises(SettingsError, match="a base class overrides apply_async"):
+        check_tasks(app, Runtime.of(app).store)
+
+
+def test_a_publisher_with_the_name_alone_replaces_them_too(stage: Stage, name: str) -> None:
+    web = Celery("web", broker=stage.environment["BROKER_URL"], set_as_current=False)
+    web.conf.singleton_lock_url = stage.environment["RESULT_URL"]
+    task, options = stage.app.newest, {"unique": "until_start", "on_duplicate": "replace"}
+    result = task.apply_async((name, 1), queue=name)
+    sent = claim_and_send(web, task.name, [name, 2], singleton=options, key=name, queue=name)
+    assert sent.id == result.id
+    worker = stage.worker(concurrency=1, queues=[name])
+    assert result.get(timeout=20) == 2
+    worker.kill_group()
