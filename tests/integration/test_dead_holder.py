@@ -147,7 +147,10 @@ def assert_it_waits(
     """The redelivered message is put back, and the dead holder's lease left to its ttl."""
     key = crash.late.lock_key("k0", "end")
     before = redis_client.get(key)
-    wait_until(lambda: told([worker], "put-back", reason="twin"), "it met the dead holder's lease")
+    wait_until(
+        lambda: told([worker], "put-back", reason="delivered-twice"),
+        "it met the dead holder's lease",
+    )
     assert redis_client.get(key) == before
     assert redis_client.pttl(key) > 30_000
     assert len(events(journal.records(), "start")) == 1
