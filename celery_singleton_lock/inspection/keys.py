@@ -31,6 +31,8 @@ from . import names
 
 # Keys whose waiting clients are counted in one request.
 _COUNTED_AT_ONCE: Final = 500
+# The holder's log line and error contain the reason.
+_MAX_REASON_CHARS: Final = 500
 _STATES: Final = {
     Kind.LEASE: "running",
     Kind.RESERVED: "reserved for a retry",
@@ -239,7 +241,7 @@ def release(app: Celery, key: str, token: str | None, *, reason: str = "", user:
         app: The app.
         key: The full name, as in `HeldKey.key`.
         token: The token that must have the key, as in `HeldKey.token`; None: any.
-        reason: Why, for the holder's log and error.
+        reason: Why, for the holder's log and error; at most 500 characters are kept.
         user: Who; the login of this process by default.
 
     Returns:
@@ -247,7 +249,8 @@ def release(app: Celery, key: str, token: str | None, *, reason: str = "", user:
     """
     runtime = Runtime.of(app)
     at = runtime.clock.wall()
-    by = OperatorRelease(user=user or _login(), host=gethostname(), reason=reason, at=at)
+    who, why = user or _login(), reason[:_MAX_REASON_CHARS]
+    by = OperatorRelease(user=who, host=gethostname(), reason=why, at=at)
     return runtime.store.free(key, token, by)
 
 

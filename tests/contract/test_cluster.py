@@ -8,14 +8,24 @@ from contextlib import closing
 import pytest
 
 from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.heartbeat import notes_on
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Holder, Lease, LossReason, Phase, Token
+from celery_singleton_lock.core.lease import (
+    Holder,
+    Lease,
+    LossReason,
+    OperatorRelease,
+    Phase,
+    Token,
+)
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
     Admit,
     ClaimChange,
     Granted,
+    Mark,
+    MarkerState,
     Refused,
     Relation,
     Release,
@@ -451,6 +461,31 @@ def test_a_message_gives_way_to_a_claim_in_another_shard(store: ClusterStore) ->
     store.free(claim, None)
     assert isinstance(acquire(store, key, token, running, yields=True), Granted)
     give(store, key, token)
+
+
+@slow
+def test_operators_read_markers_notes_and_wait_queues_of_all_shards(store: ClusterStore) -> None:
+    by = OperatorRelease(user="ann", host="ops-1", reason="stuck")
+    keys, tokens = [new_key() for _ in range(8)], [new_token() for _ in range(8)]
+    assert len({slot_of(key) for key in keys}) > 1
+    for key, token in zip(keys, tokens, strict=True):
+        take(store, key, token)
+        mark = Mark(key=key, token=token, state=MarkerState.WAITING, sequence=2, ttl=60)
+        store.mark(mark, timeout=TIMEOUT)
+    waiter = Acquire(
+        slots=(keys[3],), token=new_token(), holder=Holder(), ttl=60, wait_ttl=60, handoff=""
+    )
+    assert isinstance(store.acquire(waiter, timeout=TIMEOUT), Refused)
+    assert store.waiting(keys) == [0, 0, 0, 1, 0, 0, 0, 0]
+    leases = [lease_of(key, token) for key, token in zip(keys, tokens, strict=True)]
+    assert notes_on(store, leases, TIMEOUT) == [None] * 8
+    assert all(store.free(key, None, by) for key in keys)
+    notes = notes_on(store, leases, TIMEOUT)
+    assert notes == [f"{token} {by.to_json()}" for token in tokens]
+    texts = {key: text for key, text, _ in store.texts(SPACE.match_all())}
+    for key, token in zip(keys, tokens, strict=True):
+        assert texts[Keyspace.note(key)] == f"{token} {by.to_json()}"
+        assert texts[Keyspace.marker(key, token.attempt)] == f"- 2 {token.nonce}"
 
 
 # --- its picture ---------------------------------------------------------------------------------
