@@ -109,7 +109,8 @@ def publish_call(
     )
     if eager:
         return publication.run(send)
-    if policy.on_duplicate is OnDuplicate.REPLACE:
+    if policy.on_duplicate is OnDuplicate.REPLACE and not options.get("retries"):
+        # (The worker parent retries the task of a lost child. That is no newer call.)
         check_replaceable(task.name, runtime.store, through_others=task.publishes_through_others)
         serializer = options.get("serializer") or task.serializer
         dumped = dump_models(task, args or (), kwargs or {}, serializer)

@@ -103,6 +103,12 @@ def first(self: Any, name: str, value: Any = None, gate: str | None = None) -> A
     return work(self, name, value, gate)
 
 
+@singleton_task(**NEWEST, ttl=1, retry_on_worker_lost=True, default_retry_delay=1, max_retries=3)
+def revived(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
+    """Retried by the worker parent if its child dies; acknowledged early."""
+    return work(self, name, value, gate)
+
+
 DEBOUNCED: Any = {
     "app": app,
     "bind": True,
@@ -115,6 +121,11 @@ DEBOUNCED: Any = {
 
 @singleton_task(**DEBOUNCED)
 def debounced(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
+    return work(self, name, value, gate)
+
+
+@singleton_task(**DEBOUNCED, ttl=1, retry_on_worker_lost=True, default_retry_delay=1, max_retries=3)
+def debounced_revived(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
     return work(self, name, value, gate)
 
 

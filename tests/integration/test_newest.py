@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -56,6 +58,13 @@ def kept(stage: Stage, name: str) -> list[str]:
 
 def freed(stage: Stage, name: str) -> None:
     wait_until(lambda: not kept(stage, name), "the arguments are deleted")
+
+
+@contextmanager
+def stage_worker(stage: Stage, queue: str) -> Iterator[CeleryWorker]:
+    worker = stage.worker(concurrency=2, queues=[queue])
+    yield worker
+    worker.kill_group()
 
 
 def test_a_queued_message_runs_with_the_newest_arguments(stage: Stage, name: str) -> None:
@@ -155,6 +164,32 @@ def test_a_redelivery_after_a_kill_runs_with_the_newest_arguments_again(
         assert later.get(timeout=30) == 3
         assert values(stage, name) == [2, 2, 3]
         freed(stage, name)
+
+
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="since Celery 5.7")
+@pytest.mark.parametrize("task", ["revived", "debounced_revived"])
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_retry_by_the_worker_parent_is_no_newer_call(
+    stage: Stage, name: str, task: str, is_followed: bool
+) -> None:
+    one = getattr(stage.app, task)
+    with stage_worker(stage, name):
+        for value in (1, 2):
+            result = one.apply_async((name, value), {"gate": name}, queue=name)
+        start = start_of(stage, name)
+        if is_followed:
+            later = one.apply_async((name, 3), {"gate": name}, queue=name)
+            assert later.id != result.id
+        os.kill(start.pid, signal.SIGKILL)
+        start_of(stage, name, 2)
+        stage.open(name)
+        if is_followed:
+            assert later.get(timeout=30) == 3
+        else:
+            assert result.get(timeout=30) == 2
+        freed(stage, name)
+        assert values(stage, name)[0] == 2
+        assert set(values(stage, name)[1:]) <= ({2, 3} if is_followed else {2})
 
 
 def test_the_arguments_of_a_started_message_are_not_given_to_the_next_one(
