@@ -347,7 +347,7 @@ class TaskRun:
                         continue
                     if conflict is None or reply.relation is not Relation.OTHER:
                         conflict = self._decide(reply.relation, waited)
-                    if order and waiter and reply.relation is Relation.OTHER:
+                    if order and waiter and not refused and reply.relation is Relation.OTHER:
                         order.note(self.delivery.token)
                         if order.newer is not None:
                             waiter.leave()  # before the next release may hand over

@@ -79,6 +79,18 @@ def unique(self: Any, name: str, number: int = 0, how: str = "wait", seconds: fl
     return work(self, name, number, how, seconds)
 
 
+@singleton_task(
+    app=app,
+    on_conflict=OnConflict.cancel_running(WITHIN, 1.5),
+    unique="until_expired",
+    unique_for=60,
+    **LATEST,
+)
+def periodic(self: Any, name: str, number: int = 0, how: str = "wait", seconds: float = 60) -> int:
+    """One call per minute."""
+    return work(self, name, number, how, seconds)
+
+
 @singleton_task(app=app, on_conflict=OnConflict.cancel_running(WITHIN, 1.5), **LATEST)
 def hasty(self: Any, name: str, number: int = 0, how: str = "wait", seconds: float = 60) -> int:
     """The same, but it waits for a moment only."""

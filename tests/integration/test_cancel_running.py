@@ -150,6 +150,18 @@ def test_a_holder_without_the_option_is_not_cancelled(
     assert holder.get(timeout=30) == 1
 
 
+def test_a_duplicate_within_a_period_cancels_nothing(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    first = begin(stage, stage.app.periodic, name, number=1, seconds=3)
+    # In a canvas a duplicate is published, and refused when it runs.
+    chained = chain(stage.app.periodic.si(name, 2), stage.app.after.s()).apply_async()
+    with pytest.raises(LockConflict):
+        chained.get(timeout=30)
+    assert first.get(timeout=30) == 1
+    assert runs(stage, name) == [first.id]
+
+
 def test_a_chain_stops_at_a_cancelled_link(stage: Stage, worker: CeleryWorker, name: str) -> None:
     chained = chain(stage.app.build.si(name, 1), stage.app.after.s()).apply_async()
     began(stage, chained.parent)
