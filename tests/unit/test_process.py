@@ -109,7 +109,11 @@ def test_the_former_process_of_a_reused_pid_is_dead_on_this_host_alone(start: St
     assert not child.is_dead()
 
 
-@pytest.mark.parametrize("identity", ["", "x", OWN[:9], f"{OWN}0", f"{'x' * 9}00000"])
+@pytest.mark.parametrize(
+    "identity",
+    ["", "x", OWN[:9], f"{OWN}0", f"{'x' * 9}00000"],
+    ids=["none", "short", "host alone", "long", "another host"],
+)
 def test_an_identity_of_another_host_or_of_no_host_proves_nothing(
     identity: str, start: Start
 ) -> None:
@@ -120,7 +124,9 @@ def test_an_identity_of_another_host_or_of_no_host_proves_nothing(
     assert not child.is_dead(own="")
 
 
-@pytest.mark.parametrize("pid", [0, -1, -os.getpid(), 2**70])
+@pytest.mark.parametrize(
+    "pid", [0, -1, -os.getpid(), 2**70], ids=["zero", "all", "own group", "huge"]
+)
 def test_a_number_that_is_no_pid_proves_nothing(pid: int) -> None:
     assert not is_proven_dead(OWN, pid, OWN)
 
