@@ -9,8 +9,9 @@ Overview
 Guarantees
     The event loop never waits for the store. A loss cancels the task only while it is inside the
     block, and surfaces as LeaseLost, also if the body did not observe it. A cancellation by others
-    stays a CancelledError. However the block ends, the lease is released; however an acquire ends,
-    no lease and no place in the wait queue remain.
+    stays a CancelledError, unless the body caught it. However the block ends, also if it is never
+    left, the lease is released; however an acquire ends, no lease and no place in the wait queue
+    remain. The end of a lease is a loss for the blocks of other tasks that have re-entered it.
 
 Non-guarantees
     Code that does not await, and functions that the block runs on threads, are not interrupted.
@@ -31,16 +32,21 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
+from weakref import WeakMethod, WeakValueDictionary
 
 from celery import Celery
 
-from ..core.lease import Lease
+from ..core.lease import Lease, Token
 from ..core.locker import Waiter
 from ..core.store import Refused
 from ..core.threads import running_task
+from ..errors import LeaseLost
 from ..runtime import Runtime
-from .context import Block, Steps, Wait
+from .context import Block, OnLost, Steps, Wait
+
+#: The blocks that own a lease, by its token.
+_hosts: Final[WeakValueDictionary[Token, AsyncBlock]] = WeakValueDictionary()
 
 
 class AsyncBlock:
@@ -55,8 +61,8 @@ class AsyncBlock:
     """
 
     __slots__ = (
-        *("_app", "_block", "_cancelling", "_inside", "_interrupted", "_loop"),
-        *("_request", "_task", "_threads"),
+        *("__weakref__", "_app", "_block", "_cancelling", "_guests", "_host", "_inside"),
+        *("_interrupted", "_loop", "_request", "_task", "_threads"),
     )
 
     def __init__(self, block: Block, app: Celery) -> None:
@@ -69,10 +75,14 @@ class AsyncBlock:
         self._cancelling = self._task.cancelling()
         self._inside = self._interrupted = False
         self._request: Future[Any] | None = None  # the last one that was sent while acquiring
+        # The blocks of other tasks that have re-entered the lease: a dictionary, because each of
+        # its changes is one step of the interpreter. And the block whose lease this one re-entered.
+        self._guests: dict[AsyncBlock, None] = {}
+        self._host: AsyncBlock | None = None
 
     async def enter(self) -> Lease:
         """Acquire the lease."""
-        steps = self._block.acquire(self._app, self._on_lost)
+        steps = self._block.acquire(self._app, _weak(self._on_lost))
         try:
             while (wait := await self._run(_step, steps)) is not None:
                 await self._wait(*wait)
@@ -81,6 +91,7 @@ class AsyncBlock:
             raise
         lease = self._block.enter()
         self._inside = True
+        self._join(lease)
         if lease.lost:  # before the event loop resumed this task
             await self.exit(None)
         return lease
@@ -95,9 +106,9 @@ class AsyncBlock:
             LeaseLost: The lease was lost inside the block, and only that has cancelled the task.
         """
         self._inside = False  # from here on a loss cancels nothing
-        loss = self._block.loss()
-        self._block.leave()
+        loss = self._leave()
         release = self._threads.ensure(self._block.release)
+        release.add_done_callback(lambda release: self._end_guests())
         if isinstance(error, GeneratorExit):
             return  # the coroutine is being closed, and must not await
         if loss is None:
@@ -106,8 +117,27 @@ class AsyncBlock:
         if self._interrupted:
             self._task.uncancel()  # the body has observed it: it awaited when the loop cancelled it
         by_others = self._task.cancelling() > self._cancelling
-        if not by_others and isinstance(error, (Exception, asyncio.CancelledError, type(None))):
+        is_cancellation = isinstance(error, asyncio.CancelledError) and not by_others
+        if is_cancellation or isinstance(error, (Exception, type(None))):
             raise loss from error
+
+    def _join(self, lease: Lease) -> None:
+        """Make this block a guest of the block of another task that has the lease."""
+        if self._block.owns:
+            _hosts[lease.token] = self
+            return
+        host = _hosts.get(lease.token)
+        if host is not None and host._task is not self._task:
+            host._guests[self] = None  # before lease.lost is read: see _end_guests()
+            self._host = host
+
+    def _leave(self) -> LeaseLost | None:
+        """The error for a loss that this block has to raise."""
+        if self._host is not None:
+            self._host._guests.pop(self, None)
+        loss = self._block.loss() if self._block.owns or self._host else None
+        self._block.leave()
+        return loss
 
     # --- acquiring -------------------------------------------------------------------------------
 
@@ -146,9 +176,15 @@ class AsyncBlock:
         """Called on the heartbeat's thread."""
         with suppress(RuntimeError):  # the loop is closed, and runs no body
             self._loop.call_soon_threadsafe(self._interrupt)
+        self._end_guests()
+
+    def _end_guests(self) -> None:
+        """Interrupt the guests, after the lease has ended."""
+        for guest in list(self._guests):
+            guest._on_lost(self._block.lease)
 
     def _interrupt(self) -> None:
-        if self._inside:
+        if self._inside and not self._interrupted:  # a guest: by the loss, and by its host's exit
             self._interrupted = True
             self._task.cancel()
 
@@ -161,6 +197,17 @@ def _step(steps: Steps) -> Wait | None:
         if waiter.queues(refused):
             waiter.look(0.0)
     return wait
+
+
+def _weak(on_lost: OnLost) -> OnLost:
+    """``on_lost`` for the heartbeat, which must not keep an abandoned block, or its task, alive."""
+    method = WeakMethod(on_lost)
+
+    def call(lease: Lease) -> None:
+        if (alive := method()) is not None:
+            alive(lease)
+
+    return call
 
 
 async def _is_readable(descriptor: int | None, seconds: float) -> bool:

@@ -125,15 +125,19 @@ class Block:
     def enter(self) -> Lease:
         """Make the lease the innermost one of this context."""
         lease = self.lease
-        if self._runtime is not None:
+        if self.owns:
             lease.outer = held_lease.get()
             self._reset = held_lease.set(lease)
         return lease
 
+    @property
+    def owns(self) -> bool:
+        """Whether the lease is this block's own, and not released."""
+        return self._runtime is not None
+
     def loss(self) -> LeaseLost | None:
         """The error for the loss of the lease, before :meth:`release`; None: it is not lost."""
-        is_lost = self._runtime is not None and self.lease.lost
-        return self.lease.lost_error() if is_lost else None
+        return self.lease.lost_error() if self.lease.lost else None
 
     def leave(self) -> None:
         """Make the lease around this one the innermost one of the context again."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import closing
 from datetime import timedelta
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from celery import Celery
 
@@ -19,6 +19,10 @@ from ..policy import Policy, merge, seconds
 from .context import Block
 
 F = TypeVar("F", bound=Callable[..., Any])
+_NOT_BEGUN: Final = (
+    "@hold({0!r}) covers a call, but {1!r} returned {2!r}, whose code would run after the release. "
+    "Use the block form inside it: with hold(...), or async with hold(...)."
+)
 
 
 class hold:
@@ -44,7 +48,8 @@ class hold:
         RuntimeError: ``with`` and ``wait`` inside a running event loop; ``async with`` outside a
             task of asyncio; a second block of one object.
         StoreUnavailable: The store doesn't answer; the block has not run.
-        TypeError, ValueError: An argument is wrong.
+        TypeError, ValueError: An argument is wrong, or a decorated function returned a generator or
+            a coroutine, whose code would run after the release.
     """
 
     __slots__ = ("_app", "_async_block", "_block")
@@ -107,7 +112,10 @@ class hold:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._again():
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if isinstance(result, (Coroutine, Generator, AsyncGenerator)):
+                    raise TypeError(_NOT_BEGUN.format(self._block.key, function, result))
+                return result
 
         wrapper = call_async if iscoroutinefunction(function) else call
         return cast(F, wraps(function)(wrapper))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -222,6 +223,63 @@ def test_a_block_that_is_abandoned_is_released(app: Celery, store: GatedStore) -
     assert store.held() == []
 
 
+def test_a_coroutine_whose_stack_is_never_closed_leaves_no_lease(
+    app: Celery, store: GatedStore
+) -> None:
+    async def main() -> None:
+        await AsyncExitStack().enter_async_context(hold("k", scope="s", app=app))
+        gc.collect()
+        assert store.held() == []
+
+    run(main())
+    assert len(Runtime.of(app).locker.heartbeat) == 0
+
+
+def test_a_task_that_its_loop_never_resumes_leaves_no_lease(app: Celery, store: GatedStore) -> None:
+    async def block() -> None:
+        async with hold("k", scope="s", app=app):
+            await asyncio.Event().wait()
+
+    loop = asyncio.new_event_loop()
+    tasks = [loop.create_task(block())]
+    while not store.held():
+        loop.run_until_complete(asyncio.sleep(0.005))
+    loop.run_until_complete(asyncio.sleep(0.05))
+    loop.close()
+    tasks.clear()
+    deadline = SystemClock().now() + 20
+    while store.held() and SystemClock().now() < deadline:
+        gc.collect()
+        SystemClock().sleep(0.005)  # the release runs on a thread
+    assert store.held() == []
+
+
+@pytest.mark.parametrize("kind", ["generator", "async generator", "hidden coroutine"])
+def test_a_function_whose_body_would_run_after_the_release_is_refused(
+    kind: str, app: Celery, store: GatedStore
+) -> None:
+    def generator() -> Iterator[list[str]]:
+        yield store.held()
+
+    async def async_generator() -> AsyncIterator[list[str]]:
+        yield store.held()
+
+    async def coroutine() -> list[str]:
+        return store.held()
+
+    functions: dict[str, Callable[[], Any]] = {
+        "generator": generator,
+        "async generator": async_generator,
+        "hidden coroutine": lambda: hidden,
+    }
+    hidden = coroutine()
+    call = hold("k", scope="s", app=app)(functions[kind])
+    with pytest.raises(TypeError, match=r"@hold\('k'\) covers a call, .* after the release"):
+        call()
+    assert store.held() == []
+    hidden.close()
+
+
 def test_a_decorated_function_holds_the_key_during_each_call(
     app: Celery, store: GatedStore
 ) -> None:
@@ -309,6 +367,68 @@ def test_a_loss_surfaces_although_the_body_never_awaits(app: Celery, store: Gate
         await asyncio.sleep(0.01)
 
     run(main())
+
+
+def test_a_loss_surfaces_although_the_body_swallows_a_cancellation_by_others_too(
+    app: Celery, store: GatedStore
+) -> None:
+    async def main() -> None:
+        async with hold("k", scope="s", app=app) as lease:
+            with suppress(asyncio.CancelledError):
+                await lose(lease, app)
+                await asyncio.sleep(20)
+            asyncio.current_task().cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(20)
+
+    with pytest.raises(LeaseLost, match="gone"):
+        run(main())
+
+
+def test_a_task_that_outlives_the_block_loses_the_lease_that_it_re_entered(
+    app: Celery, store: GatedStore
+) -> None:
+    async def guest() -> None:
+        async with hold("k", scope="s", app=app):
+            entered.set()
+            await asyncio.sleep(20)
+
+    async def host() -> asyncio.Task[None]:
+        async with hold("k", scope="s", app=app):
+            task = asyncio.create_task(guest())
+            await entered.wait()
+        return task
+
+    async def main() -> None:
+        with pytest.raises(LeaseLost, match="outlived"):
+            await (await host())
+        await asyncio.sleep(0.01)
+
+    entered = asyncio.Event()
+    run(main())
+
+
+def test_a_loss_interrupts_the_tasks_that_re_entered_the_lease(
+    app: Celery, store: GatedStore
+) -> None:
+    async def guest(began: asyncio.Event) -> None:
+        async with hold("k", scope="s", app=app):
+            began.set()
+            await asyncio.sleep(20)
+
+    async def main() -> list[object]:
+        events = [asyncio.Event(), asyncio.Event()]
+        tasks: list[asyncio.Task[None]] = []
+        with suppress(LeaseLost):
+            async with hold("k", scope="s", app=app) as lease:
+                tasks += [asyncio.create_task(guest(event)) for event in events]
+                for event in events:
+                    await event.wait()
+                await lose(lease, app)
+                await asyncio.sleep(20)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [type(outcome) for outcome in run(main())] == [LeaseLost, LeaseLost]
 
 
 def test_a_loss_before_the_first_instruction_of_the_body_keeps_it_from_running(
