@@ -307,7 +307,11 @@ class Heartbeat:
                 break
         # Losses come last: on_lost may take time, and no renewal should wait for it.
         lost = [lease for lease, reply in others if reply in _TAKEN]
-        notes = dict(zip(lost, notes_on(self._store, lost, NOTES_TIMEOUT), strict=True))
+        notes: dict[Lease, str | None] = {}
+        try:
+            notes.update(zip(lost, notes_on(self._store, lost, NOTES_TIMEOUT), strict=True))
+        except Exception:
+            logger.exception("the store raised an unexpected error; losses are reported without it")
         for lease, reply in others:
             self._take(lease, reply, notes.get(lease))
 
@@ -434,12 +438,12 @@ class _Watch:
 def notes_on(store: Store, leases: Sequence[Lease], timeout: float) -> list[str | None]:
     """The operators' notes on the keys of lost ``leases``; None where there is none.
 
-    One request for all of them. Whatever fails here, the losses are reported.
+    One request for all of them. If the store does not answer, the losses are reported without.
     """
     try:
         keys = [Keyspace.note(lease.key) for lease in leases]
         return store.last_runs(keys, timeout=timeout) if keys else []
-    except Exception:
+    except StoreError:
         return [None] * len(leases)
 
 

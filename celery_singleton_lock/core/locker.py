@@ -56,6 +56,7 @@ from .lease import (
     Kind,
     Lease,
     Loss,
+    LossReason,
     Phase,
     Record,
     SharedDeadline,
@@ -322,7 +323,8 @@ class Locker:
                 self._events.emit_for(lease, EventName.RELEASED, held=round(held, 3))
             return
         trace = self._trace(lease)
-        if resent:
+        reason, detail = reason_of_loss(lease, trace.record is not None, self._note_on(lease))
+        if resent and reason is not LossReason.OPERATOR:
             elapsed = self.clock.now() - (lease.released_at or 0.0)
             lost = was_lost(lease, request, trace, elapsed)
             if lost is None:
@@ -335,7 +337,6 @@ class Locker:
         # key between two renewals, or this process was stopped and its body resumed before the
         # heartbeat.
         lease.reported = True
-        reason, detail = reason_of_loss(lease, trace.record is not None, self._note_on(lease))
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
         self._events.emit_for(lease, EventName.LEASE_LOST, reason=str(reason), detail=detail)
 
