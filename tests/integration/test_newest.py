@@ -368,7 +368,7 @@ class Encrypting(Task):
 
 def test_a_base_class_that_may_change_the_arguments_is_refused(stage: Stage) -> None:
     app = Celery("encrypted", broker=stage.environment["BROKER_URL"], set_as_current=False)
-    options: Any = {"app": app, "base": Encrypting, "name": "encrypted", "key": "{name}"}
+    options: Any = {"app": app, "base": Encrypting, "shared": False, "key": "{name}"}
 
     @singleton_task(**options, unique="until_start", on_duplicate="replace")
     def encrypted(name: str) -> None: ...
