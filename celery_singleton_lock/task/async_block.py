@@ -29,6 +29,7 @@ State model::
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -107,6 +108,8 @@ class AsyncBlock:
         """
         self._inside = False  # from here on a loss cancels nothing
         loss = self._leave()
+        if self._block.lease.process != os.getpid():
+            return  # a forked child, which has neither the lease nor the threads
         release = self._threads.ensure(self._block.release)
         release.add_done_callback(lambda release: self._end_guests())
         if isinstance(error, GeneratorExit):

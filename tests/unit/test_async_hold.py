@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -712,6 +713,24 @@ def test_a_loop_that_was_closed_inside_the_block_leaves_no_error_of_the_heartbea
     task.get_coro().close()
     del task
     gc.collect()
+
+
+def test_a_forked_child_leaves_the_block_at_once_and_releases_nothing(
+    app: Celery, store: GatedStore
+) -> None:
+    async def block() -> int:
+        async with hold("k", scope="s", app=app) as lease:
+            child = os.fork()
+            if child:
+                while os.waitpid(child, os.WNOHANG)[0] == 0:
+                    await asyncio.sleep(0.005)
+                lease.check()
+        if not child:
+            os._exit(0)
+        return child
+
+    assert run(block())
+    assert store.held() == []
 
 
 # Tasks.
