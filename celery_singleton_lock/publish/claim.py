@@ -340,13 +340,29 @@ class Publication:
                     f"debounce decides when the call runs. Leave {name} out, or turn debounce off "
                     'for this call: singleton={"debounce": None, "debounce_max": None}'
                 )
-        latest = policy.debounce_max or policy.debounce or 0.0
-        if self.expires is not None and _delay_until(self.expires, self.runtime.app) <= latest:
+        if self.expires is None:
+            return
+        where = f"{self.task}: expires={self.expires!r} with debounce={policy.debounce:g}"
+        latest = policy.debounce_max
+        if latest is None:
             raise ValueError(
-                f"{self.task}: expires={self.expires!r} with debounce={policy.debounce:g}: the "
-                f"message may expire before it runs, {latest:g} s after the call or later, and the "
-                "newest arguments would be lost. Give a later expires, or none"
+                f"{where}: without debounce_max, later calls may postpone the run beyond any "
+                "expires, and the newest arguments would be lost. Give a debounce_max, or no "
+                "expires"
             )
+        if _delay_until(self.expires, self.runtime.app) <= latest:
+            raise ValueError(
+                f"{where}: the message may expire before it runs, {latest:g} s after the call or "
+                "later, and the newest arguments would be lost. Give a later expires, or none"
+            )
+
+    def first_countdown(self) -> float:
+        """The countdown of a debounced message; a worker puts it back if it is not due then.
+
+        As of a put-back message, it is shorter than the broker's visibility timeout.
+        """
+        debounce, longest = self.policy.debounce or 0.0, self.runtime.settings.longest_countdown
+        return debounce if longest is None else min(debounce, longest)
 
     def _leaves_out_arguments(self) -> bool:
         """Whether calls with one key may have different arguments, if the task's code is here."""
@@ -354,6 +370,8 @@ class Publication:
         return isinstance(key_maker, KeyMaker) and not key_maker.names_all
 
     def _may_answer(self, existing: Record, claim: Claim) -> bool:
+        if self.options.get("retries"):
+            return False  # the worker parent retries the task of a lost child: started work
         running = self.runtime.app.current_worker_task
         is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
         return _stands_for(existing, claim) and (self.drops_in_canvas or not is_awaited)
@@ -473,7 +491,7 @@ class ReplacingPublication(Publication):
         values = {one.name: getattr(publication, one.name) for one in fields(publication)}
         if publication.policy.debounce is not None:
             publication.check_debounce()
-            publication.options["countdown"] = publication.policy.debounce
+            publication.options["countdown"] = publication.first_countdown()
         return cls(**values, arguments=arguments)
 
     def _admit(self, claim: Claim, token: Token, arguments: str = "") -> Record | None:
@@ -493,13 +511,14 @@ class ReplacingPublication(Publication):
         return existing
 
     def _replace(self, existing: Record, claim: Claim) -> Replaced:
+        due_in = self.policy.debounce or 0.0
         request = ReplaceArguments(
             claim=claim.key,
             task=existing.token,
             key=Keyspace.arguments(claim.key, existing.token),
             arguments=self.arguments,
-            ttl=claim.unique_for + ARGUMENTS_FOR,
-            due_in=self.policy.debounce or 0.0,
+            ttl=claim.unique_for + due_in + ARGUMENTS_FOR,
+            due_in=due_in,
             due_max=self.policy.debounce_max,
         )
         return self.runtime.store.replace_arguments(request, timeout=_TIMEOUT)

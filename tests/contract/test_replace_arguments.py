@@ -5,6 +5,7 @@ On Redis and Valkey, behind Sentinels and in a cluster.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.store import (
+    ARGUMENTS_FOR,
     ClaimChange,
     GrantedArguments,
     MarkerState,
@@ -25,6 +27,7 @@ from celery_singleton_lock.core.store import (
     Store,
 )
 from celery_singleton_lock.stores import open_store
+from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
 from celery_singleton_lock.testing.contract.steps import (
     LONG,
@@ -39,10 +42,11 @@ from celery_singleton_lock.testing.contract.steps import (
 
 
 @pytest.fixture(params=["server", "valkey", "sentinels", "cluster"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest) -> Iterator[RedisStore]:
     place: Any = request.getfixturevalue(request.param)
     url = place.url if isinstance(place.url, str) else place.url()
     with closing(open_store(url)) as store:
+        assert isinstance(store, RedisStore)
         yield store
 
 
@@ -208,6 +212,23 @@ def test_a_message_starts_when_it_is_due(store: Store) -> None:
     assert LONG / 2 - 1 < due_in(message) <= LONG / 2, "from the admission"
     assert message.replace(b"newest") is Replaced.YES
     assert message.start() == b"newest"
+
+
+def test_a_clock_that_is_set_back_does_not_postpone_a_message(store: RedisStore) -> None:
+    message, start = Message(store, due_in=LONG), time.time() * 1000 + 2 * LONG * 1000
+    value = f"{start:.0f} {start + LONG * 1000:.0f} newest"
+    store._connections.run([("SET", message.arguments, value)], TIMEOUT)
+    assert due_in(message) == 0
+    message = Message(store, due_in=LONG)
+    store._connections.run([("SET", message.arguments, value)], TIMEOUT)
+    assert message.replace(b"newest", due_in=LONG / 2) is Replaced.YES
+    assert LONG / 2 - 1 < due_in(message) <= LONG / 2
+
+
+def test_arguments_are_kept_until_a_late_due_time(store: RedisStore) -> None:
+    message = Message(store, due_in=2 * ARGUMENTS_FOR)
+    (ttl,) = store._connections.run([("PTTL", message.arguments)], TIMEOUT)
+    assert ttl > 2 * ARGUMENTS_FOR * 1000
 
 
 def test_an_old_copy_of_a_message_that_is_not_due_is_dropped(store: Store) -> None:

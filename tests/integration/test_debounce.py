@@ -120,6 +120,33 @@ def test_a_debounced_call_survives_the_kills_of_its_workers(
         wait_until(lambda: not messages(stage, name), "the message is acknowledged")
 
 
+@pytest.mark.slow
+def test_a_debounce_that_is_longer_than_the_visibility_timeout_runs_once(
+    redis_url: str, tmp_path: Path, name: str
+) -> None:
+    with open_stage(redis_url, tmp_path, APP, {"VISIBILITY_TIMEOUT": "2"}) as stage:
+        called = time.monotonic()
+        stage.app.debounced.apply_async((name, 1), singleton={"debounce": 6, "debounce_max": 60})
+        stage.worker(concurrency=1)
+        stage.worker(concurrency=1)
+        wait_until(lambda: stage.starts(name), "it runs")
+        assert 6 <= stage.starts(name)[0].at - called <= 6 + LATE
+        wait_until(lambda: not messages(stage, name), "the message is acknowledged")
+        assert values(stage, name) == [1]
+
+
+def test_arguments_of_a_message_that_is_due_late_are_kept_until_then(
+    stage: Stage, name: str
+) -> None:
+    month = 30 * 86400
+    for value in (1, 2):
+        stage.app.debounced.apply_async(
+            (name, value), singleton={"debounce": month, "debounce_max": None}
+        ).revoke()
+        [key] = kept(stage, name)
+        assert stage.redis.ttl(key) > month
+
+
 def test_without_the_due_time_it_runs_too_early(
     stage: Stage, worker: CeleryWorker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +182,10 @@ def test_a_call_without_debounce_runs_at_once(
         ({"countdown": 3}, "Leave countdown out"),
         ({"eta": datetime.now(UTC) + timedelta(hours=1)}, "Leave eta out"),
         ({"expires": 2}, "Give a later expires, or none"),
+        (
+            {"expires": 60, "singleton": {"debounce_max": None}},
+            "Give a debounce_max, or no expires",
+        ),
     ],
 )
 def test_another_time_for_a_debounced_call_is_refused(

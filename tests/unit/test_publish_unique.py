@@ -492,6 +492,17 @@ def test_a_duplicate_in_a_canvas_names_the_period_to_its_worker(bench: Bench, gi
     assert Token.task_id_of(bench.claim().token) == first.id
 
 
+@pytest.mark.parametrize("options", [PERIOD, {"unique": "until_start"}], ids=str)
+def test_a_lost_childs_retry_is_published_beside_a_claim_of_another_call(
+    bench: Bench, options: Any
+) -> None:
+    sync = bench.task(**options)
+    first = sync.delay()
+    header = {"id": "lost", "call": "aa"}
+    retry = sync.apply_async(task_id="lost", retries=1, headers={HEADER: header})
+    assert bench.ids() == [first.id, retry.id]
+
+
 @pytest.mark.parametrize("call", [{}, {"unique_for": 9}], ids=str)
 def test_a_call_that_names_no_period_is_refused(bench: Bench, call: Any) -> None:
     sync = bench.task()

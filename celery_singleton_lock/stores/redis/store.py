@@ -85,6 +85,7 @@ _CAPABILITIES: Final = Capabilities(
     usable_before_fork=True,
     replaces_arguments=True,
 )
+_RELATIONS: Final = {relation.encode(): relation for relation in Relation}
 _REPLIES_TO_REPLACE: Final = {1: Replaced.YES, 0: Replaced.NOT_QUEUED, -1: Replaced.FIXED}
 # The share of the timeout in which the replicas must acknowledge. The rest is for the reply, which
 # an idle server sends up to 0.1 s late (hz). A reply after the timeout is not a grant.
@@ -307,7 +308,7 @@ class RedisStore(Store):
             arguments.append("0" if request.prolongs else "1")
         if request.arguments:
             keys.append(request.arguments)
-            arguments.append(scripts.milliseconds(request.ttl + ARGUMENTS_FOR))
+            arguments.append(scripts.milliseconds(request.ttl + request.due_in + ARGUMENTS_FOR))
             arguments.append(f"{request.due_in * 1000:.0f}")
         reply = self._run(scripts.ADMIT.command(keys, arguments), timeout)
         return _claim_record(request, *reply) if reply else None
@@ -554,7 +555,7 @@ def slot_or_refusal(reply: Sequence[Any]) -> Granted | Refused:
     if word == b"granted":
         return Granted(key=found[0].decode(), fence=None)
     record = record_of(*found[:3]) if found else None
-    refused = Refused(relation=Relation(word.decode()), record=record)
+    refused = Refused(relation=_RELATIONS[word], record=record)
     if len(found) > 3:
         others = map(record_of, found[3::2], found[4::2], repeat(math.nan))
         refused.others = tuple(filter(None, others))

@@ -3,10 +3,12 @@
 -- Reply: the reply of acquire.lua; if it is a grant, the newest arguments ('' or false: none).
 --        The message is not due yet: {'not_due'}, and the ms until then
 local key = table.remove(KEYS, ARGV[10] and #KEYS - 1 or #KEYS)
-local due, newest = string.match(redis.call('GET', key) or '', '^%d+ (%d+) (.*)$')
+local first, due, newest = string.match(redis.call('GET', key) or '', '^(%d+) (%d+) (.*)$')
 local time = redis.call('TIME')
-local left = (due or 0) - time[1] * 1000 - math.floor(time[2] / 1000)
-if left > 0 then
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local left = (due or 0) - now
+-- An admission in the future: the server's clock was set back. Then the message does not wait for it.
+if left > 0 and now >= tonumber(first) then
   -- An old copy of a message is dropped also before the message is due, or both would be put back.
   local state, sequence = string.match(redis.call('GET', KEYS[2]) or '- 0 ', '^(%S) (%d+) ')
   if state == '-' and tonumber(sequence) <= tonumber(ARGV[3]) then return {{'not_due'}, left} end

@@ -9,7 +9,9 @@ if claimant ~= ARGV[1] or phase == 'running' then return 0 end
 local first = string.match(redis.call('GET', KEYS[2]) or '', '^(%d+) ')
 if not first then return -1 end
 local time = redis.call('TIME')
-local due = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4]
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+first = math.min(first, now) -- the server's clock may have been set back
+local due = now + ARGV[4]
 if ARGV[5] ~= '' then due = math.min(due, first + ARGV[5]) end
-redis.call('SET', KEYS[2], string.format('%s %.0f ', first, due) .. ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[2], string.format('%.0f %.0f ', first, due) .. ARGV[2], 'PX', ARGV[3])
 return 1
