@@ -568,12 +568,14 @@ class Store(ABC):
         """
         return None
 
-    def note_call(self, key: str, call: Call, /, *, ttl: float, timeout: float) -> Call:
+    def note_call(
+        self, key: str, call: Call, /, *, ttl: float, timeout: float, reservation: str = ""
+    ) -> Call:
         """Note ``call`` as the newest of ``key`` for ``ttl`` seconds; return the newest call.
 
         A newer call that is noted stays. A time of the call in the future becomes now. For the
-        newest call, a reservation of ``key`` for the retry of another one is deleted, and a client
-        that waits for ``key`` is woken.
+        newest call, the reservation of ``key`` with the token ``reservation`` is deleted, and a
+        client that waits for ``key`` is woken.
         """
         return call
 

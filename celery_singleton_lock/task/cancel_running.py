@@ -22,10 +22,12 @@ Non-guarantees
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..core.heartbeat import timeout_for
 from ..core.lease import Kind, Lease, Token
-from ..core.store import HANDOFF_TASK, Call, Refused
+from ..core.store import Call, Refused
+from ..policy import ConflictAction
 from ..runtime import Runtime
 
 
@@ -43,19 +45,38 @@ class CallOrder:
         self._runtime, self._key, self._timeout = runtime, key, timeout_for(ttl)
         self.called_at = called_at
 
-    def note(self, token: Token) -> None:
+    def note(self, token: Token, reservation: str = "") -> None:
         """Note this call as the newest, or find the newer one.
+
+        Args:
+            token: The token of the delivery.
+            reservation: See :meth:`reservation`. The newest call deletes it.
 
         Raises:
             StoreError: The store refuses, or does not answer.
         """
         call = Call(task=token.task, called_at=self.called_at)
         store, ttl = self._runtime.store, self._runtime.settings.marker_ttl
-        newest = store.note_call(self._key, call, ttl=ttl, timeout=self._timeout)
+        options = {"ttl": ttl, "timeout": self._timeout}
+        newest = store.note_call(self._key, call, **options, reservation=reservation)
         if newest.task != token.task:
             self.newer = newest
             return
         self._call, self.called_at = newest, newest.called_at
+
+    def reservation(self, refused: Refused) -> str:
+        """The token that reserves the key for the retry of an older call; empty: there is none.
+
+        The retry of a task without this option keeps its key: it would not find the newer call.
+        """
+        record = refused.record
+        if record is None or record.kind is not Kind.RESERVED:
+            return ""
+        task: Any = self._runtime.app.tasks.get(record.holder.task)
+        if not hasattr(task, "singleton_policy"):
+            return ""
+        action = task.singleton_policy().on_conflict.action
+        return record.token if action is ConflictAction.CANCEL_RUNNING else ""
 
     def made_later(self) -> float:
         """Seconds by which the newer call was made later; 0.0 if that is unknown."""
@@ -77,13 +98,3 @@ class CallOrder:
                 interrupt()
 
         self._runtime.locker.heartbeat.watch(lease, within, on_newest)
-
-
-def is_retrys(refused: Refused) -> bool:
-    """Whether the key is reserved for the retry of another call, so that noting a call frees it."""
-    record = refused.record
-    return (
-        record is not None
-        and record.kind is Kind.RESERVED
-        and not record.token.startswith(f"{HANDOFF_TASK}|")
-    )

@@ -80,7 +80,7 @@ from ..publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
 from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
 from ..publish.values import call_of_arguments, skipped_value, unpack_arguments
 from ..runtime import Runtime
-from .cancel_running import CallOrder, is_retrys
+from .cancel_running import CallOrder
 from .conflict import AGAIN, Decision, Outcome, Pace, decide
 from .context import held_here, held_lease
 from .interrupt import Body, is_loss
@@ -347,8 +347,10 @@ class TaskRun:
                         continue
                     if conflict is None or reply.relation is not Relation.OTHER:
                         conflict = self._decide(reply.relation, waited)
+                    reservation = ""
                     if order and waiter and not refused and reply.relation is Relation.OTHER:
-                        order.note(self.delivery.token)
+                        reservation = order.reservation(reply)
+                        order.note(self.delivery.token, reservation)
                         if order.newer is not None:
                             waiter.leave()  # before the next release may hand over
                             self._end_cancelled(order)
@@ -357,7 +359,7 @@ class TaskRun:
                     if not reported:  # only once, because the wait may be long
                         self._report_conflict(conflict, reply)
                         reported = True
-                    if order is None or not is_retrys(reply):
+                    if not reservation:
                         waiter.wait(reply, rule.timeout - waited)
                 except StoreError as exc:
                     request = self._retain(request, exc, failures)

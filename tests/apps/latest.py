@@ -34,10 +34,10 @@ if "LOCK_URL" in os.environ:
 
 if os.environ.get("WITHOUT") == "order":
 
-    def note_arrival(self: CallOrder, token: Any, note: Any = CallOrder.note) -> None:
+    def note_arrival(self: CallOrder, token: Any, *more: Any, note: Any = CallOrder.note) -> None:
         if not hasattr(self, "_call"):
             self.called_at = None
-        note(self, token)
+        note(self, token, *more)
 
     CallOrder.note = note_arrival  # type: ignore[method-assign]
 

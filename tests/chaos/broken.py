@@ -79,10 +79,10 @@ def _without_order() -> None:
     """A call is the newest when it arrives, whenever it was made."""
     note = CallOrder.note
 
-    def note_arrival(self: CallOrder, token: Token) -> None:
+    def note_arrival(self: CallOrder, token: Token, reservation: str = "") -> None:
         if not hasattr(self, "_call"):
             self.called_at = None
-        note(self, token)
+        note(self, token, reservation)
 
     CallOrder.note = note_arrival  # type: ignore[method-assign]
 

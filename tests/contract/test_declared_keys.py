@@ -145,7 +145,10 @@ def note_calls(store: RedisStore) -> None:
         ask(store, key, new_token(), wait_ttl=WAITS)
         store.note_call(key, Call(task=f"t{number}", called_at=number), ttl=LONG, timeout=TIMEOUT)
     become(store, other, take(store, other), Kind.RESERVED)
-    store.note_call(other, Call(task="t", called_at=1.0), ttl=LONG, timeout=TIMEOUT)
+    reserved = store.inspect(other)
+    assert reserved is not None
+    call, options = Call(task="t", called_at=1.0), {"ttl": LONG, "timeout": TIMEOUT}
+    store.note_call(other, call, **options, reservation=reserved.token)
     assert store.inspect(other) is None
 
 

@@ -10,11 +10,11 @@ import pytest
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind
-from celery_singleton_lock.core.store import HANDOFF_TASK, Call, Store
+from celery_singleton_lock.core.store import Call, Store
 from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_token
-from celery_singleton_lock.testing.contract.steps import LONG, give, held_as, take
+from celery_singleton_lock.testing.contract.steps import LONG, held_as, take
 
 
 @pytest.fixture(params=["redis", pytest.param("cluster", marks=pytest.mark.slow)])
@@ -27,9 +27,9 @@ def store(request: pytest.FixtureRequest) -> Iterator[RedisStore]:
         yield store
 
 
-def note(store: Store, key: str, task: str, called_at: float | None) -> Call:
+def note(store: Store, key: str, task: str, called_at: float | None, reservation: str = "") -> Call:
     call = Call(task=task, called_at=called_at)
-    return store.note_call(key, call, ttl=LONG, timeout=TIMEOUT)
+    return store.note_call(key, call, ttl=LONG, timeout=TIMEOUT, reservation=reservation)
 
 
 def test_a_call_is_replaced_by_a_newer_one_only(store: RedisStore) -> None:
@@ -60,13 +60,16 @@ def test_a_call_from_the_future_or_of_an_unknown_time_is_made_now(store: RedisSt
     assert note(store, other, "next", 1e9).task == "next"
 
 
-def test_the_newest_call_replaces_the_reservation_of_another_calls_retry(store: RedisStore) -> None:
+def test_the_newest_call_deletes_the_reservation_that_it_names(store: RedisStore) -> None:
     key, token = held_as(store, Kind.RESERVED)
+    record = store.inspect(key)
+    assert record is not None
     note(store, key, token.task, 5.0)
-    assert store.inspect(key) is not None  # its own
-    note(store, key, "older", 4.0)
-    assert store.inspect(key) is not None
+    note(store, key, "older", 4.0, record.token)
     note(store, key, "newer", 6.0)
+    note(store, key, "newer", 6.0, str(new_token()))
+    assert store.inspect(key) is not None
+    note(store, key, "newer", 6.0, record.token)
     assert store.inspect(key) is None
 
 
@@ -74,22 +77,11 @@ def test_the_newest_call_replaces_the_reservation_of_another_calls_retry(store: 
 def test_no_lease_is_touched(store: RedisStore, kind: Kind) -> None:
     key, _ = held_as(store, kind)
     before = store.inspect(key)
-    note(store, key, "newer", 6.0)
-    after = store.inspect(key)
     assert before
+    note(store, key, "newer", 6.0, before.token)
+    after = store.inspect(key)
     assert after
     assert (after.kind, after.token) == (before.kind, before.token)
-
-
-def test_a_reservation_for_a_woken_client_stays(store: RedisStore) -> None:
-    key, waiting = new_key(), new_token()
-    holder = take(store, key)
-    ask(store, key, waiting, wait_ttl=LONG)
-    give(store, key, holder)
-    note(store, key, "newer", 6.0)
-    kept = store.inspect(key)
-    assert kept is not None
-    assert kept.token.startswith(f"{HANDOFF_TASK}|")
 
 
 def test_only_a_new_call_wakes_and_only_if_another_client_waits(store: RedisStore) -> None:

@@ -126,6 +126,16 @@ def test_a_retrys_reservation_is_replaced(stage: Stage, worker: CeleryWorker, na
     assert runs(stage, name) == [retrying.id, newer.id]
 
 
+def test_the_reservation_for_a_retry_without_the_option_is_kept(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    retrying = begin(stage, stage.app.steady, name, how="retry", seconds=1)
+    newer = stage.app.build.delay(name, number=2, seconds=0)
+    assert newer.get(timeout=30) == 2
+    assert retrying.get(timeout=30) == 0
+    assert runs(stage, name) == [retrying.id, retrying.id, newer.id]
+
+
 def test_a_body_that_swallows_the_interruption_is_waited_for_and_ends_revoked(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

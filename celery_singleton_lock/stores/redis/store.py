@@ -234,11 +234,13 @@ class RedisStore(Store):
         home = partial(self._connections.home_of, queue, timeout)
         return RedisTicket(self._queues, queue, nonce, home, timeout)
 
-    def note_call(self, key: str, call: Call, *, ttl: float, timeout: float) -> Call:
+    def note_call(
+        self, key: str, call: Call, *, ttl: float, timeout: float, reservation: str = ""
+    ) -> Call:
         queue = Keyspace.wait_queue(key)
         keys = [Keyspace.newest_call(key), key, queue, f"{queue}!"]
         at = "" if call.called_at is None else repr(call.called_at)
-        arguments = [at, call.task, scripts.milliseconds(ttl)]
+        arguments = [at, call.task, scripts.milliseconds(ttl), reservation]
         command = scripts.NEWEST_CALL.command(keys, arguments)
         return _call(_repeated(self._run, command, timeout))
 

@@ -1,7 +1,7 @@
--- Note a call as the newest of its key, unless a newer one is noted. For the newest call, delete the
--- reservation for another call's retry; the retry finds the newer call when it runs.
+-- Note a call as the newest of its key, unless a newer one is noted. For the newest call, delete a
+-- reservation for the retry of an older one; the retry finds the newer call when it runs.
 -- KEYS: the newest call, the lock, its wait queue, the list that its clients block on
--- ARGV: time of the call in seconds ('' now), its task, ttl in ms
+-- ARGV: time of the call in seconds ('' now), its task, ttl in ms, token of the reservation ('' none)
 -- Reply: '<time> <task>' of the newest call
 local now = redis.call('TIME')
 now = string.format('%d.%06d', now[1], now[2])
@@ -23,6 +23,6 @@ if task ~= ARGV[2] then
   end
 end
 redis.call('SET', KEYS[1], noted, 'PX', ARGV[3])
-local kind, holder = string.match(redis.call('GET', KEYS[2]) or '', '^(%a) ([^| ]+)|')
-if kind == 'r' and holder ~= '%waiter' and holder ~= ARGV[2] then redis.call('DEL', KEYS[2]) end
+local reserved = string.match(redis.call('GET', KEYS[2]) or '', '^r (%S+) ')
+if reserved == ARGV[4] then redis.call('DEL', KEYS[2]) end
 return noted
