@@ -74,7 +74,7 @@ from ..core.store import (
     Relation,
     Release,
 )
-from ..errors import LockConflict, StoreError
+from ..errors import LockConflict, LockKeyError, StoreError
 from ..policy import ConflictAction, OnDuplicate, OnLost, OnStoreError, Policy, Unique
 from ..publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
 from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
@@ -675,7 +675,27 @@ class TaskRun:
         self.claim = replace(claim, arguments=call)
         self.delivery = replace(self.delivery, claim=self.claim.to_header())
         request.__dict__[HEADER] = self.delivery.header()
+        self._put_back_for_its_key(newest, named)
         return newest, named
+
+    def _put_back_for_its_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Put the message back if its newest arguments need another key than this lease's.
+
+        To the publisher the keys were equal: it has an older key template, or no code of the task.
+
+        Raises:
+            LockKeyError: The message can't be put back.
+        """
+        lease, task = self._lease, self.task
+        rest = task.singleton_rest(args, kwargs, as_sent=False)
+        if lease is None or rest is None or rest == self._rest:
+            return
+        reason = "the newest arguments have another key"
+        if (obstacle := why_not(task, self.request)) is not None:
+            raise LockKeyError(f"{reason} than {self.key}, and {obstacle}")
+        self._release_early(lease, Release.of(lease))
+        self._state = _State.SETTLED  # the copy is the same attempt, which is not done
+        self._put_back(self.delivery, (0.0, 0.0), reason, self.claim, exact=True)
 
     def _store_started(self) -> None:
         """Store the state STARTED for ``track_started``, just before the body runs."""

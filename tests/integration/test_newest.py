@@ -379,6 +379,26 @@ def test_a_base_class_that_may_change_the_arguments_is_refused(stage: Stage) -> 
         check_tasks(app, Runtime.of(app).store)
 
 
+@pytest.mark.parametrize("late", ["", "_late"])
+def test_arguments_of_another_key_run_under_that_key(
+    stage: Stage, worker: CeleryWorker, name: str, late: str
+) -> None:
+    web = Celery("web", broker=stage.environment["BROKER_URL"], set_as_current=False)
+    task, other = getattr(stage.app, f"newest{late}"), f"{name}-2"
+    web.conf.singleton_lock_url = stage.environment["RESULT_URL"]
+    running = task.delay(other, "runs", name)
+    wait_until(lambda: stage.starts(other), "it runs")
+    options = {"unique": "until_start", "on_duplicate": "replace"}
+    result = task.apply_async((name, 1), countdown=1)
+    assert claim_and_send(web, task.name, [other, 2], singleton=options, key=name).id == result.id
+    worker.wait_for_log(rf"put-back: .*{result.id}.*the newest arguments have another key")
+    stage.open(name)
+    assert (running.get(timeout=20), result.get(timeout=20)) == ("runs", 2)
+    assert values(stage, other) == ["runs", 2]
+    assert [pair for pair in stage.journal.overlaps() if pair[0].key == other] == []
+    wait_until(lambda: not kept(stage, name), "the arguments are deleted")
+
+
 def test_a_publisher_with_the_name_alone_replaces_them_too(stage: Stage, name: str) -> None:
     web = Celery("web", broker=stage.environment["BROKER_URL"], set_as_current=False)
     web.conf.singleton_lock_url = stage.environment["RESULT_URL"]
