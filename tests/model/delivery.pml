@@ -458,7 +458,7 @@ end:
       release(FREE, UNKNOWN);
       leave_soon() }
 
-  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/run.py TaskRun._acquire] [task/cancel_running.py CallOrder.note] [task/cancel_running.py is_retrys] [stores/redis/lua/newest_call.lua] */
+  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/run.py TaskRun._acquire] [task/cancel_running.py CallOrder.note] [task/cancel_running.py CallOrder.reservation] [stores/redis/lua/newest_call.lua] */
   :: d_step { child[me].at == REFUSED ->
       if
       :: IS_OLDER ->
