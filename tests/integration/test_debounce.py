@@ -140,9 +140,10 @@ def test_arguments_of_a_message_that_is_due_late_are_kept_until_then(
 ) -> None:
     month = 30 * 86400
     for value in (1, 2):
+        # In a queue that no worker reads.
         stage.app.debounced.apply_async(
-            (name, value), singleton={"debounce": month, "debounce_max": None}
-        ).revoke()
+            (name, value), queue=name, singleton={"debounce": month, "debounce_max": None}
+        )
         [key] = kept(stage, name)
         assert stage.redis.ttl(key) > month
 
