@@ -53,8 +53,6 @@ OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
 HANDOFF_TASK: Final = "%waiter"
 #: Seconds for which an operator's note on a release stays beside the key.
 NOTE_TTL: Final = 3600.0
-
-
 #: Seconds for which the arguments of a message outlive its claim, because the message may wait in
 #: its queue, or be delivered again after a kill. Brokers wait less for an acknowledgement.
 ARGUMENTS_FOR: Final = 7 * 86400.0

@@ -637,8 +637,8 @@ class TaskRun:
             raise
         finally:
             held_lease.reset(reset)
-        if self._order and self._order.newer:  # the body swallowed the interruption
-            self._end_cancelled(self._order, lease, started=True)
+        if order := self._cancelled():  # the body swallowed the interruption
+            self._end_cancelled(order, lease, started=True)
         self._ended(lease, failed=False)
         return result
 
