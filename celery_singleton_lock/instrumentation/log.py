@@ -1,0 +1,64 @@
+"""Log lines.
+
+Log lines have the key and its holder as logfmt fields. Task arguments are never logged: a default
+key is a digest of the arguments, and a template key contains only the arguments that its template
+names.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Final
+
+from ..core.events import Event, EventName
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# The level at which each event is logged.
+_LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
+    EventName.ACQUIRED: logging.DEBUG,
+    EventName.RELEASED: logging.DEBUG,
+    EventName.LEASE_LOST: logging.WARNING,
+    EventName.RELEASE_FAILED: logging.WARNING,
+    EventName.FREED: logging.WARNING,
+    EventName.STORE_UNREACHABLE: logging.WARNING,
+}
+
+
+def is_logged(name: EventName) -> bool:
+    """Whether events of this name are logged at present."""
+    return logger.isEnabledFor(_LEVELS[name])
+
+
+def _field(value: Any) -> str:
+    """``value`` in the form of ``key=value`` lines (logfmt), quoted if necessary."""
+    text = str(value)
+    plain = text and text.isprintable() and not {" ", '"'} & {*text}
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def log_event(event: Event) -> None:
+    """Log an event. ``extra`` contains its fields, prefixed ``singleton_``."""
+    level = _LEVELS[event.name]
+    if not logger.isEnabledFor(level):
+        return
+    subject = f"{event.task}[{event.task_id}]" if event.task else event.task_id
+    fields = {"key": event.key, **event.data}
+    if event.holder.worker:
+        fields["holder"] = event.holder
+    logger.log(
+        level,
+        "singleton %s: %s %s",
+        event.name,
+        subject,
+        " ".join(f"{name}={_field(value)}" for name, value in fields.items()),
+        extra={
+            "singleton_event": str(event.name),
+            "singleton_key": event.key,
+            "singleton_task": event.task,
+            "singleton_task_id": event.task_id,
+            "singleton_holder": str(event.holder),
+            "singleton_data": dict(event.data),
+        },
+    )

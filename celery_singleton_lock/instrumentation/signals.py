@@ -1,0 +1,32 @@
+"""Celery signals.
+
+Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the thread of
+the heartbeat, unless the body or the release detects the loss first. Receivers get ``sender`` (the
+task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from celery.utils.dispatch import Signal
+
+from ..core.events import Event, EventName
+
+lease_acquired = Signal(name="lease_acquired", providing_args=["event"])
+lease_conflict = Signal(name="lease_conflict", providing_args=["event"])
+lease_lost = Signal(name="lease_lost", providing_args=["event"])
+lease_released = Signal(name="lease_released", providing_args=["event"])
+
+#: The signal of each event; most have one that cannot be received.
+SIGNALS: Final = dict.fromkeys(EventName, Signal()) | {
+    EventName.ACQUIRED: lease_acquired,
+    EventName.CONFLICT: lease_conflict,
+    EventName.LEASE_LOST: lease_lost,
+    EventName.RELEASED: lease_released,
+}
+
+
+def send_signal(event: Event) -> None:
+    """Send the signal of an event. Celery logs exceptions of receivers and ignores them."""
+    SIGNALS[event.name].send(sender=event.task, event=event)
