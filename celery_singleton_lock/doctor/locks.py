@@ -23,7 +23,7 @@ _ROUNDS: Final = 20
 _TTL: Final = 10.0
 # The number of foreign keys that are reported. More would repeat the same mistake.
 _SHOWN_KEYS: Final = 10
-_GRANT: Final = "grant what docs/options.md lists for an ACL user"
+_GRANT: Final = "grant what docs/reference/options.md lists for an ACL user"
 # Faults of a Redis server: words of its error, the subject, the remedy.
 _FAULTS: Final = (
     (
@@ -111,7 +111,7 @@ def _check_waiting(context: Context) -> Findings:
             "when the key is released, but looks every half second"
         )
         rights = " ".join(f"+{name.lower()}" for name in missing)
-        yield note("waiting", text, f"grant {rights}, see docs/options.md")
+        yield note("waiting", text, f"grant {rights}, see docs/reference/options.md")
     else:
         yield ok("waiting", "a call that waits for a key is woken when the key is released")
 

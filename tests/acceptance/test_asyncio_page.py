@@ -1,4 +1,4 @@
-"""The example of docs/asyncio.md, in a real ASGI server."""
+"""The example of docs/reference/asyncio.md, in a real ASGI server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def example(tmp_path: Path, redis_url: str) -> Path:
     """A folder with the README's tasks.py and the page's web.py, on this test's server."""
     tasks = re.sub(r"redis://localhost:6379/\d", redis_url, block_with(README, "# tasks.py"))
     (tmp_path / "tasks.py").write_text(tasks)
-    page = (ROOT / "docs/asyncio.md").read_text()
+    page = (ROOT / "docs/reference/asyncio.md").read_text()
     (tmp_path / "web.py").write_text(block_with(page, "# web.py"))
     return tmp_path
 

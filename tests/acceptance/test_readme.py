@@ -71,9 +71,9 @@ def test_the_first_example_prints_what_the_readme_says(example: Path) -> None:
 
 @pytest.fixture
 def catalog(example: Path, redis_url: str, worker: Callable[..., CeleryWorker]) -> str:
-    """The whole session of docs/uniqueness.md; a worker runs its catalog.py."""
+    """The whole session of docs/reference/uniqueness.md; a worker runs its catalog.py."""
     page = re.sub(
-        r"redis://localhost:6379/\d", redis_url, (ROOT / "docs/uniqueness.md").read_text()
+        r"redis://localhost:6379/\d", redis_url, (ROOT / "docs/reference/uniqueness.md").read_text()
     )
     (example / "catalog.py").write_text(block_with(page, "# catalog.py"))
     worker("catalog", concurrency=4)
@@ -89,7 +89,9 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
 def test_the_session_about_the_newest_call_goes_as_printed(
     example: Path, redis_url: str, worker: Callable[..., CeleryWorker]
 ) -> None:
-    page = re.sub(r"redis://localhost:6379/\d", redis_url, (ROOT / "docs/options.md").read_text())
+    page = re.sub(
+        r"redis://localhost:6379/\d", redis_url, (ROOT / "docs/reference/options.md").read_text()
+    )
     (example / "previews.py").write_text(block_with(page, "# previews.py"))
     worker("previews", concurrency=4)
     (example / "session.txt").write_text(block_with(page, ">>> from previews"))
@@ -101,7 +103,7 @@ def test_the_session_about_the_newest_call_goes_as_printed(
 def test_the_schedule_of_the_page_publishes_one_tick_while_it_is_queued_or_running(
     example: Path, redis_url: str
 ) -> None:
-    entry = block_with((ROOT / "docs/uniqueness.md").read_text(), "beat_schedule")
+    entry = block_with((ROOT / "docs/reference/uniqueness.md").read_text(), "beat_schedule")
     (example / "ticking.py").write_text(
         f"from catalog import app\n{entry.replace('60.0', '0.25')}"
         "app.conf.singleton_lock_beat_poll = 0.1\n"
@@ -125,7 +127,7 @@ def test_the_schedule_of_the_page_publishes_one_tick_while_it_is_queued_or_runni
     assert any("outcome=return_existing" in line for line in lines)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/testing.md"])
 def test_the_examples_of_users_tests_pass(example: Path, page: str) -> None:
     found = [block for block in blocks((ROOT / page).read_text()) if "def test_" in block]
     for number, code in enumerate(found):
@@ -180,7 +182,7 @@ def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
 
 @pytest.mark.usefixtures("held")
 def test_the_session_about_operations_goes_as_printed(example: Path) -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/reference/operations.md").read_text()
     (example / "session.txt").write_text(block_with(page, ">>> from tasks import app"))
     done = run("-m", "doctest", "session.txt", folder=example)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -188,7 +190,7 @@ def test_the_session_about_operations_goes_as_printed(example: Path) -> None:
 
 def test_every_worker_that_is_started_as_documented_logs_skips() -> None:
     pages = [ROOT / "README.md", ROOT / "example_project/app.py"]
-    pages += [*(ROOT / "docs").glob("*.md"), ROOT / "example_project/README.md"]
+    pages += [*(ROOT / "docs").rglob("*.md"), ROOT / "example_project/README.md"]
     found = [
         command
         for page in pages
@@ -199,8 +201,8 @@ def test_every_worker_that_is_started_as_documented_logs_skips() -> None:
 
 
 def test_every_link_of_the_documentation_leads_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 

@@ -30,7 +30,7 @@ from example_project.private_server import PrivateServer
 from tests.integration.stage import PATIENCE, wait_until
 
 SCOPE = "line"
-# What docs/options.md lists: without what calls those who wait, and with it.
+# What docs/reference/options.md lists: without what calls those who wait, and with it.
 LOCKING = ("~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
            "+pttl", "+pexpire", "+time")  # fmt: skip
 CALLING = ("+blpop", "+rpush", "+zadd", "+zcount", "+zrem")

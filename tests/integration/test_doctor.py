@@ -27,7 +27,7 @@ from tests.harness.processes import ROOT
 
 from .doctor_apps import app_on, findings, found, severities
 
-# What docs/options.md says that locking needs.
+# What docs/reference/options.md says that locking needs.
 LEAST_RIGHTS = (
     "~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
     "+pttl", "+pexpire", "+time",
@@ -107,7 +107,7 @@ def test_missing_rights_are_an_error_that_says_where_they_are_listed(
     app.conf.singleton_lock_url = server.url().replace("redis://", "redis://few:pw@")
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.ERROR
-    assert "docs/options.md" in finding.remedy
+    assert "docs/reference/options.md" in finding.remedy
 
 
 def test_a_store_that_is_away_is_an_error() -> None:

@@ -19,7 +19,7 @@ from .doctor_apps import app_on, found, severities, worst
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-# What docs/options.md and docs/stores.md say that locking needs.
+# What docs/reference/options.md and docs/reference/stores.md say that locking needs.
 LEAST_RIGHTS = (
     "~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
     "+pttl", "+pexpire", "+time", "+cluster|slots", "+asking",

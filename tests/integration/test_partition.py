@@ -134,7 +134,7 @@ def test_with_min_replicas_the_old_side_is_told_before_the_new_side_begins(
     worker: StartWorker,
     journal: Journal,
 ) -> None:
-    """What docs/stores.md advises: a master without replicas refuses to renew."""
+    """What docs/reference/stores.md advises: a master without replicas refuses to renew."""
     store = split_store
     with client_of(store.old) as client:
         client.config_set("min-replicas-to-write", "1")

@@ -35,7 +35,7 @@ def found_in(text: str) -> list[str]:
 
 def files() -> list[str]:
     package = _ROOT / "celery_singleton_lock"
-    paths = [*package.rglob("*.py"), *package.rglob("*.lua"), *(_ROOT / "docs").glob("*.md")]
+    paths = [*package.rglob("*.py"), *package.rglob("*.lua"), *(_ROOT / "docs").rglob("*.md")]
     return sorted(str(path.relative_to(_ROOT)) for path in [*paths, _ROOT / "README.md"])
 
 

@@ -370,7 +370,7 @@ def test_what_an_attempt_publishes_twice_is_one_call_and_a_new_attempt_makes_ano
     assert len(outside) == 3
 
 
-# Where Celery calls the task, and sends no message: docs/how-it-works.md says so.
+# Where Celery calls the task, and sends no message: docs/explanation/how-it-works.md says so.
 
 
 @pytest.mark.parametrize("shape", ["map", "starmap", "chunks"])
