@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.demo-ready
 DEV_READY := $(VENV)/.dev-ready
 BENCH_READY := $(VENV)/.bench-ready
+DOCS_READY := $(VENV)/.docs-ready
 OLDEST := .venv-oldest
 AGENTS := .venv-agents
 
@@ -71,6 +72,11 @@ format: $(DEV_READY)  ## repair what lint and format can repair by themselves
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: docs
+docs: $(DOCS_READY)  ## the documentation site, in build/docs; every warning is an error
+	$(BIN)/python -m sphinx -W -n -q -b html docs build/docs
+	@echo "build/docs/index.html"
+
 .PHONY: build
 build: $(DEV_READY)  ## wheel and source archive in dist/
 	rm -rf dist
@@ -89,6 +95,10 @@ $(DEV_READY): pyproject.toml | $(BIN)/python
 
 $(BENCH_READY): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@
+
+$(DOCS_READY): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
 $(OLDEST)/.ready: pyproject.toml | $(BIN)/python
