@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from .task.context import current_lease
     from .task.decorator import singleton_task
     from .task.hold import hold
+    from .task.options import LockOptions, TaskOptions
 
 __version__ = "0.1.0"
 
 __all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
+__all__ += ["LockOptions", "TaskOptions"]
 __all__ += ["Lease", "aclaim_and_send", "claim_and_send", "current_lease", "hold", "is_skipped"]
 __all__ += ["DuplicateTask", "FenceUnavailable", "LeaseLost", "LockConflict", "LockKeyError"]
 __all__ += ["NoLease", "SettingsError", "SingletonLockError", "StoreError", "StoreUnavailable"]
@@ -50,6 +52,7 @@ _LATER = {
     "SingletonTask": "task.base",
     "current_lease": "task.context",
     "hold": "task.hold",
+    **dict.fromkeys(("LockOptions", "TaskOptions"), "task.options"),
     "is_skipped": "publish.values",
     "singleton_task": "task.decorator",
 }

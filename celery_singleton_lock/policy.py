@@ -317,7 +317,7 @@ class CallOptions(TypedDict, total=False):
     """The options that ``apply_async(singleton={...})`` may set for one call."""
 
     ttl: float | timedelta
-    on_conflict: OnConflict | str
+    on_conflict: OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running"]
     unique: Literal["until_start", "until_done", "until_expired"] | None
     unique_for: float | timedelta
     on_duplicate: Literal["return_existing", "replace", "skip", "raise"]

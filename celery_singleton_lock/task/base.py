@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
     from ..runtime import Runtime
+    from .options import LockOptions
     from .run import TaskRun
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -63,7 +64,7 @@ class SingletonTask(_Base[P, R]):
 
     abstract = True
     Request = "celery_singleton_lock.worker.request:SingletonRequest"
-    singleton: Mapping[str, Any] | None = None
+    singleton: LockOptions | None = None
     stores_started = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

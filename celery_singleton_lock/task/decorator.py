@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import getattr_static
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from celery import Celery, Task
 from celery.app.task import Task as BaseTask
 from celery.local import Proxy
 
 from ..celery_compat import create_in_all_apps, real_app, task_from_function
-from ..core.key import KeySpec
 from ..policy import OPTIONS
 from .base import SingletonTask, singleton_base, validate
+
+if TYPE_CHECKING:
+    from .options import TaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,11 +36,11 @@ _DECORATOR_OPTIONS = frozenset(
 def singleton_task(fun: Callable[P, R], /) -> SingletonTask[P, R]: ...
 @overload
 def singleton_task(
-    *, bind: Literal[True], app: Celery | None = None, key: KeySpec = None, **options: Any
+    *, bind: Literal[True], app: Celery | None = None, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
 @overload
 def singleton_task(
-    *, bind: Literal[False] = False, app: Celery | None = None, key: KeySpec = None, **options: Any
+    *, bind: Literal[False] = False, app: Celery | None = None, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
 def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
     """Make a function a task of which at most one body per key runs at a time.

@@ -7,15 +7,17 @@ mypy. A line without either must be accepted.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, reveal_type
+from typing import Any, Unpack, reveal_type
 
 from celery import Celery
 
 from celery_singleton_lock import (
     PER_TASK,
     CallOptions,
+    LockOptions,
     OnConflict,
     SingletonTask,
+    TaskOptions,
     aclaim_and_send,
     current_lease,
     hold,
@@ -69,7 +71,60 @@ def not_bound(account_id: int) -> bytes:
     return b""
 
 
+@singleton_task(app=app, bind=True, key=lambda account_id: str(account_id), acks_late=True)
+def bound_with_lambda(self: Any, account_id: int) -> bytes:
+    return b""
+
+
+@singleton_task(bind=True, key="account:{account_id}", autoretry_for=(OSError,), retry_backoff=True)
+def bound_with_template(self: Any, account_id: int) -> bytes:
+    return b""
+
+
+@singleton_task(app=app, bind=True, key=PER_TASK, unique="until_done")
+def bound_per_task(self: Any, account_id: int) -> bytes:
+    return b""
+
+
+# Mistyped options and wrong values.
 singleton_task(app=app, key=5)  # E: call-overload
+singleton_task(ky="x")  # E: call-overload
+singleton_task(bind=True, tll=5)  # E: call-overload,call-overload
+singleton_task(ttl="5")  # E: call-overload
+singleton_task(limit=1.5)  # E: call-overload
+singleton_task(on_conflict="skipp")  # E: call-overload
+singleton_task(on_lost="skip")  # E: call-overload
+singleton_task(on_store_error="skip")  # E: call-overload
+singleton_task(unique="until_end")  # E: call-overload
+singleton_task(on_duplicate="wait")  # E: call-overload
+singleton_task(needs_fence="yes")  # E: call-overload
+singleton_task(ack_late=True)  # E: call-overload
+singleton_task(autoretry_for=OSError)  # E: call-overload
+
+
+class OfMine(SingletonTask[..., Any]):
+    singleton = {"ttl": 5, "scope": "billing"}  # noqa: RUF012
+
+
+class Mistyped(SingletonTask[..., Any]):
+    singleton = {"tll": 5}  # noqa: RUF012  # E: assignment
+
+
+@singleton_task(app=app, base=OfMine)
+def with_base(account_id: int) -> bytes:
+    return b""
+
+
+# A decorator of one's own.
+def billing_task(**options: Unpack[TaskOptions]) -> None:
+    singleton_task(app=app, **options)
+
+
+billing_task(ttl=5, on_conflict="retry", queue="billing")
+billing_task(tll=5)  # E: call-arg
+billing_task(ttl="5")  # E: arg-type
+lock: LockOptions = {"key": ("account_id",), "limit": 3}
+LockOptions(queue="billing")  # E: typeddict-unknown-key
 
 
 reveal_type(bare)  # R: SingletonTask[[account_id: int, force: bool =], str]
@@ -79,6 +134,10 @@ reveal_type(of_an_app)  # R: SingletonTask[[], None]
 reveal_type(bound)  # R: SingletonTask[[account_id: int], float]
 reveal_type(bound_with_options)  # R: SingletonTask[[account_id: int], dict[str, int]]
 reveal_type(bound_with_names)  # R: SingletonTask[[account_id: int], bytes]
+reveal_type(bound_with_lambda)  # R: SingletonTask[[account_id: int], bytes]
+reveal_type(bound_with_template)  # R: SingletonTask[[account_id: int], bytes]
+reveal_type(bound_per_task)  # R: SingletonTask[[account_id: int], bytes]
+reveal_type(with_base)  # R: SingletonTask[[account_id: int], bytes]
 reveal_type(not_bound)  # R: SingletonTask[[account_id: int], bytes]
 
 # The call itself, and the ways to send it.
@@ -95,11 +154,14 @@ bare.delay("1")  # E: arg-type
 bare.delay()  # E: call-arg
 bound.delay(None, 1)  # E: call-arg,arg-type
 bound_with_names.delay("1")  # E: arg-type
+bound_with_lambda.delay("1")  # E: arg-type
+bound_per_task.delay(force=True)  # E: call-arg
 bare.lock_key("1")  # E: arg-type
 bare.apply_async((1,), countdown=5, singleton={"ttl": 5, "on_conflict": "retry"})
 bare.apply_async((1,), singleton={"tll": 5})  # E: arg-type
 bare.apply_async((1,), singleton={"key": "x"})  # E: arg-type
 bare.apply_async((1,), singleton={"ttl": "5"})  # E: arg-type
+bare.apply_async((1,), singleton={"on_conflict": "retrry"})  # E: arg-type
 options: CallOptions = {"on_conflict": OnConflict.wait(timeout=3)}
 bare.apply_async(kwargs={"account_id": 1}, singleton=options)
 

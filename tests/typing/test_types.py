@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.test_readme import ROOT, block_with
+
 CASES = Path(__file__).with_name("cases.py")
 
 #: One report of mypy: line, kind, message, code.
@@ -14,6 +16,15 @@ REPORT = re.compile(r"^[^:]+:(\d+): (error|note): (.*?)(?:  \[([\w-]+)\])?$")
 
 #: Names that reveal_type spells with their modules.
 MODULE = re.compile(r"\b(?:[a-z_]\w*\.)+(?=\w)")
+
+
+def page_example(folder: Path) -> tuple[str, int]:
+    """The typed example of docs/reference/options.md in a file, and its line to be refused."""
+    code = block_with((ROOT / "docs/reference/options.md").read_text(), "# typed.py")
+    path = folder / "typed.py"
+    path.write_text(code)
+    [refused] = [n for n, line in enumerate(code.splitlines(), start=1) if "# refused" in line]
+    return str(path), refused
 
 
 def expected() -> dict[int, str]:
@@ -55,9 +66,14 @@ def test_mypy_infers_what_the_cases_say(tmp_path: Path) -> None:
     config = tmp_path / "mypy.ini"
     # A user's strict configuration, not ours.
     config.write_text("[mypy]\nstrict = True\n")
-    arguments = ["--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), str(CASES)]
-    output, errors, _ = api.run([*arguments, "--no-error-summary", "--hide-error-context"])
+    page, refused = page_example(tmp_path)
+    arguments = ["--config-file", str(config), "--cache-dir", str(tmp_path / "cache")]
+    arguments += ["--no-error-summary", "--hide-error-context", str(CASES), page]
+    output, errors, _ = api.run(arguments)
     assert errors == ""
+    of_page = [line for line in output.splitlines() if "typed.py:" in line]
+    assert list(found("\n".join(of_page))) == [refused], of_page
+    output = "\n".join(line for line in output.splitlines() if line not in of_page)
     wanted, got = expected(), found(output)
     assert len(wanted) > 30
     wrong = wrong_lines(wanted, got)

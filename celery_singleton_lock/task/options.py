@@ -1,0 +1,97 @@
+"""The decorator's options, for type checkers and editors. No module imports this one at runtime.
+
+``tests/typing/test_options.py`` compares the names and values with those that are checked at
+runtime (:class:`~celery_singleton_lock.policy.Policy`) and with the options of Celery's Task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from ..core.key import KeySpec
+from ..policy import CallOptions
+
+
+class LockOptions(CallOptions, total=False):
+    """The options of a task's lock: ``@app.task(base=SingletonTask, singleton={...})``."""
+
+    key: KeySpec
+    scope: str | None
+    limit: int
+    max_hold: float | timedelta | None
+    min_hold: float | timedelta
+    needs_fence: bool
+    hold_on_retry: bool
+    on_lost: Literal["retry", "fail", "continue"] | None
+    on_store_error: Literal["retry", "raise", "run"]
+
+
+class TaskOptions(LockOptions, total=False):
+    """The options of ``@singleton_task`` except ``app`` and ``bind``: the lock's and Celery's.
+
+    As with Celery's decorator, any other keyword becomes an attribute of the task. To have such
+    an attribute checked, declare it in a class of your own and give that as ``base``.
+    """
+
+    name: str
+    base: type[Any] | None
+    typing: bool
+    shared: bool
+    lazy: bool
+    filter: Callable[..., Any]
+    Request: str | type[Any]
+    Strategy: str
+
+    acks_late: bool
+    acks_on_failure: bool
+    acks_on_failure_or_timeout: bool
+    acks_on_timeout: bool
+    reject_on_worker_lost: bool
+    retry_on_worker_lost: bool
+
+    autoretry_for: Sequence[type[BaseException]]
+    dont_autoretry_for: Sequence[type[BaseException]]
+    retry_kwargs: Mapping[str, Any]
+    retry_backoff: bool | float
+    retry_backoff_max: float
+    retry_jitter: bool
+    max_retries: int | None
+    default_retry_delay: float
+
+    soft_time_limit: float | None
+    time_limit: float | None
+    rate_limit: str | float | None
+    expires: float | datetime | None
+    priority: int | None
+
+    queue: str
+    exchange: str
+    exchange_type: str
+    routing_key: str
+    delivery_mode: int | str
+
+    backend: Any
+    serializer: str
+    ignore_result: bool
+    store_eager_result: bool
+    store_errors_even_if_ignored: bool
+    resultrepr_maxsize: int
+    send_events: bool
+    throws: tuple[type[BaseException], ...]
+    track_started: bool
+    trail: bool
+
+    pydantic: bool
+    pydantic_context: Mapping[str, Any] | None
+    pydantic_dump_kwargs: Mapping[str, Any] | None
+    pydantic_strict: bool
+
+    after_return: Callable[..., Any]
+    before_start: Callable[..., Any]
+    on_failure: Callable[..., Any]
+    on_replace: Callable[..., Any]
+    on_retry: Callable[..., Any]
+    on_success: Callable[..., Any]
+    shadow_name: Callable[..., Any]
