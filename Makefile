@@ -74,7 +74,7 @@ format: $(DEV_READY)  ## repair what lint and format can repair by themselves
 
 .PHONY: docs
 docs: $(DOCS_READY)  ## the documentation site, in build/docs; every warning is an error
-	$(BIN)/python -m sphinx -W -n -q -b html docs build/docs
+	$(BIN)/python -m sphinx -E -W -n -q -b html docs build/docs
 	@echo "build/docs/index.html"
 
 .PHONY: build

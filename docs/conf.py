@@ -17,7 +17,6 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 
 html_theme = "furo"
 html_title = f"{project} {release}"
-html_static_path = ["_static"]
 # The pages' sources are in the repository; a second copy in the site would not be read.
 html_copy_source = False
 
