@@ -21,8 +21,9 @@ class _LazyGroup(click.Group):
 
 def _commands() -> dict[str, click.Command]:
     from .commands import COMMANDS
+    from .watch import watch
 
-    return COMMANDS
+    return {**COMMANDS, "watch": watch}
 
 
 @click.group(name="singleton", cls=_LazyGroup)

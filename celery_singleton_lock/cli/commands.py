@@ -41,7 +41,7 @@ else:
     _ParamType = click.ParamType  # not generic in click 8.1
 
 
-class _Command(CeleryCommand):
+class Command(CeleryCommand):
     """Shows the library's errors as one line: exit status 1, or 2 if the usage is wrong."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -54,7 +54,7 @@ class _Command(CeleryCommand):
             raise click.ClickException(str(exc)) from exc
 
 
-class _Duration(_ParamType):
+class Duration(_ParamType):
     """A number of seconds, or of the unit behind it: 90, 90s, 15m, 2h, 1d."""
 
     name = "duration"
@@ -66,13 +66,22 @@ class _Duration(_ParamType):
         return float(match[1]) * _UNITS[match[2]]
 
 
-def _filters(command: Any) -> Any:
-    """The options that choose keys, for `ls` and `release`."""
+sort_keys: Final = click.option(
+    "--sort",
+    type=click.Choice([str(one) for one in SortBy]),
+    default=str(SortBy.KEY),
+    show_default=True,
+    help="age: the oldest first. ttl: the next to expire first. waiting: the longest queue first.",
+)
+
+
+def choose_keys(command: Any) -> Any:
+    """The options that choose keys."""
     for option in (
         click.option("--waiting", is_flag=True, help="Only keys for which clients wait."),
         click.option(
             "--older-than",
-            type=_Duration(),
+            type=Duration(),
             default=0.0,
             metavar="TIME",
             help="Only keys held for so long: 90, 90s, 15m, 2h, 1d.",
@@ -84,15 +93,9 @@ def _filters(command: Any) -> Any:
     return command
 
 
-@click.command(cls=_Command)
-@_filters
-@click.option(
-    "--sort",
-    type=click.Choice([str(one) for one in SortBy]),
-    default=str(SortBy.KEY),
-    show_default=True,
-    help="age: the oldest first. ttl: the next to expire first. waiting: the longest queue first.",
-)
+@click.command(cls=Command)
+@choose_keys
+@sort_keys
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 @click.argument("pattern", default="")
 @click.pass_context
@@ -102,7 +105,7 @@ def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> No
     For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
     found = inspection.held_keys(
-        ctx.obj.app, Filter(**conditions), sort=SortBy(sort), report=_report_foreign
+        ctx.obj.app, Filter(**conditions), sort=SortBy(sort), report=report_foreign
     )
     if as_json:
         for piece in json_array(found):
@@ -114,7 +117,7 @@ def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> No
         click.echo("nothing is held" if Filter(**conditions) == Filter() else "nothing matches")
 
 
-@click.command(cls=_Command)
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, or null.")
 @click.argument("key", metavar="KEY|TASK_ID")
 @click.pass_context
@@ -137,10 +140,10 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
     ctx.exit(0 if held else 1)
 
 
-@click.command(cls=_Command)
+@click.command(cls=Command)
 @click.option(
     "--timeout",
-    type=_Duration(),
+    type=Duration(),
     default="1",
     show_default=True,
     metavar="TIME",
@@ -159,13 +162,13 @@ def explain(ctx: click.Context, /, task_id: str, timeout: float, as_json: bool) 
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2, default=str))
     else:
-        click.echo(_shown(f"{task_id}: {found.fate}"))
-        click.echo("\n".join(f"  {_shown(sentence)}" for sentence in found.sentences))
+        click.echo(shown(f"{task_id}: {found.fate}"))
+        click.echo("\n".join(f"  {shown(sentence)}" for sentence in found.sentences))
     ctx.exit(1 if found.fate is Fate.UNKNOWN else 0)
 
 
-@click.command(cls=_Command)
-@_filters
+@click.command(cls=Command)
+@choose_keys
 @click.option("--pattern", default="", help="Release all keys that match, as `ls` lists them.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be released.")
 @click.option("--reason", default="", help="Why; the holder reports it with your login and host.")
@@ -227,7 +230,7 @@ def _release_all(
 ) -> None:
     """Release the chosen keys, each by the token that was listed, and exit."""
     app = ctx.obj.app
-    found = [*inspection.held_keys(app, chosen, report=_report_foreign)]
+    found = [*inspection.held_keys(app, chosen, report=report_foreign)]
     if found and not (yes or dry_run):
         lines = f"{table(found)}\n{_RISKS[False]}"
         _confirm(lines, f"Release these {len(found)} keys?", as_json)
@@ -248,7 +251,7 @@ def _release_all(
     ctx.exit(0 if found and (dry_run or all(freed.values())) else 1)
 
 
-@click.command(cls=_Command)
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
@@ -282,7 +285,7 @@ def _confirm(what: str, question: str, as_json: bool) -> None:
         raise click.Abort
 
 
-def _report_foreign(key: str, reason: str) -> None:
+def report_foreign(key: str, reason: str) -> None:
     click.echo(f"not ours: {key!r} {reason}; see `doctor`", err=True)
 
 
@@ -347,7 +350,7 @@ def table(found: Iterable[HeldKey]) -> str:
         holder = f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"]
         cells = [row["key"], row["state"], f"{row['ttl']:.1f}s", holder, row["worker"]]
         waiting = "" if row["waiting"] is None else str(row["waiting"])
-        rows.append([*map(_shown, cells), str(row["pid"]), row["since"], waiting])
+        rows.append([*map(shown, cells), str(row["pid"]), row["since"], waiting])
     if not any(row[-1] for row in rows[1:]):
         rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -366,9 +369,9 @@ def describe(held: HeldKey) -> str:
         # `worker` is the process that published the message, not the one that runs it.
         row = {"published by" if name == "worker" else name: value for name, value in row.items()}
     width = max(len(name) for name in row)
-    return "\n".join(f"{name:>{width}}: {_shown(str(value))}" for name, value in row.items())
+    return "\n".join(f"{name:>{width}}: {shown(str(value))}" for name, value in row.items())
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """``text`` without control characters: a publisher may choose any text as a task's id."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()

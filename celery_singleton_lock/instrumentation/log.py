@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ..core.events import Event, EventName
@@ -29,6 +30,11 @@ _LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
 def is_logged(name: EventName) -> bool:
     """Whether events of this name are logged at present."""
     return logger.isEnabledFor(_LEVELS[name])
+
+
+def logfmt(fields: Mapping[str, Any]) -> str:
+    """The fields as ``key=value`` pairs, with a blank between."""
+    return " ".join(f"{name}={_field(value)}" for name, value in fields.items())
 
 
 def _field(value: Any) -> str:
@@ -52,7 +58,7 @@ def log_event(event: Event) -> None:
         "singleton %s: %s %s",
         event.name,
         subject,
-        " ".join(f"{name}={_field(value)}" for name, value in fields.items()),
+        logfmt(fields),
         extra={
             "singleton_event": str(event.name),
             "singleton_key": event.key,

@@ -1,0 +1,232 @@
+"""``celery -A app singleton watch``: the keys that are held or claimed, as they change.
+
+Overview
+    The store is read every second. A terminal shows the keys as a table, if rich is installed (the
+    extra ``watch``). Anything else gets one line per change.
+
+Guarantees
+    A read begins as long after the last one as that took, or later, so reading takes at most half
+    of the time. An error of the store is shown until a read succeeds again.
+
+Non-guarantees
+    A key that is acquired and released between two reads is not seen. Log lines, signals and worker
+    events show each.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import click
+
+from .. import inspection
+from ..errors import StoreError, StoreUnavailable
+from ..inspection import Filter, HeldKey, SortBy
+from ..inspection.names import without_prefix
+from ..instrumentation.log import logfmt
+from ..runtime import Runtime
+from .commands import Command, Duration, choose_keys, row_of, shown, sort_keys
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_NO_RICH: Final = (
+    "rich is not installed, so this is one line per change; for a table: "
+    "pip install 'celery-singleton-lock[watch]'"
+)
+_COLUMNS: Final = ("KEY", "STATE", "TTL", "AGE", "HOLDER", "WORKER", "WAITING")
+# The columns that are never broken into several lines.
+_NUMBERS: Final = {"TTL", "AGE", "WAITING"}
+
+
+class _View(Protocol):
+    def show(self, found: Sequence[HeldKey], at: datetime) -> None:
+        """Show the keys that were read."""
+
+    def fail(self, error: StoreError, at: datetime) -> None:
+        """Show that the keys could not be read."""
+
+
+@click.command(cls=Command)
+@choose_keys
+@sort_keys
+@click.option(
+    "--interval",
+    type=Duration(),
+    default="1",
+    show_default=True,
+    metavar="TIME",
+    help="How often the store is read.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per change.")
+@click.argument("pattern", default="")
+@click.pass_context
+def watch(
+    ctx: click.Context, /, sort: str, interval: float, as_json: bool, **conditions: Any
+) -> None:
+    """Show what is held or claimed, as it changes, until Ctrl-C.
+
+    In a terminal a table, elsewhere one line per change: held, changed, gone (free, or no longer
+    what the options choose), store-unreachable and store-back. PATTERN and the options are those of
+    ls.
+    """
+    app, clock = ctx.obj.app, Runtime.of(ctx.obj.app).clock
+    chosen, order = Filter(**conditions), SortBy(sort)
+    with _interruptible(), _view(Runtime.of(app).settings.safe_url, as_json) as view:
+        while True:
+            begin, at = clock.now(), datetime.fromtimestamp(clock.wall(), UTC)
+            try:
+                view.show([*inspection.held_keys(app, chosen, sort=order)], at)
+            except StoreError as exc:
+                view.fail(exc, at)
+            clock.sleep(max(interval, clock.now() - begin))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the block, and leave the terminal as it was."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+
+
+@contextmanager
+def _view(store: str, as_json: bool) -> Iterator[_View]:
+    console = None if as_json or not sys.stdout.isatty() else _console()
+    if console is None:
+        yield _Lines(store, as_json)
+    else:
+        from rich.live import Live
+
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            yield _Table(store, live)
+
+
+def _console() -> Console | None:
+    """The terminal; None: rich is not installed, or the terminal can't move its cursor."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        click.echo(_NO_RICH, err=True)
+        return None
+    console = Console()
+    return None if console.is_dumb_terminal else console
+
+
+def _failure(error: StoreError) -> str:
+    return "store-unreachable" if isinstance(error, StoreUnavailable) else "store-refuses"
+
+
+class _Lines:
+    """One line per change; `key=value` pairs as in the log, or JSON."""
+
+    def __init__(self, store: str, as_json: bool) -> None:
+        self._store, self._as_json = store, as_json
+        self._known: dict[str, tuple[str, str, int | None]] = {}
+        self._error = ""
+
+    def show(self, found: Sequence[HeldKey], at: datetime) -> None:
+        if self._error:
+            self._error = ""
+            self._print(at, "store-back", {"store": self._store})
+        known = {held.key: (held.token, held.state, held.waiting) for held in found}
+        for key in self._known.keys() - known.keys():
+            self._print(at, "gone", {"key": key})
+        for held in found:
+            before = self._known.get(held.key)
+            if before != known[held.key]:
+                self._print(at, "changed" if before else "held", self._fields(held))
+        self._known = known
+
+    def fail(self, error: StoreError, at: datetime) -> None:
+        if self._error != str(error):
+            self._error = str(error)
+            self._print(at, _failure(error), {"store": self._store, "error": self._error})
+
+    def _fields(self, held: HeldKey) -> dict[str, Any]:
+        row = row_of(held)
+        if self._as_json:
+            return row
+        names = ("key", "state", "task", "task_id", "worker", "pid", "since", "fence", "waiting")
+        return {name: row[name] for name in names if row[name] not in (None, "")}
+
+    def _print(self, at: datetime, change: str, fields: dict[str, Any]) -> None:
+        moment = at.isoformat(timespec="seconds")
+        if self._as_json:
+            click.echo(json.dumps({"at": moment, "change": change, **fields}))
+        else:
+            click.echo(f"{moment} {change} {logfmt(fields)}")
+
+
+class _Table:
+    """A table that fills the terminal at most; the first line counts all keys."""
+
+    def __init__(self, store: str, live: Any) -> None:
+        self._store, self._live = store, live
+        self._rows: RenderableType = ""
+        self._summary, self._read_at = "", ""
+
+    def show(self, found: Sequence[HeldKey], at: datetime) -> None:
+        claims = sum(held.is_claim for held in found)
+        self._summary = f"{len(found) - claims} held, {claims} claimed"
+        # The title, a problem, and the head of the table with its rule need a line each.
+        room = max(1, self._live.console.height - 4)
+        if len(found) > room:
+            self._summary += "; as many as fit are shown"
+        self._rows, self._read_at = _table(found[:room], at), at.isoformat(timespec="seconds")
+        self._draw("")
+
+    def fail(self, error: StoreError, at: datetime) -> None:
+        read = f"; below is what was read at {self._read_at}" if self._read_at else ""
+        self._draw(f"{_failure(error)} at {at.isoformat(timespec='seconds')}: {error}{read}")
+
+    def _draw(self, problem: str) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        title = Text(f"{self._store}  {self._read_at}  {self._summary}", style="bold")
+        lines = [title, *([Text(shown(problem), style="bold red")] if problem else [])]
+        self._live.update(Group(*lines, self._rows), refresh=True)
+
+
+def _table(found: Sequence[HeldKey], at: datetime) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    counted = any(held.waiting is not None for held in found)
+    columns = _COLUMNS if counted else _COLUMNS[:-1]
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in _NUMBERS)
+    for held in found:
+        cells = _cells(held, at)[: len(columns)]
+        # Text: a cell that is a str could have rich's markup, and a publisher chooses ids.
+        table.add_row(*(Text(shown(cell)) for cell in cells))
+    return table
+
+
+def _cells(held: HeldKey, at: datetime) -> list[str]:
+    """The texts of a row; the prefix of the key and a task of the scope's name are left out."""
+    is_named = not held.task or held.task == held.scope
+    holder = held.task_id if is_named else f"{held.task}[{held.task_id}]"
+    age = "" if held.since is None else _duration((at - held.since).total_seconds())
+    waiting = "" if held.waiting is None else str(held.waiting)
+    key, ttl = without_prefix(held.key), f"{held.ttl:.0f}s"
+    return [key, held.state, ttl, age, holder, held.worker, waiting]
+
+
+def _duration(seconds: float) -> str:
+    """As the option --older-than takes it; whole units."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
