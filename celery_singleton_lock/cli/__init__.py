@@ -21,9 +21,10 @@ class _LazyGroup(click.Group):
 
 def _commands() -> dict[str, click.Command]:
     from .commands import COMMANDS
+    from .serve import serve
     from .watch import watch
 
-    return {**COMMANDS, "watch": watch}
+    return {**COMMANDS, "serve": serve, "watch": watch}
 
 
 @click.group(name="singleton", cls=_LazyGroup)

@@ -119,7 +119,9 @@ class SortBy(StrEnum):
     WAITING = "waiting"  # the longest wait queue first
 
 
-_SORT_KEYS: Final[dict[SortBy, Callable[[HeldKey], tuple[float | str, ...]]]] = {
+#: The key by which each order sorts.
+SORT_KEYS: Final[dict[SortBy, Callable[[HeldKey], tuple[float | str, ...]]]] = {
+    SortBy.KEY: lambda held: (held.key,),
     SortBy.AGE: lambda held: (held.since.timestamp() if held.since else float("inf"), held.key),
     SortBy.TTL: lambda held: (held.ttl, held.key),
     SortBy.TASK: lambda held: (held.task, held.key),
@@ -191,7 +193,7 @@ def held_keys(
         found = _with_waiting(runtime, found)
         if conditions.waiting:
             found = (held for held in found if held.waiting)
-    return found if sort is SortBy.KEY else iter(sorted(found, key=_SORT_KEYS[sort]))
+    return found if sort is SortBy.KEY else iter(sorted(found, key=SORT_KEYS[sort]))
 
 
 def find_key(app: Celery, name: str) -> HeldKey | None:

@@ -1,0 +1,42 @@
+"""The command ``celery -A app singleton serve``, which needs the extra ``serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .commands import Command
+
+
+@click.command(cls=Command)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=9876, show_default=True, help="0: any free port.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file with the token that releases need. Without it the page is read-only.",
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which this server is addressed, beside localhost and IP addresses.",
+)
+@click.pass_context
+def serve(ctx: click.Context, /, token_file: Path | None, **options: Any) -> None:
+    """Serve /metrics for Prometheus, /healthz, and a live page of what is held."""
+    try:
+        from .. import serve as server
+    except ModuleNotFoundError as exc:
+        if exc.name not in ("prometheus_client", "uvicorn"):
+            raise
+        needed = "pip install 'celery-singleton-lock[serve]'"
+        raise click.ClickException(f"serve needs {exc.name}: {needed}") from exc
+    app: Any = ctx.obj.app
+    app.loader.import_default_modules()
+    token = server.read_token(token_file) if token_file else ""
+    server.serve(app, server.Options(token=token, **options), click.echo)

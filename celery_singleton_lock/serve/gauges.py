@@ -1,0 +1,94 @@
+"""Gauges, computed from the readings when Prometheus asks for them.
+
+A gauge that were counted up and down by events would drift at each lost event; these can't.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ..doctor import Severity
+from ..inspection import HeldKey
+from ..instrumentation.prometheus import label
+from .listener import Listener
+from .readings import Reading, Readings
+
+_PREFIX: Final = "celery_singleton_"
+_Labels = tuple[str, ...]
+
+
+class Gauges(Collector):
+    """The gauges of one app.
+
+    Args:
+        readings: The app's readings.
+        listener: The receiver of worker events.
+        beat_name: The name of the app's Beat election.
+    """
+
+    def __init__(self, readings: Readings, listener: Listener, beat_name: str) -> None:
+        self._readings, self._listener, self._beat_name = readings, listener, beat_name
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Nothing: otherwise the registration would read the store."""
+        return ()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        reading = self._readings.keys.get()
+        yield _gauge("store_up", "Whether the store answers (1) or not (0).", not reading.error)
+        connected = not self._listener.error
+        yield _gauge("events_up", "Whether worker events are received (1) or not (0).", connected)
+        findings = [one for one in self._readings.findings if one.severity is not Severity.OK]
+        by_kind = Counter[_Labels]((str(one.severity), label(one.subject)) for one in findings)
+        text = "Findings of the doctor that are not ok."
+        yield _family("findings", text, ("severity", "subject"), by_kind)
+        if not reading.error:
+            yield from self._of_store(reading)
+
+    def _of_store(self, reading: Reading) -> Iterator[GaugeMetricFamily]:
+        keys = reading.keys
+        by_state = Counter[_Labels]((label(key.task), key.state) for key in keys)
+        yield _family("keys", "Keys held or claimed.", ("task", "state"), by_state)
+        if all(key.waiting is not None for key in keys):
+            waiting = Counter[_Labels]()
+            for key in keys:
+                waiting[label(key.task),] += key.waiting or 0
+            text = "Clients in the wait queues of the task's keys."
+            yield _family("waiting_clients", text, ("task",), waiting)
+        leases = [key for key in keys if key.state == "running"]
+        text = "Age of the task's oldest lease."
+        yield _family("oldest_lease_seconds", text, ("task",), _oldest(leases, reading.age))
+        awaited = [key for key in keys if key.waiting]
+        text = "Age of the task's oldest lease for which clients wait."
+        yield _family(
+            "oldest_awaited_lease_seconds", text, ("task",), _oldest(awaited, reading.age)
+        )
+        leads = reading.leader(self._beat_name) is not None
+        text = "Whether a Beat process leads (1) or none (0)."
+        yield _family("beat_leader", text, ("name",), {(label(self._beat_name),): leads})
+
+
+def _oldest(keys: Iterable[HeldKey], age: Callable[[HeldKey], float]) -> dict[_Labels, float]:
+    ages: dict[_Labels, float] = {}
+    for key in keys:
+        task = (label(key.task),)
+        ages[task] = max(ages.get(task, 0.0), age(key))
+    return ages
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_PREFIX + name, text, value=value)
+
+
+def _family(
+    name: str, text: str, labels: tuple[str, ...], values: Mapping[_Labels, float]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
+    for of_labels, value in values.items():
+        family.add_metric(of_labels, value)
+    return family

@@ -1,0 +1,123 @@
+"""What the store holds and what the doctor finds, read at most so often."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Final, Generic, TypeVar
+from urllib.parse import unquote
+
+from celery import Celery
+
+from .. import inspection
+from ..core.clock import Clock
+from ..doctor import Finding, diagnose
+from ..errors import SingletonLockError
+from ..inspection import HeldKey
+from ..runtime import Runtime
+
+T = TypeVar("T")
+
+# Seconds for which a reading is used.
+_KEYS_FOR: Final = 1.0
+_FINDINGS_FOR: Final = 60.0
+# A reading is used for at least this many times the seconds that it took, so that many keys, or a
+# store that does not answer, occupy no more than a fifth of the server's time.
+_REST: Final = 4.0
+#: The task's name in the records of Beat leaders.
+BEAT: Final = "celery.beat"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The keys at one moment.
+
+    Attributes:
+        at: The time.
+        keys: The keys held and claimed, by name.
+        error: Why there is no answer of the store; empty: it answered.
+    """
+
+    at: datetime
+    keys: tuple[HeldKey, ...] = ()
+    error: str = ""
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """For each key the text that a search looks into, in lower case."""
+        return tuple(
+            "\n".join((key.key, unquote(key.key), key.task, key.task_id, key.worker)).lower()
+            for key in self.keys
+        )
+
+    def leader(self, name: str) -> HeldKey | None:
+        """The holder of the lease that leads the Beats of this name."""
+        return next((k for k in self.keys if (k.task, k.task_id) == (BEAT, name)), None)
+
+    def age(self, key: HeldKey) -> float:
+        """Seconds for which ``key`` has been held."""
+        return max(0.0, (self.at - key.since).total_seconds()) if key.since else 0.0
+
+
+class Cached(Generic[T]):
+    """The result of a function that one thread at a time calls; the others wait for it.
+
+    Args:
+        read: The function.
+        clock: The clock.
+        seconds: How long a result is used.
+    """
+
+    def __init__(self, read: Callable[[], T], clock: Clock, seconds: float) -> None:
+        self._read, self._clock, self._seconds = read, clock, seconds
+        self._lock = threading.Lock()
+        self._until = float("-inf")
+        self._value: T
+
+    def get(self) -> T:
+        with self._lock:
+            begin = self._clock.now()
+            if begin >= self._until:
+                self._value = self._read()
+                end = self._clock.now()
+                self._until = end + max(self._seconds, _REST * (end - begin))
+            return self._value
+
+    def forget(self) -> None:
+        """Read again at the next call."""
+        self._until = float("-inf")
+
+
+class Readings:
+    """The readings of one app.
+
+    Args:
+        app: The app.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.clock = Runtime.of(app).clock
+        self.keys = Cached(self._read_keys, self.clock, _KEYS_FOR)
+        #: The doctor's findings; empty until its first round has ended.
+        self.findings: tuple[Finding, ...] = ()
+
+    def start(self) -> None:
+        """Examine the app once a minute, on a thread of its own."""
+        threading.Thread(target=self._examine, name="singleton-doctor", daemon=True).start()
+
+    def _examine(self) -> None:
+        while True:
+            self.findings = tuple(diagnose(self.app))
+            self.clock.sleep(_FINDINGS_FOR)
+
+    def _read_keys(self) -> Reading:
+        at = datetime.fromtimestamp(self.clock.wall(), UTC)
+        try:
+            counts = Runtime.of(self.app).store.capabilities.wakes_waiters
+            return Reading(at, tuple(inspection.held_keys(self.app, counts_waiting=counts)))
+        except SingletonLockError as exc:
+            return Reading(at, error=str(exc))

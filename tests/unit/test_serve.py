@@ -1,0 +1,386 @@
+"""`celery singleton serve` without sockets: what it answers, allows, counts and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from prometheus_client import CollectorRegistry
+
+from celery_singleton_lock import SettingsError, hold
+from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.store import Acquire
+from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.serve import Options, read_token
+from celery_singleton_lock.serve import serve as serve_on
+from celery_singleton_lock.serve.access import Access
+from celery_singleton_lock.serve.gauges import Gauges
+from celery_singleton_lock.serve.http import Application, Request, Response
+from celery_singleton_lock.serve.listener import Listener, event_of
+from celery_singleton_lock.serve.readings import Cached, Readings
+from celery_singleton_lock.serve.site import Site
+from celery_singleton_lock.testing import ManualClock
+
+TOKEN = "0123456789abcdef-secret"
+HOSTILE = "</script><img src=x onerror=alert(1)>\ud800"
+
+
+class Server:
+    """A site on a store in memory, without threads and sockets."""
+
+    def __init__(self, token: str = "") -> None:
+        self.app = Celery("shop", broker="memory://", set_as_current=False)
+        self.registry = CollectorRegistry()
+        self.readings = Readings(self.app)
+        self.listener = Listener(self.app, self.readings.clock, PrometheusMetrics(self.registry))
+        self.registry.register(Gauges(self.readings, self.listener, "shop"))
+        access = Access(Options(token=token))
+        self.site = Site(self.readings, self.listener, self.registry, access)
+
+    def ask(self, path: str, *, headers: dict[str, str] | None = None, **request: Any) -> Response:
+        headers = {"host": "localhost:9876", **(headers or {})}
+        return self.site.answer(Request(path=path, headers=headers, **request))
+
+    def state(self, **query: str) -> dict[str, Any]:
+        self.readings.keys.forget()
+        found: dict[str, Any] = json.loads(self.ask("/api/state", query=query).body)
+        return found
+
+    def release(self, headers: dict[str, str] | None = None, **body: Any) -> Response:
+        sent = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
+        sent["origin"] = "http://localhost:9876"
+        return self.ask(
+            "/api/release",
+            method="POST",
+            headers={**sent, **(headers or {})},
+            body=json.dumps({"user": "ann", "reason": "stuck", **body}).encode(),
+        )
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(TOKEN)
+    yield server
+    Runtime.of(server.app).close()
+
+
+# Reading.
+
+
+def test_the_page_lists_what_is_held_and_finds_it_by_key_task_id_and_worker(server: Server) -> None:
+    with (
+        hold("invoice:7", scope="billing", ttl=60, app=server.app) as lease,
+        hold("account:42", scope="shop.sync", ttl=60, app=server.app),
+    ):
+        state = server.state()
+        assert (state["counts"], state["matching"]) == (
+            {"held": 2, "claimed": 0, "waiting": None},
+            2,
+        )
+        for query in ("invoice", lease.token.task_id, "BILLING", lease.key):
+            [row] = server.state(q=query)["keys"]
+            assert (row["key"], row["token"]) == (lease.key, str(lease.token))
+        assert len(server.state(q=Runtime.of(server.app).worker)["keys"]) == 2
+        assert server.state(q="nothing")["keys"] == []
+        assert server.state(show="claimed")["matching"] == 0
+        assert server.state(show="held", sort="key")["keys"][0]["key"] == lease.key
+        assert server.state(show="?", sort="?")["matching"] == 2
+    assert server.state()["keys"] == []
+
+
+def test_a_page_has_a_limit_but_the_search_has_none(server: Server) -> None:
+    runtime = Runtime.of(server.app)
+    for number in range(300):
+        token = Token(f"id-{number}", 0, 0, "n")
+        holder = Holder(task="shop.sync", task_id=token.task_id, since=runtime.clock.wall())
+        key = runtime.keyspace.lock("shop.sync", f"k{number:03}")
+        runtime.store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5)
+    state = server.state(sort="key")
+    assert (state["counts"]["held"], state["matching"], len(state["keys"])) == (300, 300, 200)
+    [row] = server.state(q="id-299")["keys"]
+    assert row["key"].endswith(":k299")
+
+
+def test_hostile_names_are_data_in_every_answer(server: Server) -> None:
+    runtime = Runtime.of(server.app)
+    key = runtime.keyspace.lock("hostile", HOSTILE)
+    holder = Holder(task=HOSTILE, task_id=HOSTILE, worker=HOSTILE, since=runtime.clock.wall())
+    token = Token(HOSTILE, 0, 0, "n")
+    runtime.store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5)
+    server.listener._take({"type": "singleton-acquired", "name": HOSTILE, "waited": "soon"})
+    server.listener._take({"type": "singleton-conflict", "name": 7, "outcome": {"a": HOSTILE}})
+    answer = server.ask("/api/state")
+    assert answer.content_type == "application/json"
+    assert json.loads(answer.body)["keys"][0]["task"] == HOSTILE
+    metrics = server.ask("/metrics")
+    assert metrics.status == 200
+    assert b'task="</script><img src=x onerror=alert(1)>?"' in metrics.body
+
+
+def test_the_page_s_files_need_no_other_server_and_no_inline_script(server: Server) -> None:
+    for path in ("/", "/page.js", "/style.css", "/icon.svg"):
+        answer = server.ask(path)
+        text = answer.body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert answer.status == 200
+        assert "://" not in text, path
+        for unsafe in (
+            "innerHTML",
+            "insertAdjacent",
+            "eval(",
+            "onclick",
+            "style=",
+            "document.write",
+        ):
+            assert unsafe not in text, (path, unsafe)
+    assert not re.search(r"<script(?! src)|<style", server.ask("/").body.decode())
+
+
+def test_an_unknown_path_is_404_and_a_write_to_a_page_405(server: Server) -> None:
+    assert server.ask("/../pyproject.toml").status == 404
+    assert server.ask("/", method="POST").status == 405
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9876", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:9876", 200),
+        ("10.0.0.7:9876", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example:9876", 421),
+        ("localhost@evil.example", 421),
+        ("[::1", 421),
+        ("", 421),
+    ],
+)
+def test_a_name_that_may_be_rebound_is_refused(server: Server, host: str, status: int) -> None:
+    for path in ("/api/state", "/metrics", "/healthz", "/"):
+        assert server.ask(path, headers={"host": host}).status in (status, 503)
+    if status == 421:
+        answer = server.release({"host": host, "origin": f"http://{host}"}, key="k", token="t")
+        assert answer.status in (403, 421)
+
+
+def test_a_name_is_allowed_on_request() -> None:
+    access = Access(Options(allowed_hosts=("Locks.example",)))
+    assert access.refuse_host(Request(headers={"host": "locks.example:80"})) is None
+    assert access.refuse_host(Request(headers={"host": "x.locks.example"})) is not None
+
+
+# Releasing.
+
+
+def test_a_release_frees_the_key_of_the_holder_that_was_seen(server: Server) -> None:
+    with hold("k", scope="s", ttl=60, app=server.app) as lease:
+        stale = server.release(key=lease.key, token=f"{lease.token}x")
+        assert json.loads(stale.body) == {"released": False}
+        assert len(server.state()["keys"]) == 1
+        assert json.loads(server.release(key=lease.key, token=str(lease.token)).body) == {
+            "released": True
+        }
+        assert server.state()["keys"] == []
+        Runtime.of(server.app).locker.heartbeat.ask(lease)
+        assert lease.loss is not None
+        assert lease.loss.detail.startswith("released by ann on ")
+        assert lease.loss.detail.endswith(": stuck")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": ""}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": f"Basic {TOKEN}"}, 401),
+        ({"authorization": "", "cookie": f"token={TOKEN}"}, 401),
+        ({"authorization": "Bearer \xfc"}, 401),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:9877"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+def test_a_release_without_token_or_of_another_site_is_refused(
+    server: Server, headers: dict[str, str], status: int
+) -> None:
+    with hold("k", scope="s", ttl=60, app=server.app) as lease:
+        answer = server.release(headers, key=lease.key, token=str(lease.token))
+        assert answer.status == status
+        assert len(server.state()["keys"]) == 1
+
+
+def test_a_get_releases_nothing(server: Server) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    assert server.ask("/api/release", headers=headers).status == 405
+
+
+@pytest.mark.parametrize("body", [{}, {"key": "k"}, {"key": 7, "token": "t"}, {"user": " "}])
+def test_an_incomplete_release_is_refused(server: Server, body: dict[str, Any]) -> None:
+    assert server.release(**body).status == 400
+
+
+def test_without_a_token_the_page_is_read_only() -> None:
+    server = Server()
+    assert server.state()["can_release"] is False
+    for headers in ({}, {"authorization": "Bearer "}):
+        answer = server.release(headers, key="k", token="t")
+        assert (answer.status, b"read-only" in answer.body) == (403, True)
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"port": 70000}, "--port 70000 is no port"),
+        ({"port": -1}, "--port -1 is no port"),
+        ({"token": "short"}, "at least 16 characters"),
+        ({"token": "with a blank inside it"}, "visible ASCII"),
+        ({"allowed_hosts": ("https://a.b",)}, "without scheme and port"),
+        ({"allowed_hosts": ("*",)}, "is no host name"),
+    ],
+)
+def test_a_bad_option_is_an_error_that_says_what_to_do(
+    options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(SettingsError, match=re.escape(problem)) as raised:
+        Options(**options)
+    assert "short" not in str(raised.value)
+
+
+def test_a_token_file_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(SettingsError, match="can't be read"):
+        read_token(file)
+    file.write_text("\n")
+    with pytest.raises(SettingsError, match="is empty"):
+        read_token(file)
+    file.write_text(f"{TOKEN}\n")
+    assert read_token(file) == TOKEN
+    assert TOKEN not in repr(Options(token=TOKEN))
+
+
+def test_an_address_that_is_taken_is_an_error(server: Server) -> None:
+    with pytest.raises(SettingsError, match=r"can't listen on '203\.0\.113\.1', port 1: "):
+        serve_on(server.app, Options(host="203.0.113.1", port=1), print)
+
+
+def test_only_a_loopback_address_is_not_public() -> None:
+    assert not any(Options(host=host).is_public for host in ("127.0.0.1", "::1", "localhost"))
+    assert all(Options(host=host).is_public for host in ("0.0.0.0", "::", "web-1"))
+
+
+# The parts.
+
+
+def test_a_worker_event_is_read_as_the_event_that_it_was() -> None:
+    fields = {
+        "type": "singleton-lease-lost",
+        "uuid": "id",
+        "name": "t",
+        "key": "k",
+        "reason": "gone",
+    }
+    event = event_of(fields)
+    assert event is not None
+    assert (event.name, event.task, event.task_id, event.key) == ("lease-lost", "t", "id", "k")
+    assert event.data["reason"] == "gone"
+    for other in ("task-skipped", "singleton-of-a-newer-version", "", None, 7):
+        assert event_of({"type": other}) is None
+
+
+def test_each_event_is_counted_once() -> None:
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
+    for name in EventName:
+        metrics(
+            Event(name=name, key="k", task="t", data={"outcome": "o", "reason": "r", "held": 3})
+        )
+    samples = [s for family in registry.collect() for s in family.samples]
+    counted = [s for s in samples if s.name.endswith("_total")]
+    assert len(counted) == len(EventName)
+    assert {(s.value, s.labels["task"]) for s in counted} == {(1.0, "t")}
+    [held] = [s for s in samples if s.name == "celery_singleton_hold_seconds_sum"]
+    assert held.value == 3
+
+
+def test_a_slow_reading_is_used_longer() -> None:
+    clock = ManualClock()
+    calls: list[float] = []
+
+    def read() -> int:
+        clock.advance(2)
+        calls.append(clock.now())
+        return len(calls)
+
+    cached = Cached(read, clock, 1.0)
+    assert [cached.get(), cached.get()] == [1, 1]
+    clock.advance(7.9)
+    assert cached.get() == 1, "4 times the 2 s that it took"
+    clock.advance(0.2)
+    assert cached.get() == 2
+    cached.forget()
+    assert cached.get() == 3
+
+
+def asgi(application: Application, **scope: Any) -> list[dict[str, Any]]:
+    """The messages that the application sends for one request."""
+    sent: list[dict[str, Any]] = []
+    chunks = iter(scope.pop("chunks", [b""]))
+    scope = {"method": "GET", "path": "/", "query_string": b"", "headers": [], **scope}
+
+    async def receive() -> dict[str, Any]:
+        chunk = next(chunks)
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunk)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(application({"type": "http", **scope}, receive, send))
+    return sent
+
+
+def test_every_response_has_the_headers_that_keep_other_scripts_out() -> None:
+    start, _ = asgi(Application(lambda request: Response.text("ok")))
+    headers = dict(start["headers"])
+    policy = headers[b"content-security-policy"].decode()
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+    assert "require-trusted-types-for 'script'" in policy
+    assert headers[b"x-content-type-options"] == b"nosniff"
+    assert headers[b"cache-control"] == b"no-store"
+
+
+def test_a_failure_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: Request) -> Response:
+        raise RuntimeError("s3cret")
+
+    start, body = asgi(Application(fail))
+    assert start["status"] == 500
+    assert b"s3cret" not in body["body"]
+    assert "s3cret" in caplog.text
+
+
+def test_a_long_body_is_refused_before_it_is_read() -> None:
+    application = Application(lambda request: Response.text("ok"))
+    start, _ = asgi(application, method="POST", chunks=[b"x" * 9000] * 5)
+    assert start["status"] == 413
+
+
+def test_a_head_request_has_no_body() -> None:
+    start, body = asgi(Application(lambda request: Response.text("ok")), method="HEAD")
+    assert (start["status"], body["body"]) == (200, b"")
+    assert dict(start["headers"])[b"content-length"] == b"3"
