@@ -190,7 +190,11 @@ def test_the_session_about_operations_goes_as_printed(example: Path) -> None:
 
 def test_every_worker_that_is_started_as_documented_logs_skips() -> None:
     pages = [ROOT / "README.md", ROOT / "example_project/app.py"]
-    pages += [*(ROOT / "docs").rglob("*.md"), ROOT / "example_project/README.md"]
+    pages += [
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        ROOT / "example_project/README.md",
+    ]
     found = [
         command
         for page in pages

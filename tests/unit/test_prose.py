@@ -36,6 +36,7 @@ def found_in(text: str) -> list[str]:
 def files() -> list[str]:
     package = _ROOT / "celery_singleton_lock"
     paths = [*package.rglob("*.py"), *package.rglob("*.lua"), *(_ROOT / "docs").rglob("*.md")]
+    paths += [path for path in (_ROOT / "examples").rglob("*") if path.suffix in (".md", ".py")]
     return sorted(str(path.relative_to(_ROOT)) for path in [*paths, _ROOT / "README.md"])
 
 

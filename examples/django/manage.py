@@ -1,0 +1,10 @@
+"""Django's command line: ``python manage.py migrate``."""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
+if __name__ == "__main__":
+    execute_from_command_line(sys.argv)

@@ -1,0 +1,10 @@
+"""The Celery app: ``celery -A shop worker``. Its settings are Django's, with the prefix CELERY_."""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()

@@ -1,0 +1,58 @@
+"""The web application: ``uvicorn web:web``."""
+
+from celery.result import AsyncResult
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from tasks import FOLDER, app, build
+
+from celery_singleton_lock import (
+    CallOptions,
+    LeaseLost,
+    LockConflict,
+    StoreUnavailable,
+    aclaim_and_send,
+    hold,
+    is_skipped,
+)
+
+web = FastAPI(title="Reports")
+
+
+@web.post("/customers/{customer_id}/report", status_code=202)
+async def order(customer_id: int) -> dict[str, str]:
+    """Order a report. While it is being built, other orders get the same task."""
+    once = CallOptions(unique="until_done")
+    result = await aclaim_and_send(app, build.name, [customer_id], singleton=once)
+    return {"task": result.id}
+
+
+@web.get("/tasks/{task_id}")
+def state(task_id: str) -> dict[str, str | None]:
+    """The state of an order. A plain function: results are read on a thread."""
+    result = AsyncResult(task_id, app=app)
+    if not result.successful() or is_skipped(result):
+        return {"state": "SKIPPED" if result.successful() else result.state, "file": None}
+    return {"state": result.state, "file": result.get()}
+
+
+@web.delete("/customers/{customer_id}")
+async def forget(customer_id: int, wait: float = 0) -> dict[str, bool]:
+    """Delete a customer's report, never while it is being built."""
+    async with hold(f"customer:{customer_id}", scope="customers", wait=wait, app=app):
+        report = FOLDER / f"{customer_id}.txt"
+        existed = report.exists()
+        report.unlink(missing_ok=True)
+    return {"deleted": existed}
+
+
+@web.exception_handler(LockConflict)
+async def busy(request: Request, error: LockConflict) -> JSONResponse:
+    """Another request or a worker holds the customer's key."""
+    return JSONResponse({"detail": "busy", "holder": error.holder}, 409, {"Retry-After": "2"})
+
+
+@web.exception_handler(LeaseLost)
+@web.exception_handler(StoreUnavailable)
+async def unavailable(request: Request, error: Exception) -> JSONResponse:
+    """Redis does not answer, or the lease is lost."""
+    return JSONResponse({"detail": "try again later"}, 503, {"Retry-After": "2"})
