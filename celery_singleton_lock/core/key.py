@@ -57,6 +57,8 @@ _MAX_RENDERED_CHARS: Final = 160
 # A task's name and a scope of 200 characters each, one of which may become twelve when quoted, and
 # a rendered key, one character of which may become three.
 _MAX_CLAIM_CHARS: Final = 2 * 12 * 200 + 3 * _MAX_RENDERED_CHARS + len("00000}:claim|%period|:")
+# The parameters of a wrapper that passes its arguments on: ``*args, **kwargs``.
+_OPEN: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 # Ends the task's name in the claim of a period.
 _PERIOD: Final = "%period|"
 # Quoted in keys: white space ends a word in a shell and a field in a log line; '#' separates a key
@@ -301,6 +303,33 @@ def _binder(signature: inspect.Signature) -> Callable[..., dict[str, Any]]:
     return bind
 
 
+def signature_of(body: Callable[..., Any], *, is_bound: bool = False) -> inspect.Signature:
+    """The signature of the calls of a task's ``body``, which decorators may have wrapped.
+
+    A wrapper with ``*args`` and ``**kwargs`` passes its arguments on, so the signature is that of
+    the function which functools.wraps has recorded. A wrapper that declares all its parameters may
+    call that function with others (a database session, for example): calls fit the wrapper.
+
+    Args:
+        body: A function or a bound method.
+        is_bound: Whether callers do not give the first argument, the task.
+    """
+    found = inspect.unwrap(body, stop=lambda step: inspect.ismethod(step) or not _is_open(step))
+    if inspect.ismethod(found):
+        return signature_of(found.__func__, is_bound=True)
+    signature = inspect.signature(found, follow_wrapped=False)
+    parameters = list(signature.parameters.values())
+    if is_bound and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        return signature.replace(parameters=parameters[1:])
+    return signature
+
+
+def _is_open(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` takes both ``*args`` and ``**kwargs``."""
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    return {parameter.kind for parameter in parameters} >= _OPEN
+
+
 class KeyMaker:
     """Computes the rest of a lock key from the arguments of a call.
 
@@ -438,8 +467,17 @@ def _call(
 
 
 def _check_name(name: str, signature: inspect.Signature, where: str) -> None:
-    kinds = signature.parameters.values()
-    if name in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in kinds):
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if name in signature.parameters:
+        return
+    if kinds >= _OPEN:
+        # A positional argument has no name there: calls with different ones would share a key.
+        raise ValueError(
+            f"{where} names {name!r}, which the task does not declare, and an argument in *args "
+            "has no name: declare the parameter. If the task is a decorator's wrapper, put "
+            "functools.wraps(function) on it"
+        )
+    if inspect.Parameter.VAR_KEYWORD in kinds:
         return
     known = ", ".join(signature.parameters) or "none"
     raise ValueError(f"{where} names {name!r}, which is no argument of the task (it has: {known})")

@@ -19,7 +19,7 @@ from celery.app.task import Task as BaseTask
 from kombu.utils.json import dumps as kombu_dumps
 
 from ..celery_compat import dump_models, hide_setting
-from ..core.key import KeyMaker
+from ..core.key import KeyMaker, signature_of
 from ..policy import OPTIONS, CallOptions, Policy, check_call, merge
 from ..publish.values import as_sent as see_as_sent
 
@@ -207,7 +207,7 @@ class SingletonTask(_Base[P, R]):
     @cached_property
     def singleton_key_maker(self) -> KeyMaker:
         """The object that computes this task's keys."""
-        return KeyMaker(self._policy.key, inspect.signature(self.run), kombu_dumps)
+        return KeyMaker(self._policy.key, signature_of(self.run), kombu_dumps)
 
     def _runtime(self) -> Runtime:
         from ..runtime import Runtime
@@ -319,12 +319,8 @@ def validate(
     """
     where = f"@singleton_task on {name}"
     merged = merge(Policy(), policy, where=where)
-    signature = inspect.signature(body)
-    if is_bound:
-        parameters = list(signature.parameters.values())[1:]
-        signature = signature.replace(parameters=parameters)
     try:
-        KeyMaker(merged.key, signature, json.dumps)
+        KeyMaker(merged.key, signature_of(body, is_bound=is_bound), json.dumps)
     except (TypeError, ValueError) as exc:
         raise type(exc)(f"{where}: {exc}") from None
 

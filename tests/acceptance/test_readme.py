@@ -86,6 +86,19 @@ def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: st
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_the_session_about_a_skipped_call_in_a_chain_goes_as_printed(
+    example: Path, redis_url: str, worker: Callable[..., CeleryWorker]
+) -> None:
+    page = (ROOT / "docs/reference/options.md").read_text()
+    page = re.sub(r"redis://localhost:6379/\d", redis_url, page)
+    (example / "chained.py").write_text(block_with(page, "# chained.py"))
+    worker("chained")
+    (example / "session.txt").write_text(block_with(page, ">>> from chained"))
+    done = run("-m", "doctest", "-o", "ELLIPSIS", "session.txt", folder=example)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_session_about_the_newest_call_goes_as_printed(
     example: Path, redis_url: str, worker: Callable[..., CeleryWorker]
 ) -> None:

@@ -32,6 +32,7 @@ def sync(account_id: Any, options: Any = None, *, deep: bool = False) -> None: .
 
 
 def anything(*args: Any, **kwargs: Any) -> None: ...
+def by_name(**kwargs: Any) -> None: ...
 
 
 def maker(spec: Any = None, function: Callable[..., Any] = sync) -> KeyMaker:
@@ -215,14 +216,20 @@ def test_a_broken_template_is_refused_where_it_is_written(template: str) -> None
 
 
 def test_an_argument_of_a_var_keyword_may_be_named() -> None:
-    assert maker("x:{tenant}", anything)((), {"tenant": 3}) == "x:3"
+    assert maker("x:{tenant}", by_name)((), {"tenant": 3}) == "x:3"
+
+
+@pytest.mark.parametrize("spec", ["x:{tenant}", ("tenant",)])
+def test_a_name_that_a_positional_argument_would_not_have_is_refused(spec: Any) -> None:
+    with pytest.raises(ValueError, match=r"names 'tenant', which .*functools\.wraps"):
+        maker(spec, anything)
 
 
 def test_a_template_that_cannot_be_rendered_says_why() -> None:
     with pytest.raises(LockKeyError, match="AttributeError"):
         rest("{account_id.nothing}", 1)
     with pytest.raises(LockKeyError, match="KeyError"):
-        maker("x:{tenant}", anything)((), {})
+        maker("x:{tenant}", by_name)((), {})
 
 
 @given(one=st.tuples(st.text(), st.text()), other=st.tuples(st.text(), st.text()))
