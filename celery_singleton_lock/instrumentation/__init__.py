@@ -9,6 +9,7 @@ from ..core.events import EventName
 from .log import is_logged, log_event
 from .signals import (
     SIGNALS,
+    add_sink,
     lease_acquired,
     lease_conflict,
     lease_lost,
@@ -17,7 +18,7 @@ from .signals import (
 )
 from .worker_events import Monitor
 
-__all__ = ["Monitor", "is_observed", "log_event", "send_signal"]
+__all__ = ["Monitor", "add_sink", "is_observed", "log_event", "send_signal"]
 __all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
 
 

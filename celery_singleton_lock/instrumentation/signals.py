@@ -7,7 +7,8 @@ task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from celery.utils.dispatch import Signal
 
@@ -30,3 +31,14 @@ SIGNALS: Final = dict.fromkeys(EventName, Signal()) | {
 def send_signal(event: Event) -> None:
     """Send the signal of an event. Celery logs exceptions of receivers and ignores them."""
     SIGNALS[event.name].send(sender=event.task, event=event)
+
+
+def add_sink(sink: Callable[[Event], None]) -> None:
+    """Call ``sink`` with each event of this process, and of the processes that it forks."""
+
+    def receive(event: Event, **_: Any) -> None:
+        sink(event)
+
+    # Several events may share a signal, which no receiver can be connected to from outside.
+    for signal in {id(signal): signal for signal in SIGNALS.values()}.values():
+        signal.connect(receive, weak=False)

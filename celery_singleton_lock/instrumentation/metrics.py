@@ -1,0 +1,34 @@
+"""What the metrics of all systems count: their names, without prefix and unit, and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ..core.events import EventName
+
+#: For each event its counter: the name, the description, and the fields of the event's data that
+#: become labels beside ``task``.
+COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
+    EventName.ACQUIRED: ("acquisitions", "Leases acquired.", ()),
+    EventName.RELEASED: ("releases", "Leases released by their holders.", ()),
+    EventName.CONFLICT: ("conflicts", "Calls that met another holder.", ("outcome",)),
+    EventName.DUPLICATE: ("duplicates", "Calls of unique tasks not published.", ("outcome",)),
+    EventName.CANCELLED: ("cancellations", "Calls cancelled by a newer call.", ()),
+    EventName.LEASE_LOST: ("losses", "Leases lost before their body ended.", ("reason",)),
+    EventName.RELEASE_FAILED: ("release_failures", "Releases without a definite reply.", ()),
+    EventName.FREED: ("freed", "Leases of dead processes freed by other processes.", ()),
+    EventName.PUT_BACK: ("put_backs", "Messages published again, to run later.", ("reason",)),
+    EventName.DROPPED: ("drops", "Copies of messages dropped.", ("reason",)),
+    EventName.STORE_UNREACHABLE: ("store_failures", "Requests that the store did not answer.", ()),
+    EventName.LEADING: ("elections_won", "Elections that a Beat process won.", ()),
+    EventName.STANDING_BY: ("elections_lost", "Elections that a Beat process lost.", ()),
+    EventName.RESIGNED: ("resignations", "Beat leaders that resigned.", ()),
+}
+#: For each event its histogram: the name, the description, and the field of its data, in seconds.
+HISTOGRAMS: Final[Mapping[EventName, tuple[str, str, str]]] = {
+    EventName.ACQUIRED: ("wait", "Time that an acquired lease was waited for.", "waited"),
+    EventName.RELEASED: ("hold", "Time for which a released lease was held.", "held"),
+}
+# From a skip's neighbour to a nightly job.
+BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
