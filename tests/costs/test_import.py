@@ -56,6 +56,18 @@ def test_who_declares_a_task_imports_neither_what_runs_it_nor_a_client() -> None
     }
 
 
+def test_a_worker_imports_no_part_that_is_optional_and_unused() -> None:
+    command = f"""
+    import {PACKAGE}.worker.bootstep
+    import {PACKAGE}.worker.request
+    import {PACKAGE}.instrumentation
+    """
+    found = modules(DECLARE, textwrap.dedent(command))
+    assert f"{PACKAGE}.instrumentation" in found
+    optional = ("opentelemetry", "prometheus_client", "rich", "uvicorn", "kazoo", "requests")
+    assert not [name for name in found if any(part in name.split(".") for part in optional)]
+
+
 def test_the_command_celery_imports_no_more_than_the_names_of_ours() -> None:
     """Every worker where the package is installed, singleton tasks or not, is started by it."""
     command = """
