@@ -8,6 +8,7 @@ fails it in continuous integration (CI=true).
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import cycle
@@ -42,6 +43,10 @@ from tests.harness.zookeeper import ZooKeeperEnsemble, find_zookeeper
 # No example is a failure because the machine was busy with something else.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
+
+# A shell that runs the tests in the background has SIGINT ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def missing(what: str) -> NoReturn:
