@@ -89,6 +89,8 @@ class Settings:
         beat_ttl: Seconds for which a dead leader blocks the others: long enough for a leader whose
             host stalls for seconds, short enough for entries that are due meanwhile.
         beat_poll: Seconds between two tries of a standby candidate.
+        bridge: Whether the keys of the package that this one replaces are honoured too. None: by
+            the bases of ``migration``, and not by the RedBeat scheduler.
         visibility_timeout: Seconds after which the broker delivers an unacknowledged message
             again; None for brokers that wait for the connection to end.
     """
@@ -125,6 +127,7 @@ class Settings:
     # A try of a standby candidate is one script that changes nothing. More than 20 per second have
     # no use.
     beat_poll: float = option(1.0, at_least, 0.05, " between two tries of a standby")
+    bridge: bool | None = option(None, flag)
 
     @property
     def safe_url(self) -> str:
@@ -197,8 +200,9 @@ def _refuse_unknown(conf: Any) -> None:
         key, name = match[0], match[1].lower()
         if name == _CELERY_SINGLETONS:
             _warn_once(
-                f"{key!r} is a setting of the celery-singleton package and has no effect on "
-                "celery-singleton-lock: leases are renewed while their task runs. "
+                f"{key!r} is a setting of the celery-singleton package. Only tasks with "
+                "base=celery_singleton_lock.migration.Singleton read it. It has no effect on other "
+                "tasks of celery-singleton-lock: leases are renewed while their task runs. "
                 "singleton_lock_ttl is how long a dead holder's lease blocks its key, and "
                 "singleton_lock_unique_for how long a queued message keeps equal calls from being "
                 "published"

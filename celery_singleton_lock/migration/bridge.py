@@ -1,0 +1,271 @@
+"""The part that the drop-in bases share: calls that are claimed in the old package's key.
+
+Overview
+    The old packages claim a call when it is published: they set a key in Redis, and delete it when
+    the task has ended. They have no lock around the body. A bridge does both: it claims in the old
+    key, and its body runs under a lease of this library.
+
+    With ``singleton_lock_bridge = False`` a call is claimed by this library's ``unique``, and the
+    old key is only freed. This is for the release after the last old process has stopped.
+
+Guarantees
+    An equal call is not published while another one is queued or runs, whichever of the two
+    packages published it, and whichever runs it. Two bodies in workers with a bridge never overlap.
+    A body that meets the lease of another is put back; its call is never skipped.
+
+Non-guarantees
+    Everything that only the old key ensures ends when the old key expires: a body in an old worker
+    may then overlap with one here, as with the old package alone. A task whose process is killed
+    leaves the old key until it expires, also as with the old package alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import getattr_static
+from typing import Any, Final, NamedTuple
+
+from celery import Celery
+from celery.app.task import Task as BaseTask
+from celery.utils import uuid
+from kombu.utils.encoding import bytes_to_str
+from redis import Redis
+from redis.exceptions import RedisError
+from redis.lock import Lock
+
+from ..errors import DuplicateTask, SettingsError
+from ..policy import ConflictAction, OnConflict, Policy, merge
+from ..publish.claim import continues
+from ..task.base import SingletonTask, validate
+
+logger = logging.getLogger("celery_singleton_lock")
+
+#: The end of a claim of which the old package has none: a lost message blocks its key this long.
+A_DAY: Final = 86400.0
+
+# Deletes a key if it has the given value.
+_FREE: Final = "return redis.call('get',KEYS[1])==ARGV[1] and redis.call('del',KEYS[1]) or 0"
+# Options that the old package's own options decide.
+_DECIDED: Final = frozenset(
+    ("key", "scope", "limit", "unique", "unique_for", "on_duplicate", "debounce", "debounce_max")
+)
+# A task that ends like this has no after_return, so its old key would stay until it expires.
+_NOT_FREED: Final = (ConflictAction.REVOKE, ConflictAction.CANCEL_RUNNING)
+_clients: Final[dict[str, Redis]] = {}
+
+
+class Existing(NamedTuple):
+    """The call that has the claim: its id (or the old package's token), and its seconds left."""
+
+    task_id: str
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The old package's options of one call.
+
+    Attributes:
+        timeout: Seconds until the claim expires; None: never.
+        wait: Seconds for which a call waits for another one's claim; None: it does not wait.
+        answer: What a duplicate's caller gets; may raise.
+    """
+
+    timeout: float | None
+    wait: float | None = None
+    answer: Callable[[Existing], Any]
+
+
+class Bridge(SingletonTask[..., Any]):
+    """Base of the drop-in bases. A subclass says what the old package does."""
+
+    abstract = True
+    #: Whether the old key is freed when the task has ended.
+    frees_at_end = True
+    #: Whether the value of the old key is the id of the call that claimed it.
+    key_has_id = True
+
+    # --- what a subclass defines -----------------------------------------------------------------
+
+    @classmethod
+    def lock_options(cls) -> dict[str, Any]:
+        """This library's ``key`` and ``scope``; TypeError for options that can't be taken."""
+        raise NotImplementedError
+
+    def claim_options(self) -> dict[str, Any]:
+        """This library's ``unique`` and ``unique_for`` for the old options."""
+        raise NotImplementedError
+
+    def terms(self, options: dict[str, Any]) -> Terms:
+        """The terms of a call; takes the old package's own out of the call's ``options``."""
+        raise NotImplementedError
+
+    def old_key(self, args: Any, kwargs: Any) -> str:
+        """The old package's key."""
+        raise NotImplementedError
+
+    def old_client(self) -> Redis:
+        """A client of the server that has the old package's keys."""
+        raise NotImplementedError
+
+    # --- what all have ---------------------------------------------------------------------------
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Called by Celery when the class has its app: refuse options that can't be taken."""
+        super().on_bound(app)
+        if cls.run is BaseTask.run:
+            return
+        name = str(cls.name)
+        _refuse_decided(cls.singleton, f"{name}: singleton")
+        validate(cls.lock_options(), name, cls.run, is_bound=_is_bound(cls))
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        """As the old package's: claim and publish, or answer with the call that has the claim."""
+        terms = self.terms(options)
+        _refuse_decided(options.get("singleton"), f"apply_async(singleton=...) of {self.name}")
+        mine = str(task_id) if task_id else uuid()
+        again = options.get("retries") or continues(self.app.current_worker_task, mine)
+        if again or not self._bridges:
+            return self._publish_claimed(terms, args, kwargs, mine, *rest, **options)
+        key, client = self.old_key(args, kwargs), self.old_client()
+        try:
+            existing = claim(client, key, mine, terms.timeout, terms.wait)
+            # The client repeats a request without a reply: the first one may have set the key.
+            if existing is None or (existing.task_id == mine and not task_id):
+                return super().apply_async(args, kwargs, mine, *rest, **options)
+        except BaseException:
+            with suppress(RedisError):
+                client.eval(_FREE, 1, key, mine)
+            raise
+        return terms.answer(existing)
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Release the lease, then free the old key: the next call must not meet the lease."""
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+        if self.frees_at_end:
+            self.free_old_key(args, kwargs, task_id)
+
+    def free_old_key(self, args: Any, kwargs: Any, task_id: str) -> None:
+        """Free the claim of the call ``task_id``."""
+        try:
+            key, client = self.old_key(args, kwargs), self.old_client()
+            if self.key_has_id:
+                client.eval(_FREE, 1, key, task_id)
+            else:
+                client.delete(key)
+        except RedisError as exc:
+            logger.warning(
+                "singleton: the old key of %s[%s] stays until it expires: %s",
+                *(self.name, task_id, exc),
+            )
+
+    def _publish_claimed(self, terms: Terms, *args: Any, **options: Any) -> Any:
+        """Publish with this library's claim, or a message that continues a claimed one."""
+        policy = self._policy
+        if policy.unique and terms.timeout not in (None, policy.unique_for):
+            given = options.get("singleton") or {}
+            options["singleton"] = {**given, "unique_for": terms.timeout}
+        try:
+            return super().apply_async(*args, **options)
+        except DuplicateTask as exc:
+            existing = Existing(exc.task_id, exc.remaining)
+        return terms.answer(existing)
+
+    @cached_property
+    def _bridges(self) -> bool:
+        return self._runtime().settings.bridge is not False
+
+    @cached_property
+    def _policy(self) -> Policy:
+        self.old_client()  # a wrong setting stops the worker, not its first task
+        options = {**self.lock_options(), "on_conflict": OnConflict.retry(max_wait=None)}
+        if self._bridges:
+            options["unique"] = None
+        else:
+            options |= {"on_duplicate": "raise", **self.claim_options()}
+        where = f"the task {self.name}"
+        policy = merge(self._runtime().settings.policy, options, where=where)
+        policy = merge(policy, self.singleton or {}, where=where)
+        if policy.on_conflict.action in _NOT_FREED:
+            raise ValueError(
+                f'{where}: on_conflict="{policy.on_conflict.action}" would leave the old key of '
+                'the call until it expires. Use "retry", "wait", "skip" or "raise"'
+            )
+        return policy
+
+
+def claim(
+    client: Redis, key: str, task_id: str, timeout: float | None, wait: float | None
+) -> Existing | None:
+    """Claim ``key`` as redis-py's Lock and the old packages do; else the call that has it."""
+    while True:
+        waits: dict[str, Any] = {"blocking": wait is not None, "blocking_timeout": wait}
+        if Lock(client, key, timeout=timeout, thread_local=False, **waits).acquire(token=task_id):
+            return None
+        holder: Any = client.get(key)
+        left: Any = client.pttl(key)
+        if holder is not None:
+            return Existing(bytes_to_str(holder), max(left, 0) / 1000)
+
+
+def client_of(url: Any, where: str, **options: Any) -> Redis:
+    """The client of this process for ``url``.
+
+    Raises:
+        SettingsError: It is no URL of a Redis server.
+    """
+    try:
+        name = f"{url} {options!r}"
+        if name not in _clients:
+            _clients[name] = Redis.from_url(url, **options)
+        return _clients[name]
+    except (AttributeError, ValueError) as exc:
+        # The value is not shown, because it may contain a password.
+        raise SettingsError(
+            f"{where} names no Redis server, which has the keys of the old package: give a URL "
+            "such as redis://localhost:6379/0"
+        ) from exc
+
+
+def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, str], where: str) -> None:
+    """Refuse options that can't be taken.
+
+    Args:
+        given: The old package's options.
+        known: All its options; the value is empty, or says why one can't be taken.
+        where: Their name in errors.
+
+    Raises:
+        TypeError: There is one.
+    """
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{where}: unknown option {name!r} (known: {', '.join(known)})")
+        if known[name]:
+            raise TypeError(f"{where}: {name!r} can't be taken: {known[name]}")
+
+
+def _refuse_decided(given: Any, where: str) -> None:
+    for name in sorted(_DECIDED.intersection(given or ())):
+        raise TypeError(
+            f"{where}: the old package's options decide {name!r}. Keep them as they are, or make "
+            "the task a @singleton_task, which takes this library's options only"
+        )
+
+
+def _is_bound(cls: Any) -> bool:
+    return not isinstance(getattr_static(cls, "run"), staticmethod)
