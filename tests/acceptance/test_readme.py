@@ -11,21 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.pages import block_with, blocks, run
+from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-
-
-def blocks(text: str, language: str = "python") -> list[str]:
-    """The fenced blocks of one language."""
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    return [block for of_language, block in fences if of_language == language]
-
-
-def block_with(text: str, start: str) -> str:
-    (found,) = [block for block in blocks(text) if start in block]
-    return found
 
 
 @pytest.fixture
@@ -41,19 +31,6 @@ def example(tmp_path: Path, redis_url: str) -> Path:
 @pytest.fixture
 def environment(example: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{example}{os.pathsep}{ROOT}"}
-
-
-def run(*arguments: str, folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        **options,
-    )
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The example of docs/reference/asyncio.md, in a real ASGI server."""
+"""The example of docs/how-to/fastapi.md, in a real ASGI server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from celery import Celery
 from celery_singleton_lock import hold
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import free_port
-from tests.acceptance.test_readme import README, ROOT, block_with
-from tests.harness.processes import Process
+from tests.acceptance.test_readme import README
+from tests.harness.pages import block_with
+from tests.harness.processes import ROOT, Process
 from tests.integration.stage import PATIENCE, wait_until
 
 Post = Callable[[str], tuple[int, Any, "http.client.HTTPMessage"]]
@@ -31,7 +32,7 @@ def example(tmp_path: Path, redis_url: str) -> Path:
     """A folder with the README's tasks.py and the page's web.py, on this test's server."""
     tasks = re.sub(r"redis://localhost:6379/\d", redis_url, block_with(README, "# tasks.py"))
     (tmp_path / "tasks.py").write_text(tasks)
-    page = (ROOT / "docs/reference/asyncio.md").read_text()
+    page = (ROOT / "docs/how-to/fastapi.md").read_text()
     (tmp_path / "web.py").write_text(block_with(page, "# web.py"))
     return tmp_path
 
