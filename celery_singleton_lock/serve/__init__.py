@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import uvicorn
 from celery import Celery
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from ..errors import SettingsError
 from ..instrumentation.prometheus import PrometheusMetrics
@@ -46,6 +46,7 @@ def serve(app: Celery, options: Options, report: Callable[[str], None]) -> None:
     Raises:
         SettingsError: The address can't be used, or the app's settings are wrong.
     """
+    disable_created_metrics()  # Prometheus' text format has no use for them
     listening = _listen(options)
     site = open_site(app, options)
     host, port = listening.getsockname()[:2]

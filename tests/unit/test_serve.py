@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from prometheus_client import CollectorRegistry
 
 from celery_singleton_lock import SettingsError, hold
 from celery_singleton_lock.core.events import Event, EventName
-from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.store import Acquire
+from celery_singleton_lock.doctor.context import warning
+from celery_singleton_lock.inspection import HeldKey
+from celery_singleton_lock.instrumentation.metrics import COUNTERS
 from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.serve import Options, read_token
@@ -25,9 +30,10 @@ from celery_singleton_lock.serve.access import Access
 from celery_singleton_lock.serve.gauges import Gauges
 from celery_singleton_lock.serve.http import Application, Request, Response
 from celery_singleton_lock.serve.listener import Listener, event_of
-from celery_singleton_lock.serve.readings import Cached, Readings
+from celery_singleton_lock.serve.readings import Cached, Reading, Readings
 from celery_singleton_lock.serve.site import Site
 from celery_singleton_lock.testing import ManualClock
+from tests.harness.processes import ROOT
 
 TOKEN = "0123456789abcdef-secret"
 HOSTILE = "</script><img src=x onerror=alert(1)>\ud800"
@@ -311,10 +317,36 @@ def test_each_event_is_counted_once() -> None:
         )
     samples = [s for family in registry.collect() for s in family.samples]
     counted = [s for s in samples if s.name.endswith("_total")]
-    assert len(counted) == len(EventName)
+    assert len(counted) == len(COUNTERS)
     assert {(s.value, s.labels["task"]) for s in counted} == {(1.0, "t")}
     [held] = [s for s in samples if s.name == "celery_singleton_hold_seconds_sum"]
     assert held.value == 3
+
+
+def test_the_table_of_metrics_is_complete(server: Server) -> None:
+    page = (ROOT / "docs/reference/monitoring.md").read_text()
+    rows = re.findall(r"^\| `(celery_singleton_\w+)` \| (\w+) \| ([^|]*)\|", page, re.MULTILINE)
+    documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert len(documented) == len(rows)
+    data = {"outcome": "o", "reason": "r", "held": 3, "waited": 2}
+    for name in EventName:
+        server.listener._take({"type": f"singleton-{name}", "name": "t", "key": "k", **data})
+    server.readings.findings = (warning("eviction", "volatile-lru"),)
+    holder = Holder(task="t", since=1.0)
+    record = Record(key="k", kind=Kind.LEASE, token="t", fence=1, holder=holder, ttl=1.0)
+    awaited = HeldKey.of(record)
+    keys = (replace(awaited, waiting=1),)
+    server.readings.keys = Cached(
+        lambda: Reading(datetime.now(UTC), keys), server.readings.clock, 60.0
+    )
+    found = {
+        f"{family.name}_total" if family.type == "counter" else family.name: (
+            family.type,
+            {name for sample in family.samples for name in sample.labels} - {"le"},
+        )
+        for family in server.registry.collect()
+    }
+    assert found == documented
 
 
 def test_a_slow_reading_is_used_longer() -> None:
