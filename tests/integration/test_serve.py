@@ -1,0 +1,189 @@
+"""`celery singleton serve` as a process: scraped by a real Prometheus, and through outages."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import hold
+from example_project.private_server import PrivateServer, free_port
+from tests.conftest import missing
+from tests.harness.deliveries import wait_until
+from tests.harness.processes import ROOT, Process
+from tests.harness.serve import ServeProcess
+
+pytestmark = pytest.mark.slow
+
+POOLS = "tests.apps.pools"
+
+LoadApp = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def serve(environment: dict[str, str], _processes: list[Process]) -> Callable[..., ServeProcess]:
+    """``serve("--token-file", "...")``: listening when this returns."""
+
+    def start(*args: str) -> ServeProcess:
+        process = ServeProcess(POOLS, env=environment, args=args).start()
+        _processes.append(process)
+        return process.wait_until_ready()
+
+    return start
+
+
+class Prometheus(Process):
+    """A Prometheus that scrapes ``address`` every second, with the alerts of contrib/."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(ROOT / "contrib/prometheus-alerts.yml")],
+            "scrape_configs": [{"job_name": "ours", "static_configs": [{"targets": [address]}]}],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        self._port = free_port()
+        options = [f"--web.listen-address=127.0.0.1:{self._port}"]
+        options += [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+        super().__init__(["prometheus", *options], name="prometheus")
+
+    def ask(self, path: str, **query: str) -> Any:
+        url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return json.load(answer)["data"]
+        except OSError:
+            return {}  # it is still starting
+
+    def values(self, expression: str) -> list[float]:
+        found = self.ask("query", query=expression).get("result", [])
+        return [float(one["value"][1]) for one in found]
+
+    def firing(self) -> set[str]:
+        return {one["labels"]["alertname"] for one in self.ask("alerts").get("alerts", [])}
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path, _processes: list[Process]) -> Callable[..., Prometheus]:
+    if shutil.which("prometheus") is None:
+        missing("prometheus is not installed. Debian: apt-get install prometheus")
+
+    def start(server: ServeProcess) -> Prometheus:
+        process = Prometheus(server.url.removeprefix("http://").rstrip("/"), tmp_path)
+        _processes.append(process)
+        process.start()
+        return process
+
+    return start
+
+
+def test_a_real_prometheus_scrapes_it_and_evaluates_the_alerts(
+    environment: dict[str, str],
+    private_redis: PrivateServer,
+    serve: Callable[..., ServeProcess],
+    prometheus: Callable[..., Prometheus],
+    load_app: LoadApp,
+) -> None:
+    environment["LOCK_URL"] = private_redis.url()
+    app, server = load_app(POOLS).app, serve()
+    process = prometheus(server)
+    with hold("k", scope="s", ttl=60, app=app):
+        running = 'celery_singleton_keys{state="running"}'
+        wait_until(lambda: process.values(running) == [1], "the key is scraped")
+    wait_until(lambda: process.values(running) == [], "the release is scraped")
+    [target] = process.ask("targets")["activeTargets"]
+    assert (target["health"], target["lastError"]) == ("up", "")
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=server.get("metrics")[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    assert process.firing() == set()
+    private_redis.kill()
+    wait_until(lambda: "CeleryLockStoreUnreachable" in process.firing(), "the alert is pending")
+
+
+def test_health_and_metrics_show_which_of_store_and_broker_is_away_until_it_is_back(
+    environment: dict[str, str],
+    private_redis: PrivateServer,
+    redis_url: str,
+    serve: Callable[..., ServeProcess],
+) -> None:
+    def health() -> tuple[int, dict[str, str]]:
+        status, body = server.get("healthz")
+        return status, json.loads(body)
+
+    def of(status: int, **parts: bool) -> bool:
+        found, report = health()
+        return found == status and {n: text == "ok" for n, text in report.items()} == parts
+
+    environment.update(BROKER_URL=private_redis.url(), LOCK_URL=redis_url)
+    server = serve()
+    wait_until(lambda: of(200, store=True, broker=True), "both are there")
+    private_redis.kill()
+    wait_until(lambda: of(503, store=True, broker=False), "the broker is away")
+    assert (server.sample("store_up"), server.sample("events_up")) == (1, 0)
+    assert server.state()["broker"]["error"]
+    private_redis.start()
+    wait_until(lambda: of(200, store=True, broker=True), "the broker is back")
+    assert server.sample("events_up") == 1
+    server.end()
+
+    environment.update(BROKER_URL=redis_url, LOCK_URL=private_redis.url())
+    server = serve()
+    wait_until(lambda: of(200, store=True, broker=True), "both are there")
+    private_redis.kill()
+    wait_until(lambda: of(503, store=False, broker=True), "the store is away")
+    assert (server.sample("store_up"), server.sample("events_up")) == (0, 1)
+    assert server.get("")[0] == 200
+    assert server.state()["store"]["error"]
+    private_redis.start()
+    wait_until(lambda: of(200, store=True, broker=True), "the store is back")
+    assert server.sample("store_up") == 1
+
+
+def test_sigterm_ends_it_at_once(serve: Callable[..., ServeProcess]) -> None:
+    server = serve()
+    server.terminate()
+    server.wait(20)
+    assert "Traceback" not in server.log
+
+
+def test_a_bad_start_is_one_line_that_says_what_to_do(
+    environment: dict[str, str], serve: Callable[..., ServeProcess], tmp_path: Path
+) -> None:
+    taken = serve().url.rpartition(":")[2].rstrip("/")
+    (tmp_path / "token").write_text("short")
+    without = "import sys; sys.modules['prometheus_client'] = None; "
+    program = f"{without}sys.argv[0] = 'celery'; from celery.__main__ import main; main()"
+    for options, python, problem in (
+        (["--port", taken], ["-m", "celery"], f"port {taken}"),
+        (["--token-file", str(tmp_path / "none")], ["-m", "celery"], "can't be read"),
+        (["--token-file", str(tmp_path / "token")], ["-m", "celery"], "at least 16 characters"),
+        ([], ["-c", program], "pip install 'celery-singleton-lock[serve]'"),
+    ):
+        done = subprocess.run(
+            [sys.executable, *python, "-A", POOLS, "singleton", "serve", *options],
+            cwd=ROOT,
+            env={**environment, "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (1, ""), done
+        assert problem in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
