@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .task.hold import hold
     from .task.options import LockOptions, TaskOptions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["PER_TASK", "CallOptions", "OnConflict", "SingletonTask", "singleton_task"]
 __all__ += ["LockOptions", "TaskOptions"]

@@ -7,7 +7,10 @@ are deserialized as ``UnpickleableExceptionWrapper``.)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+#: The documentation site, with which texts for users begin their links.
+DOCS: Final = "https://celery-singleton-lock.readthedocs.io/en/stable/"
 
 
 class SingletonLockError(Exception):

@@ -12,7 +12,7 @@ from ..beat.election import check_leader_ttl
 from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.lease import Holder, Lease, Token
 from ..core.store import RENEWED, Acquire, Granted, Relation, Release
-from ..errors import SettingsError, StoreError, StoreUnavailable
+from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..runtime import IN_MEMORY, singleton_tasks
 from ..worker.bootstep import check_results, check_tasks, names_of
 from .context import Context, Findings, error, note, ok, warning
@@ -23,7 +23,8 @@ _ROUNDS: Final = 20
 _TTL: Final = 10.0
 # The number of foreign keys that are reported. More would repeat the same mistake.
 _SHOWN_KEYS: Final = 10
-_GRANT: Final = "grant what docs/reference/options.md lists for an ACL user"
+_RIGHTS_PAGE: Final = f"{DOCS}reference/options.html#rights"
+_GRANT: Final = f"grant what {_RIGHTS_PAGE} lists for an ACL user"
 # Faults of a Redis server: words of its error, the subject, the remedy.
 _FAULTS: Final = (
     (
@@ -111,7 +112,7 @@ def _check_waiting(context: Context) -> Findings:
             "when the key is released, but looks every half second"
         )
         rights = " ".join(f"+{name.lower()}" for name in missing)
-        yield note("waiting", text, f"grant {rights}, see docs/reference/options.md")
+        yield note("waiting", text, f"grant {rights}, see {_RIGHTS_PAGE}")
     else:
         yield ok("waiting", "a call that waits for a key is woken when the key is released")
 

@@ -18,7 +18,7 @@ from celery_singleton_lock import singleton_task
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.doctor.servers import is_slow
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import DOCS, StoreError
 from celery_singleton_lock.stores.redis.store import RedisStore
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
@@ -107,7 +107,7 @@ def test_missing_rights_are_an_error_that_says_where_they_are_listed(
     app.conf.singleton_lock_url = server.url().replace("redis://", "redis://few:pw@")
     (finding,) = found(app, "rights")
     assert finding.severity is Severity.ERROR
-    assert "docs/reference/options.md" in finding.remedy
+    assert f"{DOCS}reference/options.html#rights" in finding.remedy
 
 
 def test_a_store_that_is_away_is_an_error() -> None:
