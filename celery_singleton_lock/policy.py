@@ -283,7 +283,7 @@ _SKIP: Final = OnConflict(action=ConflictAction.SKIP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The complete options of one task. docs/reference/options.md documents each option.
+    """The complete options of one task. The documentation describes each.
 
     Attributes:
         on_conflict: The rule that applies, which ``unique="until_start"`` may replace.

@@ -19,6 +19,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 # The pages' sources are in the repository; a second copy in the site would not be read.
 html_copy_source = False
+html_show_copyright = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -117,9 +118,9 @@ def test_the_schedule_of_the_page_publishes_one_tick_while_it_is_queued_or_runni
     assert any("outcome=return_existing" in line for line in lines)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/testing.md"])
-def test_the_examples_of_users_tests_pass(example: Path, page: str) -> None:
-    found = [block for block in blocks((ROOT / page).read_text()) if "def test_" in block]
+def test_the_examples_of_users_tests_pass(example: Path) -> None:
+    page = (ROOT / "docs/how-to/testing.md").read_text()
+    found = [block for block in blocks(page) if "def test_" in block]
     for number, code in enumerate(found):
         (example / f"test_example_{number}.py").write_text(code)
     done = run("-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:xdist", ".", folder=example)
@@ -153,7 +154,7 @@ def held(example: Path) -> Iterator[None]:
 def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
     commands = [
         line.split()[1:]
-        for block in blocks(README, "")
+        for block in blocks((ROOT / "docs/reference/operations.md").read_text(), "")
         for line in block.splitlines()
         if line.startswith("celery -A tasks singleton")
     ]
@@ -198,6 +199,20 @@ def test_every_link_of_the_documentation_leads_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_link_into_the_site_leads_to_a_page() -> None:
+    """What the index and the installed package show can't be relative to a checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = re.escape(project["urls"]["Documentation"])
+    package = ROOT / "celery_singleton_lock"
+    texts = [README, *(path.read_text() for path in package.rglob("*.py"))]
+    found = {path for text in texts for path in re.findall(rf"{base}([\w/.-]*)", text)}
+    assert len(found) > 5
+    for path in found:
+        page = path.replace("_images", "images").replace(".html", ".md") or "index.md"
+        assert (ROOT / "docs" / page).is_file(), path
+    assert not re.findall(r"\]\((?!https:)[^)]*\)", README), "the index has no relative links"
 
 
 def test_the_first_screen_has_promise_limit_install_and_example() -> None:

@@ -26,8 +26,7 @@ Guarantees
 Non-guarantees
     Fencing tokens. Each node has its own counter, and a grant needs three of five nodes: the next
     grant may come from three others with lower counters. One number for all takes consensus. A
-    process that stalls between ``check()`` and its write is not detected; see
-    docs/reference/redlock.md.
+    process that stalls between ``check()`` and its write is not detected.
     Exclusion when a node forgets an acknowledged write. If a lease is on nodes 1, 2, 3 and node 3
     restarts empty, nodes 3, 4, 5 would grant the key again. So a server has no vote until it has
     been up for the ttl of the requested lease (``quarantine``; its uptime is read with INFO after
