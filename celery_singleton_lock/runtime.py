@@ -17,10 +17,11 @@ from .core.events import Events
 from .core.heartbeat import Heartbeat
 from .core.key import Keyspace
 from .core.locker import LeaseNotes, Locker
+from .core.outages import Outages
 from .core.process import identity_of_this_process
 from .core.store import Store
 from .errors import SettingsError
-from .instrumentation import Monitor, is_observed, log_event, send_signal
+from .instrumentation import is_observed, log_event, send_signal, send_worker_event
 from .settings import Settings, has_broker_in_memory, read_settings
 from .stores import open_store, shards_of
 
@@ -65,7 +66,7 @@ class Runtime:
     ) -> None:
         self.app = app
         self.clock = clock or SystemClock()
-        self.events = Events([log_event, send_signal, Monitor(app)], is_observed)
+        self.events = Events([send_worker_event, log_event, send_signal], is_observed)
         #: Claims without a message that could not be freed: the name of the task, by key.
         self.orphans: dict[str, str] = {}
         #: The results of eager calls, by the key of their period's claim.
@@ -84,6 +85,11 @@ class Runtime:
     @cached_property
     def settings(self) -> Settings:
         return read_settings(self.app)
+
+    @cached_property
+    def outages(self) -> Outages:
+        """The outages of the store, as this process sees them."""
+        return Outages(self.events, self.clock)
 
     @cached_property
     def keyspace(self) -> Keyspace:
@@ -141,7 +147,8 @@ class Runtime:
         with self._guard:
             if self._locker is None:
                 store = self._given_store or self._first_store()
-                heartbeat = Heartbeat(store, self.clock, self.events)
+                self.outages.store = self.settings.safe_url
+                heartbeat = Heartbeat(store, self.clock, self.events, self.outages)
                 # The heartbeat's thread ends with the app, but not when the interpreter exits,
                 # because a body may still run.
                 weakref.finalize(self, heartbeat.close).atexit = False

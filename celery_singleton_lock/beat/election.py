@@ -234,8 +234,10 @@ class Election:
 
     def fail(self, error: Exception) -> None:
         """Log, once per outage, that nothing is sent until the store replies."""
-        about = "no ticks until it answers"
-        self._log(EventName.STORE_UNREACHABLE, self._holder, about=about, error=str(error))
+        outages, action = self._locker.heartbeat.outages, "no-ticks"
+        if outages.is_news(self.key):
+            data = {"store": outages.store, "error": str(error), "action": action}
+            self._emit(EventName.STORE_UNREACHABLE, self._holder, **data)
 
     def _request(self) -> Acquire:
         if self._token is None:
@@ -256,10 +258,7 @@ class Election:
             ttl=_LAST_RUN_TTL,
         )
         self._unsure[entry].add(new)  # until a reply shows the stored text
-        reply = self._ask(self._locker.store.authorize_tick, tick)
-        if self._logged[0] == EventName.STORE_UNREACHABLE:
-            self._log_leading(lease)
-        return reply
+        return self._ask(self._locker.store.authorize_tick, tick)
 
     def _read(self, entries: list[str]) -> list[str | None]:
         keys = [Keyspace.last_run(self.key, entry) for entry in entries]
@@ -269,14 +268,16 @@ class Election:
         timeout = timeout_for(self.ttl)
         try:
             try:
-                return operation(request, timeout=timeout)
+                reply = operation(request, timeout=timeout)
             except StoreUnavailable:
                 # A restart of the server breaks all idle connections. The second try opens a new
                 # one.
-                return operation(request, timeout=timeout)
+                reply = operation(request, timeout=timeout)
         except StoreError as exc:
             self.fail(exc)
             raise
+        self._locker.heartbeat.outages.end(self.key)
+        return reply
 
     def _log_leading(self, lease: Lease) -> None:
         self._log(EventName.LEADING, lease.holder, fence=lease.fence_number, ttl=lease.ttl)
@@ -287,6 +288,9 @@ class Election:
         if news == self._logged:
             return
         self._logged = news
+        self._emit(name, holder, **data)
+
+    def _emit(self, name: EventName, holder: Holder, **data: object) -> None:
         task, task_id = self._holder.task, self._holder.task_id
         event = Event(name=name, key=self.key, task=task, task_id=task_id, holder=holder, data=data)
         self._events.emit(event)

@@ -14,17 +14,23 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class EventName(StrEnum):
+    """The events; docs/events.md describes their data."""
+
     ACQUIRED = "acquired"
+    # The four ends of a lease.
+    RELEASED = "released"
+    LEASE_LOST = "lease-lost"
+    RELEASE_FAILED = "release-failed"
+    FREED = "freed"  # the lease of a dead process, by its worker or another process of its host
+    # Events of a call or a delivery.
     CONFLICT = "conflict"
     DUPLICATE = "duplicate"
     CANCELLED = "cancelled"
-    LEASE_LOST = "lease-lost"
-    RELEASED = "released"
-    RELEASE_FAILED = "release-failed"
-    FREED = "freed"  # the lease of a dead process, by another process of its host
     PUT_BACK = "put-back"
     DROPPED = "dropped"
+    # Events of the store, as this process sees it.
     STORE_UNREACHABLE = "store-unreachable"
+    STORE_BACK = "store-back"
     # Events of the beat election; `holder` is the leader.
     LEADING = "leading"
     STANDING_BY = "standing-by"
@@ -40,6 +46,8 @@ class Event:
         key: The lock key.
         task: The task's name; empty for a ``hold()``.
         task_id: The task's id, or the id of the ``hold()``.
+        lease: The grant that the event is about; empty if it is about none. The events of the grant
+            and of its end have the same text.
         holder: The holder of the key: this task, or on a conflict the other holder.
         data: Further details: seconds, numbers and words, never task arguments.
     """
@@ -48,6 +56,7 @@ class Event:
     key: str
     task: str = ""
     task_id: str = ""
+    lease: str = ""
     holder: Holder = field(default_factory=Holder)
     data: Mapping[str, Any] = field(default_factory=dict)
 
@@ -74,11 +83,23 @@ class Events:
         self.observes = observes
 
     def emit_for(self, lease: Lease, name: EventName, **data: Any) -> None:
-        """Emit an event of a lease."""
-        holder = lease.holder
-        task, task_id = holder.task, holder.task_id
+        """Emit the grant of a lease, or its end, unless the worker parent has reported the end."""
+        holder, shared = lease.holder, lease.shared
+        if shared is not None:
+            if name is EventName.ACQUIRED:
+                shared.announce(lease.acquired_at)
+            elif not shared.conclude():
+                return
         self.emit(
-            Event(name=name, key=lease.key, task=task, task_id=task_id, holder=holder, data=data)
+            Event(
+                name=name,
+                key=lease.key,
+                task=holder.task,
+                task_id=holder.task_id,
+                lease=lease.token.nonce,
+                holder=holder,
+                data=data,
+            )
         )
 
     def emit(self, event: Event) -> None:

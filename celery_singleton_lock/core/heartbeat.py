@@ -47,9 +47,10 @@ from typing import Any, Final
 from ..errors import StoreError
 from . import native
 from .clock import Clock
-from .events import EventName, Events
+from .events import Event, EventName, Events
 from .key import Keyspace
-from .lease import Lease, Loss, LossReason, reason_of_loss, trust_of
+from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
+from .outages import Outages
 from .store import Call, Renewal, Store
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -73,6 +74,8 @@ _VALID_UNTIL = attrgetter("valid_until")
 # pending reply, and the replies to two tries to resend the release.
 _WAITS: Final = 3
 
+_SILENT_PART: Final = "its part of the store doesn't answer"
+
 # Three renewals fit in a ttl: two may fail before the lease is at risk.
 _RENEWALS_PER_TTL: Final = 3
 # A reply that takes longer than ttl/6 leaves no time for another try; 2 s is long for any store.
@@ -92,11 +95,15 @@ _MIN_RETRY_PAUSE: Final = 0.01
 class Heartbeat:
     """Renews the leases of one process and declares losses."""
 
-    def __init__(self, store: Store, clock: Clock, events: Events) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, events: Events, outages: Outages | None = None
+    ) -> None:
         self._store = store
         self._trusted = store.capabilities.trusted
         self._clock = clock
         self._events = events
+        #: The outages of the store, which the locker notes too.
+        self.outages = outages or Outages(events, clock)
         # The leases that are renewed, each with the function that is called if it is lost.
         self._leases: dict[Lease, Callable[[Lease], None]] = {}
         # Asynchronous releases without a reply, each with the time at which to drain the store.
@@ -190,6 +197,10 @@ class Heartbeat:
     def confirmed(self, lease: Lease) -> None:
         """The asynchronous release was acknowledged, or a synchronous release replaces it."""
         self._let_go.pop(lease, None)
+
+    def find(self, token: Token) -> Lease | None:
+        """The lease with this token, if it is being renewed."""
+        return next((lease for lease in self._snapshot() if lease.token == token), None)
 
     def ask(self, lease: Lease) -> None:
         """Renew ``lease`` now, on the calling thread; declare it lost if the store lost it."""
@@ -298,9 +309,13 @@ class Heartbeat:
             try:
                 replies = self._store.renew(part, timeout=timeout)
                 others += self._note(zip(part, replies, strict=True), sent)
+                if self.outages.since:
+                    self._end_outages(zip(part, replies, strict=True))
             except Exception as exc:
                 if not isinstance(exc, StoreError):
                     logger.exception("the store raised an unexpected error; it is asked again")
+                else:
+                    self._begin_outage(part[0], str(exc))
                 now = self._clock.now()
                 for lease in batch[start:]:
                     _postpone(lease, str(exc), now)
@@ -346,6 +361,26 @@ class Heartbeat:
                 _plan(lease, due, now)
         return others
 
+    def _begin_outage(self, lease: Lease, error: str) -> None:
+        if self.outages.is_news(lease.key):
+            store, action = self.outages.store, "renewed-later"
+            event, holder = EventName.STORE_UNREACHABLE, lease.holder
+            self._events.emit(
+                Event(
+                    name=event,
+                    key=lease.key,
+                    task=holder.task,
+                    task_id=holder.task_id,
+                    holder=holder,
+                    data={"store": store, "error": error, "action": action},
+                )
+            )
+
+    def _end_outages(self, batch: Iterable[tuple[Lease, Renewal]]) -> None:
+        for lease, reply in batch:
+            if reply is not LossReason.UNREACHABLE:
+                self.outages.end(lease.key)
+
     def _patience(self, now: float, others: list[Lease] | None = None, waits: int = 1) -> float:
         """Seconds to wait for each of ``waits`` replies.
 
@@ -369,7 +404,8 @@ class Heartbeat:
         if reply is LossReason.DYING:
             self.discard(lease)
         elif reply is LossReason.UNREACHABLE:
-            _postpone(lease, "its part of the store doesn't answer", self._clock.now())
+            _postpone(lease, _SILENT_PART, self._clock.now())
+            self._begin_outage(lease, _SILENT_PART)
         else:
             self._lose(lease, *reason_of_loss(lease, reply is LossReason.REPLACED, note))
 

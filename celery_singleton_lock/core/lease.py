@@ -304,6 +304,12 @@ class SharedDeadline(Protocol):
     def parents(self) -> float:
         """The deadline of the parent's renewals; -inf if there are none, or after the end."""
 
+    def announce(self, acquired_at: float) -> None:
+        """Note that an event reports the grant, so that the parent reports the end if need be."""
+
+    def conclude(self) -> bool:
+        """Whether the holder reports the end of the lease; False: the parent has reported it."""
+
     def close(self) -> None:
         """End renewal by the parent. Called by the holder; idempotent.
 

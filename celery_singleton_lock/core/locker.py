@@ -71,6 +71,7 @@ from .store import Acquire, GrantedArguments, Refused, Relation, Release, Store,
 # for longer may be broken, and beside a longer body a round trip does not matter.
 _FRESH: Final = 1.0
 _FOREVER: Final = float("inf")
+_ACQUIRED, _RELEASED = EventName.ACQUIRED, EventName.RELEASED
 # Seconds. The heartbeat's thread may send this request too, and renewals wait for the reply then.
 _TRACE_TIMEOUT: Final = NOTES_TIMEOUT
 _POLL: Final = 0.05
@@ -112,6 +113,8 @@ class Locker:
         self.clock = clock
         self.heartbeat = heartbeat
         self._events = events
+        self._outages = heartbeat.outages
+        self._down = self._outages.since
         self._lease_notes = lease_notes
         self._trusted = store.capabilities.trusted
         self._releases_async = store.capabilities.releases_async
@@ -122,6 +125,7 @@ class Locker:
         *,
         max_hold: float | None = None,
         on_lost: Callable[[Lease], None] = lambda lease: None,
+        since: float | None = None,
     ) -> Lease | Refused:
         """Acquire once; a conflict is a value.
 
@@ -129,6 +133,7 @@ class Locker:
             request: The request.
             max_hold: Seconds after which renewal stops.
             on_lost: Called on the heartbeat's thread if the lease is lost before its release.
+            since: The time at which the client first asked, on the locker's clock; None: now.
 
         Raises:
             StoreError: The store refuses.
@@ -145,13 +150,15 @@ class Locker:
             except StoreUnavailable:
                 # The second try uses a new connection: a restart of the server breaks all idle
                 # connections.
-                sent = self.clock.now()
+                since, sent = since or sent, self.clock.now()
                 reply = self.store.acquire(request, timeout=timeout)
+            if self._down:
+                self._outages.end(request.slots[0])
             if isinstance(reply, Refused):
                 holder = request.holder
                 if holder.process and (dead := leases_of_the_dead(holder, reply)):
                     self._free(dead, request, timeout)
-                    sent = self.clock.now()
+                    since, sent = since or sent, self.clock.now()
                     reply = self.store.acquire(request, timeout=timeout)
                 if isinstance(reply, Refused):
                     self._strike(request.token)
@@ -180,13 +187,15 @@ class Locker:
                     self._note(notes, (reply.key,), request)
                 lease.shared = notes.share(lease)
             self.heartbeat.add(lease, on_lost)
-            if self._events.observes(EventName.ACQUIRED):
-                self._events.emit_for(lease, EventName.ACQUIRED, fence=reply.fence, ttl=ttl)
-        except BaseException:
+            if self._events.observes(_ACQUIRED):
+                waited = round(self.clock.now() - (since or sent), 3)
+                data = {"fence": reply.fence, "ttl": ttl, "waited": waited}
+                self._events.emit_for(lease, EventName.ACQUIRED, **data)
+        except BaseException as exc:
             # The exception may be a soft time limit or SIGTERM, between sending and reading or
             # while sinks run. The store may have granted the lease, but the caller never got it.
-            if lease is not None:
-                self.heartbeat.discard(lease)
+            if isinstance(exc, StoreError):
+                self._outages.begin(request.slots[0])
             self.forget(request)
             raise
         return lease
@@ -213,8 +222,11 @@ class Locker:
         except StoreError as exc:
             self._report_failed(lease, str(exc), frees_in=lease.ttl)
             return None
-        self._strike(lease.token)
-        self._report_end(lease, request, reply, resent or interrupted)
+        # The note is erased last: if this process is killed in between, its parent reports the end.
+        try:  # a sink may be interrupted by a soft time limit or SIGTERM
+            self._report_end(lease, request, reply, resent or interrupted)
+        finally:
+            self._strike(lease.token)
         return reply
 
     def give_back(self, lease: Lease, request: Release) -> None:
@@ -233,7 +245,7 @@ class Locker:
                 and now - lease.acquired_at <= _FRESH
                 and now < lease.valid_until
                 and lease.process == os.getpid()
-                and not self._events.observes(EventName.RELEASED)
+                and not self._events.observes(_RELEASED)
                 and heartbeat.let_go(lease)
             ):
                 lease.released_at = now
@@ -258,8 +270,10 @@ class Locker:
         if isinstance(outcome, StoreError):
             self._report_failed(lease, str(outcome), frees_in=lease.ttl)
             return
-        self._strike(lease.token)
-        self._report_end(lease, request, outcome, resent)
+        try:
+            self._report_end(lease, request, outcome, resent)
+        finally:
+            self._strike(lease.token)
 
     def forget(self, request: Acquire) -> None:
         """Release the lease that ``request`` may have been granted; ignore an unavailable store.
@@ -270,6 +284,11 @@ class Locker:
         claim = request.claim
         queued = replace(claim, phase=Phase.QUEUED) if claim and claim.phase else None
         release = Release(keys=request.slots, token=request.token, claim=queued)
+        # An exception may have come between the grant's event and the assignment by the caller.
+        lease = self.heartbeat.find(request.token)
+        if lease is not None:
+            self.release(lease, release)
+            return
         with suppress(StoreError):  # if the lease was granted, its ttl frees the key
             self.store.release(release, timeout=timeout_for(request.ttl))
         self._strike(request.token)
@@ -287,13 +306,20 @@ class Locker:
                 continue  # not written by this library
             release = Release(keys=(record.key,), token=token)
             if self.store.release(release, timeout=timeout) is Relation.OURS:
-                self._report_freed(request.holder, record)
+                self._report_freed(request.holder, record, token)
 
-    def _report_freed(self, own: Holder, record: Record) -> None:
-        data = {"reason": "its process no longer exists on this host"}
-        task, task_id, key, dead = own.task, own.task_id, record.key, record.holder
+    def _report_freed(self, own: Holder, record: Record, token: Token) -> None:
+        reason, dead = "its process no longer exists on this host", record.holder
         self._events.emit(
-            Event(name=EventName.FREED, key=key, task=task, task_id=task_id, holder=dead, data=data)
+            Event(
+                name=EventName.FREED,
+                key=record.key,
+                task=dead.task,
+                task_id=dead.task_id,
+                lease=token.nonce,
+                holder=dead,
+                data={"reason": reason, "by": str(own)},
+            )
         )
 
     @staticmethod
@@ -318,7 +344,7 @@ class Locker:
             return
         if reply is Relation.OURS:
             lease.reported = True
-            if self._events.observes(EventName.RELEASED):
+            if self._events.observes(_RELEASED):
                 held = self.clock.now() - lease.acquired_at
                 self._events.emit_for(lease, EventName.RELEASED, held=round(held, 3))
             return
@@ -443,7 +469,7 @@ class Waiter:
             # unknown.
             self._counted = True
             request = replace(request, wait_ttl=_COUNTED if joins else 0.0, handoff=handoff)
-        reply = self._locker.acquire(request, **options)
+        reply = self._locker.acquire(request, since=self._arrived_at, **options)
         if isinstance(reply, Lease):
             self._counted = False
         elif reply.relation is Relation.OTHER:

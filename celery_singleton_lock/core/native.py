@@ -33,7 +33,7 @@ def _patched_by() -> str:
     return ""
 
 
-def _original(name: str, module: str = "_thread") -> Any:
+def original(name: str, module: str = "_thread") -> Any:
     """The unpatched ``<module>.<name>``, even if gevent or eventlet has patched it already."""
     library = _patched_by()
     if library == "gevent":
@@ -45,7 +45,7 @@ def _original(name: str, module: str = "_thread") -> Any:
 
 def allocate_lock() -> Any:
     """A lock that blocks the whole thread: hold it for a few instructions, never over I/O."""
-    return _original("allocate_lock")()
+    return original("allocate_lock")()
 
 
 def is_patched() -> bool:
@@ -56,7 +56,7 @@ def is_patched() -> bool:
 
 def get_ident() -> int:
     """The identity of the operating system's thread, the same for all greenlets on it."""
-    return int(_original("get_ident")())
+    return int(original("get_ident")())
 
 
 def socket_owner() -> int:
@@ -68,7 +68,7 @@ def socket_owner() -> int:
 
 def is_readable(sock: Any) -> bool:
     """Whether a read from ``sock`` returns at once, with data or with the end of the stream."""
-    poller = _original("poll", "select")()
+    poller = original("poll", "select")()
     poller.register(sock.fileno(), select.POLLIN)
     return bool(poller.poll(0))
 
@@ -141,7 +141,7 @@ def _eventlet_caller(hub: Any) -> _EventletCaller:
 
 def make_queue() -> Any:
     """An unbounded FIFO queue; ``get`` blocks the whole thread."""
-    return _original("SimpleQueue", "queue")()
+    return original("SimpleQueue", "queue")()
 
 
 def inbox() -> Any:
@@ -177,4 +177,4 @@ def start_new_thread(function: Callable[[], None], name: str) -> None:
         threading.Thread(target=function, name=name, daemon=True).start()
     else:
         # threading.Thread would start a greenlet here.
-        _original("start_new_thread")(function, ())
+        original("start_new_thread")(function, ())

@@ -1,29 +1,50 @@
 """Sinks of events: log lines, Celery signals, and worker events for Flower and other monitors.
 
 A sink is a callable that takes one :class:`~celery_singleton_lock.core.events.Event`.
+docs/events.md describes the events.
 """
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from ..core.events import EventName
-from .log import is_logged, log_event
+from .log import LEVELS, log_event, logger
 from .signals import (
     SIGNALS,
     add_sink,
+    beat_leading,
+    beat_resigned,
+    beat_standing_by,
+    call_cancelled,
+    call_dropped,
+    call_duplicate,
+    call_put_back,
     lease_acquired,
     lease_conflict,
+    lease_freed,
     lease_lost,
+    lease_release_failed,
     lease_released,
     send_signal,
+    store_back,
+    store_unreachable,
 )
-from .worker_events import Monitor
+from .worker_events import EventPipe, send_worker_event
 
-__all__ = ["Monitor", "add_sink", "is_observed", "log_event", "send_signal"]
-__all__ += ["lease_acquired", "lease_conflict", "lease_lost", "lease_released"]
+__all__ = ["EventPipe", "add_sink", "is_observed", "log_event", "send_signal", "send_worker_event"]
+__all__ += ["lease_acquired", "lease_conflict", "lease_freed", "lease_lost"]
+__all__ += ["lease_release_failed", "lease_released"]
+__all__ += ["call_cancelled", "call_dropped", "call_duplicate", "call_put_back"]
+__all__ += ["beat_leading", "beat_resigned", "beat_standing_by", "store_back", "store_unreachable"]
 
 
-def is_observed(name: EventName) -> bool:
+# The signal and the level of each event.
+_SINKS: Final = {name: (SIGNALS[name], LEVELS[name]) for name in EventName}
+
+
+def is_observed(name: EventName) -> Any:
     """Whether any sink currently uses events of this name."""
-    if SIGNALS[name].receivers or is_logged(name):
-        return True
-    return bool(Monitor.worker) and (name is EventName.CONFLICT or name is EventName.CANCELLED)
+    # One function for all sinks, because each task calls it several times.
+    signal, level = _SINKS[name]
+    return signal.receivers or logger.isEnabledFor(level) or EventPipe.switch[0]

@@ -16,54 +16,54 @@ from ..core.events import Event, EventName
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# The level at which each event is logged.
-_LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
+#: The level at which each event is logged.
+LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
     EventName.ACQUIRED: logging.DEBUG,
     EventName.RELEASED: logging.DEBUG,
     EventName.LEASE_LOST: logging.WARNING,
     EventName.RELEASE_FAILED: logging.WARNING,
     EventName.FREED: logging.WARNING,
     EventName.STORE_UNREACHABLE: logging.WARNING,
+    EventName.STORE_BACK: logging.WARNING,
 }
 
 
-def is_logged(name: EventName) -> bool:
-    """Whether events of this name are logged at present."""
-    return logger.isEnabledFor(_LEVELS[name])
+# In a value, these would end it or mislead a parser.
+_NEEDS_QUOTES: Final = frozenset(' "=\\')
 
 
 def logfmt(fields: Mapping[str, Any]) -> str:
-    """The fields as ``key=value`` pairs, with a blank between."""
-    return " ".join(f"{name}={_field(value)}" for name, value in fields.items())
+    """The fields that are not empty as ``key=value`` pairs, with a blank between."""
+    known = [(name, value) for name, value in fields.items() if value not in (None, "")]
+    return " ".join(f"{name}={_field(value)}" for name, value in known)
 
 
 def _field(value: Any) -> str:
     """``value`` in the form of ``key=value`` lines (logfmt), quoted if necessary."""
     text = str(value)
-    plain = text and text.isprintable() and not {" ", '"'} & {*text}
+    plain = text and text.isprintable() and not _NEEDS_QUOTES & {*text}
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def log_event(event: Event) -> None:
     """Log an event. ``extra`` contains its fields, prefixed ``singleton_``."""
-    level = _LEVELS[event.name]
+    level = LEVELS[event.name]
     if not logger.isEnabledFor(level):
         return
     subject = f"{event.task}[{event.task_id}]" if event.task else event.task_id
-    fields = {"key": event.key, **event.data}
-    if event.holder.worker:
-        fields["holder"] = event.holder
+    fields = {"key": event.key, "lease": event.lease, **event.data}
+    fields["holder"] = event.holder.worker and event.holder
     logger.log(
         level,
-        "singleton %s: %s %s",
+        "singleton %s: %s",
         event.name,
-        subject,
-        logfmt(fields),
+        f"{subject} {logfmt(fields)}".lstrip(),
         extra={
             "singleton_event": str(event.name),
             "singleton_key": event.key,
             "singleton_task": event.task,
             "singleton_task_id": event.task_id,
+            "singleton_lease": event.lease,
             "singleton_holder": str(event.holder),
             "singleton_data": dict(event.data),
         },

@@ -1,4 +1,4 @@
-"""Celery signals.
+"""Celery signals: one for each event.
 
 Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the thread of
 the heartbeat, unless the body or the release detects the loss first. Receivers get ``sender`` (the
@@ -14,17 +14,44 @@ from celery.utils.dispatch import Signal
 
 from ..core.events import Event, EventName
 
-lease_acquired = Signal(name="lease_acquired", providing_args=["event"])
-lease_conflict = Signal(name="lease_conflict", providing_args=["event"])
-lease_lost = Signal(name="lease_lost", providing_args=["event"])
-lease_released = Signal(name="lease_released", providing_args=["event"])
 
-#: The signal of each event; most have one that cannot be received.
-SIGNALS: Final = dict.fromkeys(EventName, Signal()) | {
+def _signal(name: str) -> Signal:
+    return Signal(name=name, providing_args=["event"])
+
+
+lease_acquired = _signal("lease_acquired")
+lease_released = _signal("lease_released")
+lease_lost = _signal("lease_lost")
+lease_release_failed = _signal("lease_release_failed")
+lease_freed = _signal("lease_freed")
+lease_conflict = _signal("lease_conflict")
+call_duplicate = _signal("call_duplicate")
+call_cancelled = _signal("call_cancelled")
+call_put_back = _signal("call_put_back")
+call_dropped = _signal("call_dropped")
+store_unreachable = _signal("store_unreachable")
+store_back = _signal("store_back")
+beat_leading = _signal("beat_leading")
+beat_standing_by = _signal("beat_standing_by")
+beat_resigned = _signal("beat_resigned")
+
+#: The signal of each event.
+SIGNALS: Final = {
     EventName.ACQUIRED: lease_acquired,
-    EventName.CONFLICT: lease_conflict,
-    EventName.LEASE_LOST: lease_lost,
     EventName.RELEASED: lease_released,
+    EventName.LEASE_LOST: lease_lost,
+    EventName.RELEASE_FAILED: lease_release_failed,
+    EventName.FREED: lease_freed,
+    EventName.CONFLICT: lease_conflict,
+    EventName.DUPLICATE: call_duplicate,
+    EventName.CANCELLED: call_cancelled,
+    EventName.PUT_BACK: call_put_back,
+    EventName.DROPPED: call_dropped,
+    EventName.STORE_UNREACHABLE: store_unreachable,
+    EventName.STORE_BACK: store_back,
+    EventName.LEADING: beat_leading,
+    EventName.STANDING_BY: beat_standing_by,
+    EventName.RESIGNED: beat_resigned,
 }
 
 
@@ -39,6 +66,5 @@ def add_sink(sink: Callable[[Event], None]) -> None:
     def receive(event: Event, **_: Any) -> None:
         sink(event)
 
-    # Several events may share a signal, which no receiver can be connected to from outside.
-    for signal in {id(signal): signal for signal in SIGNALS.values()}.values():
+    for signal in SIGNALS.values():
         signal.connect(receive, weak=False)

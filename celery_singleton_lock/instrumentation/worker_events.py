@@ -1,45 +1,132 @@
-"""Worker events, for Flower and other monitors."""
+"""Worker events, for monitors such as Flower: ``singleton-<event name>``.
+
+Overview
+    An event is one line of JSON in a pipe that the worker's parent creates before its pool forks.
+    All processes of the worker write to the pipe. One thread of the parent reads it and sends the
+    events on a broker connection of its own (``worker.event_sender``).
+
+Guarantees
+    Emitting an event is one write that never blocks: no broker, however slow, delays a body, a
+    heartbeat or a release. What a process has written survives its SIGKILL. Lines of several
+    processes do not mix, because each fits in ``PIPE_BUF`` bytes.
+
+Non-guarantees
+    While the broker does not answer, the pipe buffers about a megabyte (Linux; elsewhere 64 kB).
+    Further events are dropped and counted, and the process's next event that is written reports
+    their number (`DROPPED_EVENTS`). A SIGKILL of the parent loses what is in the pipe.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-from weakref import ref
+import fcntl
+import json
+import mmap
+import os
+import select
+from typing import Any, ClassVar, Final
 
-from celery import Celery
-
+from ..core import native
+from ..core.clock import SystemClock
 from ..core.events import Event, EventName
 
+#: The type of the worker event that counts events that were dropped.
+DROPPED_EVENTS: Final = "singleton-events-dropped"
+#: The line that ends the reader.
+END: Final = b"\n"
+# Bytes: what an unprivileged process may ask for on Linux. An event has about 400.
+_PIPE_SIZE: Final = 1 << 20
+# Characters of a text in an event, such as a client's error. Four of them fit in PIPE_BUF.
+_LONGEST_TEXT: Final = 500
 
-class Monitor:
-    """Sends a worker event for a call that a conflict ends, if this worker sends events.
 
-    ``task-skipped`` has the fields uuid, name, key and holder. ``task-revoked`` has the fields of
-    the event that Celery's worker sends for its own revocations.
+class EventPipe:
+    """The pipe of one worker.
 
-    A pool child can't see whether its worker was started with ``-E``, so the worker's bootstep sets
-    ``worker`` before the fork. It is a class variable, because runtimes may already exist then.
+    Attributes:
+        reader: The file descriptor for the parent.
+        dropped: The number of events that this process has dropped and not reported yet.
     """
 
-    #: Name of this process's worker if it sends events, else empty. Monitors group events by it;
-    #: without it, every process would appear as a worker, ``gen<pid>@<host>``.
-    worker: ClassVar[str] = ""
+    #: The pipe of this worker; set by the bootstep before the pool forks. None: not in a worker.
+    #: It is a class variable, because runtimes may already exist then.
+    running: ClassVar[EventPipe | None] = None
+    #: Its first byte is 1 while the worker sends task events. Shared with the pool's processes.
+    switch: ClassVar[mmap.mmap | bytes] = b"\0"
 
-    def __init__(self, app: Celery) -> None:
-        # The heartbeat's thread refers to this object, and must not keep the app alive.
-        self._app = ref(app)
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            try:
+                fcntl.fcntl(self._writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+            except OSError:
+                pass  # the user's pipes have reached their limit; the default is 64 kB
+        # Eventlet's own write() may switch to another greenlet.
+        self._write = native.original("write", "os")
+        self.dropped = 0
 
-    def __call__(self, event: Event) -> None:
-        app, outcome = self._app(), event.data.get("outcome")
-        if not Monitor.worker or app is None:
-            return
-        fields: dict[str, Any]
-        if event.name is EventName.CONFLICT and outcome == "skip":
-            kind = "task-skipped"
-            fields = {"name": event.task, "key": event.key, "holder": str(event.holder)}
-        elif event.name is EventName.CANCELLED or outcome == "revoke":
-            kind = "task-revoked"
-            fields = {"terminated": False, "signum": None, "expired": False}
-        else:
-            return
-        with app.events.default_dispatcher(Monitor.worker) as dispatcher:
-            dispatcher.send(kind, uuid=event.task_id, **fields)
+    @classmethod
+    def open(cls) -> EventPipe:
+        """Open the pipe of this worker, switched off."""
+        cls.switch, cls.running = mmap.mmap(-1, 1), cls()
+        return cls.running
+
+    @classmethod
+    def turn(cls, on: bool) -> None:
+        """Switch the events on or off, in all processes of the worker."""
+        if isinstance(cls.switch, mmap.mmap):
+            cls.switch[0] = on
+
+    def put(self, kind: str, fields: dict[str, Any]) -> None:
+        """Write one event; drop it if the pipe is full."""
+        if self.dropped and self._put(DROPPED_EVENTS, {"uuid": "", "count": self.dropped}):
+            self.dropped = 0
+        if not self._put(kind, fields):
+            self.dropped += 1
+
+    def end(self) -> None:
+        """Make the reader end once it has read what was written before."""
+        try:
+            self._write(self._writer, END)
+        except BlockingIOError:
+            pass  # the pipe is full: its reader is stuck, and is not waited for
+
+    def _put(self, kind: str, fields: dict[str, Any]) -> bool:
+        line = json.dumps([kind, fields], default=str, separators=(",", ":")).encode() + b"\n"
+        if len(line) > select.PIPE_BUF:
+            return False
+        try:
+            self._write(self._writer, line)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def send_worker_event(event: Event) -> None:
+    """Send the worker event of an event, if this worker sends events."""
+    pipe = EventPipe.running
+    if pipe is None or not EventPipe.switch[0]:
+        return
+    fields = {"uuid": event.task_id, "timestamp": _clock.wall()}
+    ours = {"name": event.task, "key": event.key, "holder": _holder(event)}
+    data = {name: _short(value) for name, value in event.data.items() if value is not None}
+    if event.lease:
+        data["lease"] = event.lease
+    pipe.put(f"singleton-{event.name}", {**data, **ours, **fields})
+    if event.name is EventName.CONFLICT and data.get("outcome") == "skip":
+        pipe.put("task-skipped", {**ours, **fields})
+    elif event.name is EventName.CANCELLED or data.get("outcome") == "revoke":
+        # The fields of the event that Celery's worker sends for its own revocations.
+        pipe.put("task-revoked", {"terminated": False, "signum": None, "expired": False, **fields})
+
+
+_clock: Final = SystemClock()
+
+
+def _holder(event: Event) -> str:
+    holder = event.holder
+    return str(holder) if holder.task_id else ""
+
+
+def _short(value: Any) -> Any:
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else value

@@ -235,7 +235,7 @@ class TaskRun:
             elif self.acks_late and is_done(self.task, state, retval):
                 self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, None)
         except StoreError as exc:
-            self._emit(EventName.RELEASE_FAILED, error=str(exc))
+            self._report_silence(exc, "not-marked-as-done")
         except BaseException:
             # A soft time limit or SIGTERM. If this is after_return, task_postrun settles the run.
             # If this is task_postrun, the ttl frees the key, because the lease is no longer
@@ -308,7 +308,7 @@ class TaskRun:
         order = self._order
         waits = order is not None or rule.action is ConflictAction.WAIT
         waiter = Waiter(locker, request) if waits else None
-        waited, failures, reported = 0.0, 0, False
+        waited, failures, reported, since = 0.0, 0, False, None
         max_hold = self._max_hold()
         try:
             while True:
@@ -327,7 +327,9 @@ class TaskRun:
                     if refused is not None:
                         reply: Lease | Refused = refused
                     elif waiter is None:
-                        reply = locker.acquire(request, max_hold=max_hold, on_lost=self._on_lost)
+                        reply = locker.acquire(
+                            request, max_hold=max_hold, on_lost=self._on_lost, since=since
+                        )
                     else:
                         waits = conflict is not None and conflict.outcome is Outcome.WAIT
                         options = {"max_hold": max_hold, "on_lost": self._on_lost}
@@ -362,6 +364,7 @@ class TaskRun:
                     if not reservation:
                         waiter.wait(reply, rule.timeout - waited)
                 except StoreError as exc:
+                    since = since or self.runtime.clock.now()
                     request = self._retain(request, exc, failures)
                     failures += 1
                 if waiter is not None:
@@ -397,7 +400,6 @@ class TaskRun:
             order.note(self.delivery.token)
         except StoreError:
             self._lease = None
-            self._locker.heartbeat.discard(lease)
             self._locker.forget(request)
             raise
         if order.newer is not None:
@@ -444,11 +446,11 @@ class TaskRun:
         Returns:
             The next request.
         """
-        rule, url = self.policy.on_store_error, self.runtime.settings.safe_url
+        rule = self.policy.on_store_error
         retries = rule is OnStoreError.RETRY and not self.eager
         requeues = retries and why_not(self.task, self.request) is None
         action = "requeued" if requeues else "retried" if retries else str(rule)
-        self._emit(EventName.STORE_UNREACHABLE, store=url, error=str(error), action=action)
+        self._report_silence(error, action)
         if not retries:
             raise error
         if requeues:
@@ -852,6 +854,11 @@ class TaskRun:
             self.runtime.store.settle_claim(self.delivery.token, change, timeout=MAX_TIMEOUT)
         except StoreError as exc:
             logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
+
+    def _report_silence(self, error: StoreError, action: str) -> None:
+        store = self.runtime.settings.safe_url
+        self.runtime.outages.is_news(self.key)  # each delivery is reported
+        self._emit(EventName.STORE_UNREACHABLE, store=store, error=str(error), action=action)
 
     def _emit(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
         events, task, task_id = self.runtime.events, self.task.name, str(self.request.id)

@@ -19,12 +19,13 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
 from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
-from ..instrumentation import Monitor
+from ..instrumentation import EventPipe
 from ..policy import ConflictAction, OnDuplicate, Policy, Unique, check_claim_options, seconds
 from ..publish.claim import RPC_CURE, check_replaceable, sends_results_to_first_caller
 from ..publish.header import mint_nonce
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
+from .event_sender import EventSender
 from .parent_heartbeat import ParentHeartbeat
 from .shared_memory import SharedMemory
 
@@ -32,6 +33,9 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # The ttl, in seconds, of the lease with which a starting worker tests the store.
 _TRIAL_TTL: Final = 10.0
+
+# Seconds between two looks at whether remote control has switched task events on or off.
+_LOOK_AT_EVENTS: Final = 1.0
 
 
 @contextmanager
@@ -55,14 +59,15 @@ def exit_on_wrong_settings() -> Iterator[None]:
 class SingletonStep(bootsteps.StartStopStep):
     """Created before any step starts, so before the pool forks; started after the fork."""
 
-    requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.components:Pool", "celery.worker.components:Timer")
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         app = worker.app
         Runtime.worker_name = worker.hostname
         ParentHeartbeat.running = None
-        Monitor.worker = worker.hostname if worker.task_events else ""
+        self._events = EventSender(app, EventPipe.open(), worker.hostname)
+        EventPipe.turn(on=bool(worker.task_events))
         is_prefork = forks(worker.pool_cls)
         if is_prefork:
             Runtime.lease_notes = SharedMemory()
@@ -80,12 +85,23 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         """Called by Celery on the main thread, after the pool's first fork."""
+        self._look_at_events(worker)
+        worker.timer.call_repeatedly(_LOOK_AT_EVENTS, self._look_at_events, (worker,))
         runtime, memory = Runtime.of(worker.app), Runtime.lease_notes
         if isinstance(memory, SharedMemory) and runtime.store.capabilities.renews_for_others:
             heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
             ParentHeartbeat.running = heartbeat
             # In a warm shutdown, bodies run until the worker's last step has stopped.
             heartbeat.start(worker.blueprint.shutdown_complete.is_set)
+
+    def _look_at_events(self, worker: Any) -> None:
+        """Send events while the worker sends task events, which remote control may change."""
+        dispatcher = getattr(getattr(worker, "consumer", None), "event_dispatcher", None)
+        if dispatcher is not None:  # None: no broker connection; then the events wait
+            groups = dispatcher.groups
+            EventPipe.turn(on=bool(dispatcher.enabled and (not groups or "task" in groups)))
+        if EventPipe.switch[0]:
+            self._events.start()
 
 
 def check_tasks(app: Celery, store: Store) -> None:

@@ -51,8 +51,6 @@ Failure handling
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -65,6 +63,7 @@ from ..core.lease import Holder, Lease, LossReason, Token, trust_of
 from ..core.process import lives
 from ..core.store import RENEWED, Renewal, Store
 from ..errors import StoreError, StoreUnavailable
+from .fork_locks import FORK_LOCKS
 from .shared_memory import LeaseNote, RunningLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -74,9 +73,6 @@ logger = logging.getLogger("celery_singleton_lock")
 _LOOK_EVERY: Final = 0.1
 # The share of the interval by which a child must be late, so that its own heartbeat usually renews.
 _GRACE: Final = 0.1
-# Seconds that a fork waits for a reply of the store. Forks are rare; the store replies within a
-# millisecond, or is unavailable.
-_FORK_PATIENCE: Final = 0.2
 # Seconds until the next sweep after an unexpected exception.
 _PAUSE_AFTER_FAILURE: Final = 1.0
 # Seconds from a request that the store did not answer to the next one.
@@ -161,7 +157,7 @@ class ParentHeartbeat:
         left = min(lease.valid_until for lease in leases) - sent
         timeout = patience(min(lease.ttl for lease in leases), left)
         try:
-            with _locks["renewal"]:
+            with FORK_LOCKS["renewal"]:
                 replies = self._store.renew(leases, timeout=timeout)
         except Exception as exc:
             if not isinstance(exc, StoreError):
@@ -218,7 +214,7 @@ class ParentHeartbeat:
             if now >= until:
                 continue
             try:
-                with _locks["retry"]:
+                with FORK_LOCKS["retry"]:
                     ask(self._store)
             except StoreUnavailable:
                 self._unanswered.append((ask, until))
@@ -257,34 +253,6 @@ class ParentHeartbeat:
                 self._clock.sleep(max(0.0, self._retry_at - self._clock.now()))
         finally:
             self._has_retry_thread = False
-
-
-# Each lock is held by a thread while it is inside the store's client, and by a fork.
-_locks: Final[dict[str, threading.Lock]] = {}
-_locked_by_fork: Final[list[threading.Lock]] = []
-
-
-def _before_fork() -> None:
-    """Wait until no thread of this module is inside the store's client."""
-    # extend(), because another thread may be forking too.
-    locked = [lock for lock in _locks.values() if lock.acquire(timeout=_FORK_PATIENCE)]
-    _locked_by_fork.extend(locked)
-
-
-def _after_fork() -> None:
-    while _locked_by_fork:
-        _locked_by_fork.pop().release()
-
-
-def _make_locks() -> None:
-    # Also called in a forked child, which has none of the threads: a lock that one of them held at
-    # the fork would stay locked there, and the child's own forks would wait for it.
-    _locked_by_fork.clear()
-    _locks.update(renewal=threading.Lock(), retry=threading.Lock())
-
-
-_make_locks()
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_make_locks)
 
 
 def _lease(running: RunningLease, note: LeaseNote, clock: Clock) -> Lease:

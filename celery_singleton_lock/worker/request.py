@@ -36,6 +36,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
@@ -47,7 +48,8 @@ from kombu import Queue
 
 from .. import celery_compat
 from ..celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
-from ..core.lease import Kind, Token
+from ..core.events import Event, EventName
+from ..core.lease import Holder, Kind, Token
 from ..core.store import ClaimChange, Relation, Release, Store
 from ..errors import StoreError, StoreUnavailable
 from ..publish.claim import Claim
@@ -65,7 +67,7 @@ from ..publish.header import (
 )
 from ..runtime import Runtime
 from .parent_heartbeat import ParentHeartbeat
-from .shared_memory import SharedMemory
+from .shared_memory import DeadLease, SharedMemory
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -218,11 +220,14 @@ class SingletonRequestMixin:
         memory = Runtime.lease_notes  # only prefork pools have one
         if not isinstance(memory, SharedMemory) or self.worker_pid in (None, os.getpid()):
             return
-        store = Runtime.of(self.app).store
+        leases = memory.of_dead(self.worker_pid)
+        runtime = Runtime.of(self.app)
         has_claim = False
         fate = "is being killed" if become else "died"
-        for note in memory.of_dead(self.worker_pid):
-            token = Token.parse(note.token)
+        if become:
+            memory.conclude(self.worker_pid)
+        for lease in leases:
+            note, token = lease.note, Token.parse(lease.note.token)
             # The note of an earlier message stays until the store has confirmed its release. Its
             # claim is another message's, and was settled with that message.
             change = None
@@ -230,8 +235,8 @@ class SingletonRequestMixin:
                 has_claim, change = True, self._claim_after(become, comes_back, note.claim)
             ttl = _DYING_SECONDS if become else 0.0
             call = Release(keys=note.keys, token=token, become=become, become_ttl=ttl, claim=change)
-            what = f"pool process {self.worker_pid} {fate} while holding {note.keys[0]}"
-            _ask(store, what, note.ttl, partial(_release, call=call, what=what))
+            end = _End(self, runtime, lease, token, f"pool process {self.worker_pid} {fate}")
+            _ask(runtime.store, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
         if become is None:
             memory.settle(self.worker_pid)
             if not has_claim:
@@ -277,7 +282,13 @@ class SingletonRequestMixin:
         return header_of(self.request_dict, str(self.id))
 
 
-def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) -> None:
+def _ask(
+    store: Store,
+    what: str,
+    ttl: float,
+    ask: Callable[[Store], object],
+    on_error: Callable[[object], None] = lambda why: None,
+) -> None:
     """Run ``ask``, or pass it to the parent heartbeat if the store does not answer. Never raises.
 
     If the store does not answer, the parent waits for it once, not for each lease of each dead
@@ -288,6 +299,7 @@ def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) ->
         what: Text for the log.
         ttl: Seconds until the lease or claim expires in the store.
         ask: A function that sends the request to its argument, a store.
+        on_error: Called if there is no reply now, with the reason.
     """
     heartbeat = ParentHeartbeat.running
     why: object = "too many others wait for the store"
@@ -298,15 +310,75 @@ def _ask(store: Store, what: str, ttl: float, ask: Callable[[Store], object]) ->
         except StoreError as exc:
             if heartbeat is not None and isinstance(exc, StoreUnavailable):
                 logger.warning("singleton: %s: freed when the store answers again (%s)", what, exc)
+                on_error(exc)
                 heartbeat.leave(ask, ttl)
                 return
             why = exc
     elif heartbeat.leave(ask, ttl):
+        on_error("others wait for the store")
         return
+    on_error(why)
     logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, why)
 
 
-def _release(store: Store, *, call: Release, what: str) -> None:
+@dataclass(slots=True)
+class _End:
+    """The end of the lease of a dead child, and its event: the child can emit none.
+
+    The event is emitted once: with the reply, or when the store does not answer at first.
+    """
+
+    request: SingletonRequestMixin
+    runtime: Runtime
+    lease: DeadLease
+    token: Token
+    fate: str
+    reported: bool = False
+
+    @property
+    def what(self) -> str:
+        return f"{self.fate} while holding {self.lease.note.keys[0]}"
+
+    def reply(self, reply: Relation) -> None:
+        acquired_at, meaning = self.lease.acquired_at, _REPLIES.get(reply, str(reply))
+        if self.reported or self.lease.concluded:
+            logger.info("singleton: %s; %s", self.what, meaning)
+        elif reply is Relation.OURS:
+            self._emit(EventName.FREED, reason=self.fate)
+        elif acquired_at is None:
+            logger.info("singleton: %s; %s", self.what, meaning)
+        elif self.lease.running:
+            self._emit(EventName.FREED, reason=self.fate, detail=meaning)
+        else:  # the child's release was carried out, and the child died before the reply
+            held = round(self.runtime.clock.now() - acquired_at, 3)
+            self._emit(EventName.RELEASED, held=held)
+
+    def fail(self, why: object) -> None:
+        if self.lease.acquired_at is not None and not self.reported:
+            self._emit(EventName.RELEASE_FAILED, error=str(why), frees_in=self.lease.note.ttl)
+
+    def _emit(self, name: EventName, **data: Any) -> None:
+        self.reported = True
+        request, task_id, worker = self.request, self.token.task_id, self.runtime.worker
+        # A hold() in the body has an id of its own.
+        task = request.task.name if task_id == str(request.id) else ""
+        holder = Holder(task=task, task_id=task_id, worker=worker, pid=request.worker_pid or 0)
+        if name is EventName.FREED:
+            data["by"] = worker
+        self.runtime.events.emit(
+            Event(
+                name=name,
+                key=self.lease.note.keys[0],
+                task=task,
+                task_id=task_id,
+                lease=self.token.nonce,
+                holder=holder,
+                data=data,
+            )
+        )
+
+
+def _release(store: Store, *, call: Release, end: _End) -> None:
     """Send ``call``. Send it again if an idle connection got no reply: it may have been dropped.
 
     The parent's connection is idle between the deaths of two children.
@@ -317,7 +389,7 @@ def _release(store: Store, *, call: Release, what: str) -> None:
         if not exc.was_idle:
             raise
         reply = store.release(call, timeout=_PARENT_TIMEOUT)
-    logger.info("singleton: %s; %s", what, _REPLIES.get(reply, f"the store says: {reply}"))
+    end.reply(reply)
 
 
 @cache

@@ -9,11 +9,13 @@ unique among living children and is reused by a child's successor. A row has sev
 the successor may write before the parent knows of the death. A child takes a block whose owner is
 dead and has no note. The parent empties the blocks of a child once it has settled its leases.
 
-A block has the identity of its owner and ``NOTES`` notes. A note has three parts, each with one
-writer:
+A block has the identity of its owner and ``NOTES`` notes. A note has four parts, each with one
+writer at a time:
 
 * the child's deadline: the deadline of the child's own renewals;
 * the parent's deadline: the deadline of the parent's renewals;
+* the report: whether an event has reported the grant, written by the child, or the end, written by
+  the parent;
 * the text: keys, token and claim, written by the child.
 
 The lease's deadline is the later of the two. There are no locks, because a child that is killed
@@ -62,7 +64,11 @@ _Fields = tuple[float, int, float, float, bool]
 _CHILDS_BYTES: Final = 64  # _Fields: valid until, stamp, hold until, ttl, with claim
 _PARENTS_BYTES: Final = 40  # stamp, valid until
 _MAX_TEXT: Final = 1024
-_TEXT: Final = _CHILDS_BYTES + _PARENTS_BYTES  # offset of the text in a note
+_REPORT_BYTES: Final = 40  # stamp, time of the grant
+# The time in the report of a lease whose end the parent has reported.
+_CONCLUDED: Final = -inf
+_REPORT: Final = _CHILDS_BYTES + _PARENTS_BYTES  # offset of the report in a note
+_TEXT: Final = _REPORT + _REPORT_BYTES  # offset of the text in a note
 _NOTE_BYTES: Final = _TEXT + _MAX_TEXT
 _BLOCK_BYTES: Final = _OWNER_BYTES + NOTES * _NOTE_BYTES
 _ROW_BYTES: Final = _BLOCKS * _BLOCK_BYTES
@@ -83,6 +89,23 @@ class LeaseNote:
     token: str
     ttl: float
     claim: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLease:
+    """A note of a dead or dying child.
+
+    Attributes:
+        note: The text of the note.
+        running: Whether the child held the lease: it was granted, and neither lost nor released.
+        acquired_at: The time of a grant whose event needs an event of its end; None: there is none.
+        concluded: Whether the parent has reported the end.
+    """
+
+    note: LeaseNote
+    running: bool
+    acquired_at: float | None
+    concluded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +180,19 @@ class SharedLease:
         """See `SharedDeadline.parents`."""
         return -inf if self.closed else _parents(self._memory, self.note, self._terms[0])
 
+    def announce(self, acquired_at: float) -> None:
+        """See `SharedDeadline.announce`."""
+        _write(self._memory, self.note + _REPORT, (self._terms[0], acquired_at))
+
+    def conclude(self) -> bool:
+        """See `SharedDeadline.conclude`."""
+        start = self.note + _REPORT
+        stamp, at = _report(self._memory, self.note)
+        if stamp != self._terms[0]:
+            return True  # no event has reported the grant
+        self._memory[start : start + _HEAD.size] = _NOTHING
+        return at != _CONCLUDED
+
     def close(self) -> None:
         """See `SharedDeadline.close`."""
         if self.closed or os.getpid() != self._owner:
@@ -217,10 +253,15 @@ class SharedMemory:
 
     # The parent's side.
 
-    def of_dead(self, pid: int) -> list[LeaseNote]:
+    def of_dead(self, pid: int) -> list[DeadLease]:
         """The notes of the leases that the child ``pid`` held when it died."""
-        blocks = [block for block, owner, _ in self._owned_blocks() if owner == pid]
-        return [note for block in blocks for note in self._texts(block)]
+        return [self._dead(note, text) for note, text in self._noted(pid)]
+
+    def conclude(self, pid: int) -> None:
+        """Keep the child ``pid``, which is being killed, from reporting the ends of its leases."""
+        for note, text in self._noted(pid):
+            stamp = _stamp_of(text.keys[0], text.token)
+            _write(self._memory, note + _REPORT, (stamp, _CONCLUDED))
 
     def settle(self, pid: int) -> None:
         """Empty the blocks of ``pid``, whose leases are released."""
@@ -248,6 +289,23 @@ class SharedMemory:
         """Write the new deadline of a lease that the parent renewed."""
         start, data = lease.note + _CHILDS_BYTES, sealed((lease.stamp, valid_until))
         self._memory[start : start + len(data)] = data
+
+    def _noted(self, pid: int) -> list[tuple[int, LeaseNote]]:
+        """The notes of the child ``pid`` that have a text, each with its offset."""
+        blocks = [block for block, owner, _ in self._owned_blocks() if owner == pid]
+        notes = [note for block in blocks for note in _notes_of(block)]
+        return [(note, text) for note in notes if (text := self._text(note))]
+
+    def _dead(self, note: int, text: LeaseNote) -> DeadLease:
+        stamp = _stamp_of(text.keys[0], text.token)
+        fields: _Fields | None = unsealed(self._memory[note : note + _CHILDS_BYTES])
+        whose, at = _report(self._memory, note)
+        return DeadLease(
+            note=text,
+            running=fields is not None and fields[1] == stamp,
+            acquired_at=at if whose == stamp and at != _CONCLUDED else None,
+            concluded=whose == stamp and at == _CONCLUDED,
+        )
 
     # Blocks.
 
@@ -317,8 +375,18 @@ def _notes_of(block: int) -> range:
     return range(block + _OWNER_BYTES, block + _BLOCK_BYTES, _NOTE_BYTES)
 
 
+def _write(memory: mmap.mmap, start: int, values: tuple[Any, ...]) -> None:
+    data = sealed(values)
+    memory[start : start + len(data)] = data
+
+
+def _report(memory: mmap.mmap, note: int) -> tuple[int | None, float]:
+    """The stamp and the time in the report of a note."""
+    return unsealed(memory[note + _REPORT : note + _TEXT]) or (None, 0.0)
+
+
 def _parents(memory: mmap.mmap, note: int, stamp: int) -> float:
-    start, end = note + _CHILDS_BYTES, note + _TEXT
+    start, end = note + _CHILDS_BYTES, note + _REPORT
     # If the parent is writing it, which takes some nanoseconds, it is read once more. Without the
     # parent's renewal the child would declare a loss, and that is final.
     if found := unsealed(memory[start:end]) or unsealed(memory[start:end]):

@@ -249,5 +249,5 @@ def test_the_leases_of_children_that_die_while_the_store_is_silent_are_freed_whe
     with redis.Redis.from_url(private_redis.url()) as client:
         keys = [crash.early.lock_key(name, "never") for name in names]
         wait_until(lambda: not client.exists(*keys), "their keys are free", timeout=20)
-    wait_until(lambda: process.log.count("; its lease is released") == 4, "each release is told")
+    wait_until(lambda: process.log.count("singleton freed") == 4, "each release is told")
     assert process.log.count("freed when the store answers") == 1

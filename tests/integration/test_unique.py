@@ -809,7 +809,7 @@ def test_with_the_store_away_a_call_goes_out_within_a_second(
     assert [result.id for result in results] == found[:2][::-1]
     assert results[0].id != results[1].id
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert sum("published without a claim" in warning for warning in warnings) == 2
+    assert sum("published-without-claim" in warning for warning in warnings) == 2
 
 
 @pytest.mark.parametrize("how", ["killed", "silent"])

@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Callable
 
+from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
+
 # Seconds; of one that a failed test has forgotten.
 _LIFETIME = 60
 
@@ -36,3 +38,7 @@ class Child:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         return self.pid
+
+
+def notes_of_dead(record: SharedMemory, pid: int) -> list[LeaseNote]:
+    return [lease.note for lease in record.of_dead(pid)]

@@ -37,6 +37,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.testing import ManualClock, SingletonStore, hold_lock
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
+from tests.unit.pool_child import notes_of_dead
 from tests.unit.test_heartbeat import hold as keep
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -403,7 +404,7 @@ def read_of_a_child(record: SharedMemory, life: Callable[[], None]) -> list[Leas
         os.close(reading)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return record.of_dead(pid)
+    return notes_of_dead(record, pid)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -29,6 +29,7 @@ OF_LEADERS = {
     EventName.RESIGNED,
     EventName.LEASE_LOST,
     EventName.STORE_UNREACHABLE,
+    EventName.STORE_BACK,
 }
 
 
@@ -363,7 +364,7 @@ def test_an_outage_is_told_once_and_ended_by_whatever_comes(bench: Bench) -> Non
     assert a.names() == [EventName.STORE_UNREACHABLE]
     bench.store.away = False
     assert a.election.campaign()
-    assert a.names() == [EventName.STORE_UNREACHABLE, EventName.LEADING]
+    assert a.names() == [EventName.STORE_UNREACHABLE, EventName.STORE_BACK, EventName.LEADING]
 
 
 def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
@@ -379,11 +380,11 @@ def test_a_leader_without_its_store_sends_nothing_and_leads_until_its_deadline(
         bench.advance(1, a)
     bench.store.away = False
     assert a.election.authorize_tick("e", 1.0)
-    assert a.names() == [EventName.LEADING, EventName.STORE_UNREACHABLE, EventName.LEADING]
+    assert a.names() == [EventName.LEADING, EventName.STORE_UNREACHABLE, EventName.STORE_BACK]
     bench.store.away = True
     bench.advance(TTL, a)
     assert not a.election.campaign()
-    assert a.names()[3:] == [EventName.LEASE_LOST, EventName.STORE_UNREACHABLE]
+    assert a.names()[3:] == [EventName.STORE_UNREACHABLE, EventName.LEASE_LOST]
     bench.store.away = False
     bench.advance(POLL, a)
     assert a.election.campaign()

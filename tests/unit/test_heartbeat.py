@@ -535,6 +535,11 @@ class _Vouched:
 
     def close(self) -> None: ...
 
+    def announce(self, acquired_at: float) -> None: ...
+
+    def conclude(self) -> bool:
+        return True
+
 
 def test_a_deadline_that_the_parent_put_off_is_waited_for(bench: Bench) -> None:
     lease = bench.hold(ttl=6, max_hold=1)

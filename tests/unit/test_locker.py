@@ -516,7 +516,8 @@ def test_the_lease_of_a_dead_process_is_freed_at_once_with_a_higher_fence(
     assert isinstance(lease, Lease)
     assert lease.fence > (before.fence or 0)
     [freed] = [event for event in bench.events if event.name is EventName.FREED]
-    assert (freed.key, freed.task_id, freed.holder) == (KEY, "new", dead)
+    assert (freed.key, freed.task_id, freed.holder) == (KEY, dead.task_id, dead)
+    assert "new" in freed.data["by"]
     assert "no longer exists" in freed.data["reason"]
 
 

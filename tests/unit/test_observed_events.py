@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.instrumentation import Monitor, lease_released
+from celery_singleton_lock.instrumentation import EventPipe, lease_released
 from celery_singleton_lock.runtime import Runtime
 
 LOGGER = "celery_singleton_lock"
@@ -18,7 +18,7 @@ Observed = Callable[[EventName], bool]
 
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Observed:
-    monkeypatch.setattr(Monitor, "worker", "")
+    monkeypatch.setattr(EventPipe, "switch", b"\0")
     monkeypatch.setattr(lease_released, "receivers", [])
     caplog.set_level(logging.ERROR, LOGGER)
     return Runtime(Celery(set_as_current=False)).events.observes
@@ -49,9 +49,8 @@ def test_a_log_that_is_turned_on_hears_everything_of_its_level(
     assert all(map(observed, EventName))
 
 
-def test_a_monitor_hears_of_conflicts_where_the_worker_sends_events(
+def test_a_monitor_hears_of_all_events_where_the_worker_sends_events(
     observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Monitor, "worker", "celery@host.example")
-    heard = [name for name in EventName if observed(name)]
-    assert heard == [EventName.CONFLICT, EventName.CANCELLED]
+    monkeypatch.setattr(EventPipe, "switch", b"\1")
+    assert all(map(observed, EventName))

@@ -27,7 +27,7 @@ from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Releas
 from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
-from celery_singleton_lock.worker import parent_heartbeat, shared_memory
+from celery_singleton_lock.worker import fork_locks, shared_memory
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.request import _ask
 from celery_singleton_lock.worker.shared_memory import (
@@ -37,7 +37,7 @@ from celery_singleton_lock.worker.shared_memory import (
 )
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
-from tests.unit.pool_child import Child
+from tests.unit.pool_child import Child, notes_of_dead
 
 pytestmark = [
     pytest.mark.skipif(not start_time_of(os.getpid()), reason="the pulse needs Linux's /proc"),
@@ -575,7 +575,7 @@ def test_of_two_threads_that_write_at_once_the_slower_one_loses_nothing(
 
     monkeypatch.setattr(shared_memory, "_free_note", slowly)
     bench.record.note(("k1",), "t1|0.0|n", TTL)
-    assert [held.keys for held in bench.record.of_dead(os.getpid())] == [("k1",), ("k2",)]
+    assert [held.keys for held in notes_of_dead(bench.record, os.getpid())] == [("k1",), ("k2",)]
 
 
 def test_a_fork_of_the_body_does_not_write_where_its_parent_does(bench: Bench) -> None:
@@ -583,7 +583,7 @@ def test_a_fork_of_the_body_does_not_write_where_its_parent_does(bench: Bench) -
     bench.release(first)
     child = Child(0, lambda: bench.record.note(("forks",), "t|0.0|n", TTL))
     lease = bench.hold("b")
-    assert [held.keys for held in bench.record.of_dead(child.pid)] == [("forks",)]
+    assert [held.keys for held in notes_of_dead(bench.record, child.pid)] == [("forks",)]
     bench.beat(2 * TTL)
     assert not lease.lost
     child.kill()
@@ -716,7 +716,7 @@ def test_the_thread_goes_on_until_the_pool_is_over(
 def test_a_child_is_forked_when_the_pulse_is_out_of_the_stores_client(
     bench: Bench, running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_singleton_lock.worker.parent_heartbeat._FORK_PATIENCE", 30.0)
+    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
     live, lease = live_bench(ttl=0.6)
     live.store.before_renewal = stall = Stall()
     running(live)
@@ -763,7 +763,7 @@ def test_a_childs_own_forks_wait_for_no_pulse(
     running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child's copy of the parent's lock stays locked for ever after the fork."""
-    monkeypatch.setattr("celery_singleton_lock.worker.parent_heartbeat._FORK_PATIENCE", 600.0)
+    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 600.0)
     live, lease = live_bench(ttl=60.0)
     running(live)
     pid = os.fork()
@@ -779,11 +779,11 @@ def test_a_childs_own_forks_wait_for_no_pulse(
 
 
 def test_of_two_forks_at_once_neither_leaves_a_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parent_heartbeat, "_FORK_PATIENCE", 0.01)
-    for step in (parent_heartbeat._before_fork, parent_heartbeat._after_fork):
+    monkeypatch.setattr(fork_locks, "_FORK_PATIENCE", 0.01)
+    for step in (fork_locks._before_fork, fork_locks._after_fork):
         step()
         step()
-    assert not any(lock.locked() for lock in parent_heartbeat._locks.values())
+    assert not any(lock.locked() for lock in fork_locks.FORK_LOCKS.values())
 
 
 def test_a_pulse_that_has_ended_is_forgotten_with_the_memory_that_it_looked_at() -> None:
@@ -867,7 +867,7 @@ def test_a_release_is_retried_on_a_thread_that_ends_with_the_last_of_them(
 def test_a_child_is_forked_when_no_retried_release_is_in_the_stores_client(
     bench: Bench, running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_singleton_lock.worker.parent_heartbeat._FORK_PATIENCE", 30.0)
+    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
     live, lease = live_bench(ttl=60.0)
     stall = Stall()
     running(live).leave(lambda store: stall(), 60.0)

@@ -529,7 +529,7 @@ def test_a_silent_store_is_not_asked_twice_and_the_message_goes_out(
     assert bench.ids() == [result.id]
     assert len(bench.store.timeouts) == 1
     assert max(bench.store.timeouts) <= 0.5
-    [warning] = [r for r in caplog.records if "without a claim" in r.getMessage()]
+    [warning] = [r for r in caplog.records if "without-claim" in r.getMessage()]
     assert warning.levelno == logging.WARNING
     assert result.id in warning.getMessage()
 

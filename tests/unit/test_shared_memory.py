@@ -11,7 +11,7 @@ import pytest
 
 from celery_singleton_lock.worker import shared_memory
 from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
-from tests.unit.pool_child import Child
+from tests.unit.pool_child import Child, notes_of_dead
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
@@ -23,7 +23,7 @@ pytestmark = [
 def held_by_a_killed_child(
     record: SharedMemory, index: int, life: Callable[[], None]
 ) -> list[LeaseNote]:
-    return record.of_dead(Child(index, life).kill())
+    return notes_of_dead(record, Child(index, life).kill())
 
 
 def test_what_a_killed_child_held_is_read_by_its_parent() -> None:
@@ -68,7 +68,9 @@ def test_children_do_not_see_each_other() -> None:
         for index in (0, 1, 511)
     ]
     for index, child in zip((0, 1, 511), children, strict=True):
-        assert record.of_dead(child.kill()) == [LeaseNote((f"key-{index}",), f"t{index}", 60)]
+        assert notes_of_dead(record, child.kill()) == [
+            LeaseNote((f"key-{index}",), f"t{index}", 60)
+        ]
 
 
 def test_a_settled_child_is_forgotten_and_the_others_are_not() -> None:
@@ -76,16 +78,16 @@ def test_a_settled_child_is_forgotten_and_the_others_are_not() -> None:
     first = Child(0, lambda: record.note(("a",), "a", 60)).kill()
     second = Child(0, lambda: record.note(("b",), "b", 60)).kill()
     record.settle(first)
-    assert record.of_dead(first) == []
-    assert record.of_dead(second) == [LeaseNote(("b",), "b", 60)]
+    assert notes_of_dead(record, first) == []
+    assert notes_of_dead(record, second) == [LeaseNote(("b",), "b", 60)]
 
 
 def test_a_successor_with_the_same_index_does_not_overwrite_what_a_dead_child_held() -> None:
     record = SharedMemory()
     dead = Child(5, lambda: record.note(("old",), "old", 60)).kill()
     successor = Child(5, lambda: record.note(("new",), "new", 60)).kill()
-    assert record.of_dead(dead) == [LeaseNote(("old",), "old", 60)]
-    assert record.of_dead(successor) == [LeaseNote(("new",), "new", 60)]
+    assert notes_of_dead(record, dead) == [LeaseNote(("old",), "old", 60)]
+    assert notes_of_dead(record, successor) == [LeaseNote(("new",), "new", 60)]
 
 
 def test_forks_of_a_body_leave_the_block_of_their_living_parent_alone() -> None:
@@ -133,8 +135,8 @@ def test_children_that_ended_with_nothing_held_use_up_no_room() -> None:
     for _ in range(10):
         Child(0, worked).kill()
     successor = Child(0, lambda: record.note(("new",), "new", 60)).kill()
-    assert record.of_dead(dead) == [LeaseNote(("old",), "old", 60)]
-    assert record.of_dead(successor) == [LeaseNote(("new",), "new", 60)]
+    assert notes_of_dead(record, dead) == [LeaseNote(("old",), "old", 60)]
+    assert notes_of_dead(record, successor) == [LeaseNote(("new",), "new", 60)]
 
 
 def test_a_child_does_not_write_what_its_parent_held() -> None:
@@ -145,7 +147,7 @@ def test_a_child_does_not_write_what_its_parent_held() -> None:
         record.note(("child",), "child", 60)
 
     assert held_by_a_killed_child(record, 0, life) == [LeaseNote(("child",), "child", 60)]
-    assert record.of_dead(os.getpid()) == []
+    assert notes_of_dead(record, os.getpid()) == []
 
 
 @pytest.mark.parametrize("index", [None, 512, 100_000])
@@ -157,7 +159,7 @@ def test_a_child_without_a_row_works_without_one(index: int | None) -> None:
         record.strike("t")
         record.note(("k",), "t", 60)
 
-    assert record.of_dead(Child(index, life).kill()) == []
+    assert notes_of_dead(record, Child(index, life).kill()) == []
 
 
 def test_more_than_fits_is_left_to_the_ttl_and_what_fits_later_is_written() -> None:
@@ -205,7 +207,7 @@ def test_a_child_killed_at_any_moment_leaves_a_record_that_can_be_read() -> None
         grandchild = int.from_bytes(os.read(pid_pipe[0], 8), "little")
         os.kill(grandchild, signal.SIGKILL)
         child.kill()
-        assert record.of_dead(grandchild) in ([], whole)
+        assert notes_of_dead(record, grandchild) in ([], whole)
         record.settle(grandchild)
 
 
