@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from redbeat.schedulers import RedBeatScheduler
-from redis.exceptions import RedisError
+from redbeat.schedulers import RedBeatScheduler, get_redis
+from redis.exceptions import LockError, RedisError
+from redis.lock import Lock
 
 from ..celery_compat import entry_after
 from .scheduler import LeaderMixin, like
@@ -18,19 +20,45 @@ logger = logging.getLogger("celery_singleton_lock")
 class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
     """All beats share the entries in RedBeat's keys. The stored last runs are authoritative."""
 
+    _waits = False  # for RedBeat's lock, which was logged
+
     def __init__(self, app: Any, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
         # The election replaces RedBeat's lock. RedBeat ends a process that can't extend the lock,
         # and does not compare the lock before a send.
-        self.lock_key = None
+        old_key: str | None = self.lock_key
+        self.lock_key: str | None = None
+        # With `singleton_lock_bridge` the leader holds RedBeat's lock too. RedBeat's close()
+        # releases what `lock` is.
+        self.lock: Lock | None = None
+        if old_key and not kwargs.get("lazy") and self._runtime.settings.bridge:
+            self.lock = get_redis(app).lock(old_key, timeout=self.lock_timeout, blocking=False)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """See `LeaderMixin.tick`. An unreachable RedBeat server is logged, too."""
         try:
+            if self.lock is not None and not self._holds(self.lock):
+                return min(self._election.pause(), self._election.poll)
             return super().tick(*args, **kwargs)
         except RedisError as exc:
             self._election.fail(exc)
             return self._election.poll
+
+    def _holds(self, lock: Lock) -> bool:
+        """Whether this process leads and holds RedBeat's lock, for another ``lock_timeout``."""
+        if not self._election.campaign():
+            with suppress(LockError):  # it is not held
+                lock.release()
+            return False
+        try:
+            lock.reacquire()
+            return True
+        except LockError:  # it is not held yet, or has expired
+            holds = bool(lock.acquire())
+        if not holds and not self._waits:
+            logger.info("singleton beat: a RedBeat holds %s; no ticks until it stops", lock.name)
+        self._waits = not holds
+        return holds
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> float:
         """Send ``entry`` if it is due. Return the seconds until its next check."""

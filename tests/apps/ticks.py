@@ -1,7 +1,8 @@
 """An app for many beats: its messages tell when and by which process they were sent.
 
 Its environment: BROKER_URL, RESULT_URL; LOCK_URL, the lock store; EVERY, seconds of the entry
-``interval``; CRONTAB, of any value, for the entry ``crontab``; SETTINGS, JSON of more settings.
+``interval``; ENTRIES, how many entries of that interval; CRONTAB, of any value, for the entry
+``crontab``; SETTINGS, JSON of more settings.
 A file AMBUSH, once it exists, tells the process whose pid it holds what befalls it at its next
 send, as ``<pid> SIGSTOP send``; ``authorize`` for ``send``: just before it asks the store.
 """
@@ -63,5 +64,8 @@ app.conf.beat_schedule = {}
 if "EVERY" in os.environ:
     every = float(os.environ["EVERY"])
     app.conf.beat_schedule["interval"] = {"task": "interval", "schedule": every}
+    for number in range(1, int(os.environ.get("ENTRIES", "1"))):
+        name = f"interval{number}"
+        app.conf.beat_schedule[name] = {"task": name, "schedule": every}
 if "CRONTAB" in os.environ:
     app.conf.beat_schedule["crontab"] = {"task": "crontab", "schedule": crontab()}

@@ -311,3 +311,65 @@ def test_redbeat_outlives_the_server_that_everything_is_on(
     assert process.alive
     assert faults(sent, EVERY) == []
     assert time.time() - sent[-1].sent_at < TTL
+
+
+# A rolling deploy beside RedBeat's own scheduler. MIGRATION_CALLS is the number of its ticks.
+
+REDBEATS = "redbeat:RedBeatScheduler"
+ENTRIES = 10
+ROUNDS = max(2, int(os.environ.get("MIGRATION_CALLS", "60")) // ENTRIES // 3)
+
+
+@pytest.mark.parametrize(
+    "schedulers",
+    [(REDBEATS, "singleton_redbeat"), ("singleton_redbeat", REDBEATS)],
+    ids=["RedBeat first", "ours first"],
+)
+def test_the_bridge_and_a_plain_redbeat_take_turns(
+    beat: StartBeat,
+    ticks: Ticks,
+    redis_client: redis.Redis,
+    environment: dict[str, str],
+    schedulers: tuple[str, str],
+) -> None:
+    settings = json.loads(environment["SETTINGS"])
+    environment["SETTINGS"] = json.dumps(
+        {**settings, "singleton_lock_bridge": True, "redbeat_lock_timeout": 30}
+    )
+    environment["ENTRIES"] = str(ENTRIES)
+    first = beat(TICKS, scheduler=schedulers[0], name="first")
+    ticks.wait_for(ROUNDS)
+    second = beat(TICKS, scheduler=schedulers[1], name="second", wait=False)
+    second.wait_for_log("no ticks until it stops|beat: Starting")
+    ticks.wait_for(ROUNDS)
+    first.terminate()
+    assert first.wait() == 0
+    ticks.wait_for(ROUNDS)
+    second.terminate()
+    assert second.wait() == 0
+    for number in range(ENTRIES):
+        sent = ticks.of(f"interval{number or ''}")
+        senders = [tick.beat for tick in sent]
+        assert senders == sorted(senders, key=[first.pid, second.pid].index)
+        assert {*senders} == {first.pid, second.pid}
+        assert faults(sent, EVERY) == []
+        assert longest_gap(sent) < 10 * EVERY
+    assert not redis_client.exists("redbeat::lock")
+
+
+def test_a_leader_that_dies_leaves_redbeats_lock_until_it_expires(
+    beat: StartBeat, ticks: Ticks, environment: dict[str, str]
+) -> None:
+    settings = json.loads(environment["SETTINGS"])
+    environment["SETTINGS"] = json.dumps(
+        {**settings, "singleton_lock_bridge": True, "redbeat_lock_timeout": 4}
+    )
+    first = beat(TICKS, scheduler="singleton_redbeat", name="first")
+    ticks.wait_for(2)
+    second = beat(TICKS, scheduler="singleton_redbeat", name="second")
+    first.kill()
+    second.wait_for_log("no ticks until it stops")
+    ticks.wait_for(3)
+    sent = ticks.of()
+    assert {tick.beat for tick in sent} == {first.pid, second.pid}
+    assert faults(sent, EVERY) == []
