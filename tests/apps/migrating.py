@@ -32,12 +32,13 @@ URL = os.environ["BROKER_URL"]
 LOCK_EXPIRE = 60 * 10
 
 if SIDE == "old":
-    from celery_heimdall import HeimdallTask
+    from celery_heimdall import AlreadyQueuedError, HeimdallTask
     from celery_once import AlreadyQueued, QueueOnce
     from celery_singleton import Singleton
 else:
     from celery_singleton_lock.migration import (
         AlreadyQueued,
+        AlreadyQueuedError,
         HeimdallTask,
         QueueOnce,
         Singleton,
@@ -104,7 +105,8 @@ def task(kind: str, base: type[Task] | None, **options: Any) -> Callable[..., An
         from celery_singleton_lock import singleton_task
 
         ours = {"unique": "until_done", "on_duplicate": "raise", "on_conflict": "retry"}
-        return singleton_task(app=app, bind=True, name=name, key=("name",), **ours)(run)
+        key = None if kind == "heimdall" else ("name",)
+        return singleton_task(app=app, bind=True, name=name, key=key, **ours)(run)
     return app.task(run, bind=True, name=name, base=base, **options)
 
 
@@ -127,6 +129,9 @@ def publish(kind: str, name: str, seconds: float) -> dict[str, Any]:
         result = app.tasks[f"{__name__}.{kind}"].delay(name, seconds)
     except AlreadyQueued:
         result = None
+    except AlreadyQueuedError:
+        # celery-heimdall raises this if the key of the other call has gone meanwhile.
+        return publish(kind, name, seconds)
     except Exception as exc:
         if type(exc).__name__ != "DuplicateTask":
             raise

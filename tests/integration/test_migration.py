@@ -105,6 +105,8 @@ class Switch:
             thread.start()
         for thread in threads:
             thread.join()
+        self._count += count * len(publishers) * len(KINDS)
+        assert len(self.answers) == self._count, "a publisher has ended"
 
     def _send(self, publisher: Publisher, count: int) -> None:
         for number in range(count):

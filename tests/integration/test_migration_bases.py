@@ -1,0 +1,220 @@
+"""The drop-in bases: what a publisher claims and is answered, and what a worker frees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from celery import states
+
+from celery_singleton_lock.migration import (
+    AlreadyQueued,
+    AlreadyQueuedError,
+    DuplicateTaskError,
+    clear_locks,
+)
+from tests.apps.gate import Gate
+from tests.harness.deliveries import wait_until
+from tests.harness.journal import Journal
+from tests.harness.worker import CeleryWorker
+
+APP = "tests.apps.migrated"
+
+
+@pytest.fixture(params=["bridge", "finish"])
+def conf(request: pytest.FixtureRequest, environment: dict[str, str], redis_url: str) -> str:
+    """While old processes may run, and in the release after."""
+    finish = {"singleton_lock_bridge": False, "singleton_lock_url": redis_url}
+    environment["CONF"] = json.dumps(finish if request.param == "finish" else {})
+    return str(request.param)
+
+
+@pytest.fixture
+def tasks(conf: str, load_app: Callable[..., ModuleType]) -> ModuleType:
+    return load_app(APP)
+
+
+@pytest.fixture
+def at_work(
+    conf: str, worker: Callable[..., CeleryWorker], load_app: Callable[..., ModuleType]
+) -> ModuleType:
+    """The tasks, with a worker."""
+    worker(APP, concurrency=2)
+    return load_app(APP)
+
+
+def old_keys(client: redis.Redis) -> list[str]:
+    patterns = ("qo_*", "SINGLETONLOCK_*", "h-lock:*")
+    return [key for pattern in patterns for key in client.scan_iter(pattern)]
+
+
+def claims(client: redis.Redis) -> list[str]:
+    return [*old_keys(client), *client.scan_iter("csl:*:claim|*")]
+
+
+def the_claim(client: redis.Redis, conf: str) -> str:
+    [key] = claims(client)
+    assert key.startswith("csl:") is (conf == "finish")
+    return key
+
+
+def sent(client: redis.Redis) -> int:
+    count: Any = client.llen("celery")
+    return int(count)
+
+
+def test_celery_once_claims_and_answers(
+    tasks: ModuleType, redis_client: redis.Redis, conf: str
+) -> None:
+    tasks.once.delay("a")
+    assert 40_000 < redis_client.pttl(the_claim(redis_client, conf)) <= 50_000
+    with pytest.raises(AlreadyQueued) as raised:
+        tasks.once.delay("a", gate="other arguments")
+    assert 40 < raised.value.countdown <= 50
+    result = tasks.once.apply_async(("a",), once={"graceful": True})
+    assert (result.result, result.state) == (None, states.REJECTED)
+    tasks.once.apply_async(("b",), once={"timeout": 5})
+    assert sent(redis_client) == 2
+    lives = sorted(redis_client.pttl(key) for key in claims(redis_client))
+    assert lives[0] <= 5_000
+
+
+def test_celery_singleton_claims_and_answers(
+    tasks: ModuleType, redis_client: redis.Redis, conf: str
+) -> None:
+    first = tasks.singleton.delay("a")
+    assert tasks.singleton.delay("a", end="fail").id == first.id
+    lives = redis_client.pttl(the_claim(redis_client, conf))
+    assert lives == -1 if conf == "bridge" else lives > 86_000_000
+    first = tasks.raising.delay("a")
+    with pytest.raises(DuplicateTaskError) as raised:
+        tasks.raising.delay("a")
+    assert raised.value.task_id == first.id
+    first = tasks.hooked.delay("a")
+    assert tasks.hooked.delay("a") == f"duplicate of {first.id}"
+    assert sent(redis_client) == 3
+
+
+def test_celery_heimdall_claims_and_answers(
+    tasks: ModuleType, redis_client: redis.Redis, conf: str
+) -> None:
+    first = tasks.heimdall.delay("a")
+    assert 60_000 < redis_client.pttl(the_claim(redis_client, conf)) <= 70_000
+    assert tasks.heimdall.delay("a").id == first.id
+    first = tasks.periodic.delay("a")
+    with pytest.raises(AlreadyQueuedError) as raised:
+        tasks.periodic.delay("a")
+    assert raised.value.likely_culprit == first.id
+    assert sent(redis_client) == 2
+
+
+def test_a_publish_that_fails_leaves_no_claim(tasks: ModuleType, redis_client: redis.Redis) -> None:
+    for task in (tasks.once, tasks.singleton, tasks.heimdall):
+        with pytest.raises(Exception, match=r"serializer|encoder"):
+            task.apply_async(("a",), serializer="no such serializer")
+    assert claims(redis_client) == []
+
+
+def test_clear_locks_deletes_the_old_keys_only(
+    tasks: ModuleType, redis_client: redis.Redis, conf: str
+) -> None:
+    tasks.singleton.delay("a")
+    tasks.singleton.delay("b")
+    tasks.once.delay("a")
+    clear_locks(tasks.app)
+    assert not list(redis_client.scan_iter("SINGLETONLOCK_*"))
+    assert len(claims(redis_client)) == (1 if conf == "bridge" else 3)
+
+
+def test_release_lock_frees_one_old_key(tasks: ModuleType, redis_client: redis.Redis) -> None:
+    redis_client.set(tasks.singleton.old_key(["a"], {}), "some call")
+    tasks.singleton.release_lock(["a"])
+    assert old_keys(redis_client) == []
+
+
+@pytest.mark.slow
+def test_each_end_of_a_task_frees_its_claim_and_no_other(
+    at_work: ModuleType, redis_client: redis.Redis, journal: Journal
+) -> None:
+    fails, retries = (
+        at_work.singleton.delay("a", end="fail"),
+        at_work.singleton.delay("b", end="retry"),
+    )
+    assert at_work.singleton.delay("b").id == retries.id  # also while it waits for its retry
+    with pytest.raises(ValueError, match="fail"):
+        fails.get(timeout=30)
+    with pytest.raises(at_work.singleton.MaxRetriesExceededError):
+        retries.get(timeout=30)
+    assert len(journal.runs("b")) == 3
+    assert [at_work.once.delay("a").get(timeout=30), at_work.heimdall.delay("a").get(timeout=30)]
+    wait_until(lambda: not claims(redis_client), "all claims are free")
+    assert at_work.singleton.delay("a").get(timeout=30) == "ran"
+    # A body of a message without a claim does not free another call's.
+    wait_until(lambda: not claims(redis_client), "the claim is free")
+    redis_client.set(at_work.singleton.old_key(["c"], {}), "another call")
+    at_work.app.send_task(at_work.singleton.name, ["c"]).get(timeout=30)
+    assert redis_client.get(at_work.singleton.old_key(["c"], {})) == "another call"
+
+
+@pytest.mark.slow
+def test_unlock_before_run_lets_one_call_wait_while_another_runs(
+    at_work: ModuleType, redis_client: redis.Redis, journal: Journal
+) -> None:
+    first = at_work.until_start.delay("a", gate="first")
+    journal.wait_for_starts(1)
+    second = at_work.until_start.delay("a", gate="first")
+    third = at_work.until_start.delay("a", gate="first")
+    assert third.state == states.REJECTED
+    Gate(redis_client, "first").open()
+    assert first.get(timeout=30) == second.get(timeout=30) == "ran"
+    assert journal.overlaps() == []
+    wait_until(lambda: not claims(redis_client), "all claims are free")
+
+
+@pytest.mark.slow
+def test_celery_heimdalls_period_and_its_helper(
+    at_work: ModuleType, redis_client: redis.Redis, conf: str
+) -> None:
+    assert at_work.periodic.delay("a").get(timeout=30) is True
+    with pytest.raises(AlreadyQueuedError):
+        at_work.periodic.delay("a")
+    if conf == "bridge":
+        # Published without a claim, as by Beat: skipped while another call has the key.
+        skipped = at_work.app.send_task(at_work.periodic.name, ["a"])
+        assert skipped.get(timeout=30) is None
+        redis_client.delete("h-lock:own-a")
+        assert at_work.app.send_task(at_work.periodic.name, ["a"]).get(timeout=30) is False
+        assert redis_client.exists("h-lock:own-a")
+
+
+@pytest.mark.slow
+def test_a_wrong_old_setting_stops_the_worker_with_one_line(
+    worker: Callable[..., CeleryWorker], environment: dict[str, str]
+) -> None:
+    environment["CONF"] = json.dumps({"singleton_backend_class": "mine.Backend"})
+    process = worker(APP, wait=False)
+    assert process.wait() != 0
+    [line] = [line for line in process.lines if "mine.Backend" in line]
+    assert "RedisBackend only" in line
+
+
+@pytest.mark.slow
+def test_celery_singletons_expiry_does_not_stop_a_worker_and_is_read_by_the_bridge(
+    worker: Callable[..., CeleryWorker],
+    environment: dict[str, str],
+    load_app: Callable[..., ModuleType],
+    redis_client: redis.Redis,
+) -> None:
+    environment["CONF"] = json.dumps({"singleton_lock_expiry": 30})
+    tasks = load_app(APP)
+    tasks.singleton.delay("a")
+    [key] = claims(redis_client)
+    assert 20_000 < redis_client.pttl(key) <= 30_000
+    process = worker(APP)
+    wait_until(lambda: not claims(redis_client), "the claim is free")
+    [line] = [line for line in process.lines if "singleton_lock_expiry" in line]
+    assert "migration.Singleton" in line
