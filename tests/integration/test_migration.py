@@ -198,3 +198,13 @@ def test_each_step_of_the_migration_in_both_orders(
     sides = Counter((run.data["side"], run.key.split()[0]) for run in journal.runs())
     print(f"{len(switch.answers)} calls, bodies: {dict(sides)}")
     assert {side for side, _ in sides} == {old, new}
+
+
+def test_without_a_bridge_the_old_publishers_keys_stay(
+    switch: Switch, redis_client: redis.Redis
+) -> None:
+    switch.worker("done")
+    publisher = switch.publisher("old")
+    publisher.send([(kind, "n", 0.0) for kind in KINDS])
+    switch.wait_until_idle()
+    assert len(old_keys(redis_client)) == 3
