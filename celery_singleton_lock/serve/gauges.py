@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..doctor import Severity
@@ -38,11 +38,13 @@ class Gauges(Collector):
         """Nothing: otherwise the registration would read the store."""
         return ()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         reading = self._readings.keys.get()
         yield _gauge("store_up", "Whether the store answers (1) or not (0).", not reading.error)
         connected = not self._listener.error
         yield _gauge("events_up", "Whether worker events are received (1) or not (0).", connected)
+        text = "Worker events that workers could not send."
+        yield CounterMetricFamily(f"{_PREFIX}dropped_events", text, self._listener.dropped)
         findings = [one for one in self._readings.findings if one.severity is not Severity.OK]
         by_kind = Counter[_Labels]((str(one.severity), label(one.subject)) for one in findings)
         text = "Findings of the doctor that are not ok."

@@ -15,6 +15,8 @@ from ..core.events import Event, EventName, Sink
 logger = logging.getLogger("celery_singleton_lock")
 
 _TYPE: Final = "singleton-"
+# The type of the event in which a worker reports the number of events that it could not send.
+_DROPPED: Final = f"{_TYPE}events-dropped"
 # The routing key of a worker event is its type with dots.
 _ROUTING_KEY: Final = "singleton.#"
 # Seconds between two tries to reach the broker.
@@ -32,11 +34,14 @@ class Listener:
     Attributes:
         error: Why no events are received; empty: they are.
         received: The number of events received.
+        dropped: The number of events that workers could not send.
     """
 
     def __init__(self, app: Celery, clock: Clock, sink: Sink) -> None:
         self.error = "not connected yet"
-        self.received = 0
+        self.received = self.dropped = 0
+        # For each worker the fields that identify its last event.
+        self._last: dict[Any, tuple[Any, ...]] = {}
         self._app, self._clock, self._sink = app, clock, sink
 
     def start(self) -> None:
@@ -76,11 +81,20 @@ class Listener:
     def _take(self, fields: Mapping[str, Any]) -> None:
         try:
             event = event_of(fields)
-            if event is not None:
+            if fields.get("type") == _DROPPED:
+                self.dropped += int(fields["count"])
+            elif event is not None and not self._is_resent(fields):
                 self.received += 1
                 self._sink(event)
         except Exception:
             logger.exception("singleton serve: can't read the worker event %.200r", fields)
+
+    def _is_resent(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the worker has sent this event before, because it got no reply of the broker."""
+        worker = fields.get("hostname")
+        event = tuple(map(fields.get, ("type", "uuid", "key", "timestamp")))
+        was, self._last[worker] = self._last.get(worker), event
+        return was == event and event[-1] is not None
 
 
 def event_of(fields: Mapping[str, Any]) -> Event | None:

@@ -308,6 +308,24 @@ def test_a_worker_event_is_read_as_the_event_that_it_was() -> None:
         assert event_of({"type": other}) is None
 
 
+def test_an_event_that_a_worker_sends_again_is_counted_once(server: Server) -> None:
+    def acquired(timestamp: float, hostname: str = "w1") -> None:
+        fields = {"uuid": "id", "key": "k", "name": "t", "hostname": hostname}
+        server.listener._take({"type": "singleton-acquired", "timestamp": timestamp, **fields})
+
+    for timestamp in (1.0, 1.0, 2.0):
+        acquired(timestamp)
+    acquired(2.0, "w2")
+    assert server.listener.received == 3
+
+
+def test_events_that_a_worker_dropped_are_counted(server: Server) -> None:
+    for count in (2, 3, "hostile"):
+        server.listener._take({"type": "singleton-events-dropped", "uuid": "", "count": count})
+    assert (server.listener.dropped, server.listener.received) == (5, 0)
+    assert b"celery_singleton_dropped_events_total 5.0" in server.ask("/metrics").body
+
+
 def test_each_event_is_counted_once() -> None:
     registry = CollectorRegistry()
     metrics = PrometheusMetrics(registry)
