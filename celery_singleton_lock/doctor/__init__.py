@@ -50,6 +50,7 @@ CHECKS: Final = (
     Check(servers.check_wait_replicas, _MASTERS, per_server=True),
     Check(servers.check_replicas, {"sentinel"}),
     Check(servers.check_latency, {"redlock"}, per_server=True),
+    Check(servers.check_writes, {"redlock"}, per_server=True),
     Check(servers.check_identities, {"redlock"}),
     Check(servers.check_votes, {"redlock"}, per_server=True),
     Check(servers.check_clocks, _REDIS),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import StoreError, StoreUnavailable
+from ..stores.faults import CORRUPT, SPACE
 from .context import Context, Findings, Server, error, note, ok, warning
 
 if TYPE_CHECKING:
@@ -27,12 +28,8 @@ _TIMEOUT: Final = 2.0
 _SESSION_TIMEOUT: Final = 5.0
 _DISAGREE: Final = "members disagree on what is stored"
 _ALARMS: Final = {
-    "NOSPACE": (
-        "the cluster refuses writes, so there are no locks",
-        "etcdctl compact, defrag, then alarm disarm; raise --quota-backend-bytes, and set "
-        "--auto-compaction-retention",
-    ),
-    "CORRUPT": (_DISAGREE, "take the corrupt member out, and add it again empty"),
+    "NOSPACE": ("the cluster refuses writes, so there are no locks", SPACE.remedy),
+    "CORRUPT": (_DISAGREE, CORRUPT.remedy),
 }
 _LOGIN_REMEDIES: Final = {
     "etcd": "etcdctl auth enable, and a login in singleton_lock_url; or client certificates",
@@ -98,7 +95,7 @@ def check_etcd_members(context: Context) -> Findings:
             leader = member.name
     if led:
         yield ok("members", f"{len(led)} of {named} named ones follow a leader: {leader}")
-    else:
+    elif not any(member.refuses for member in context.servers):
         text = f"none of the {named} members of the URL follows a leader: no locks"
         yield error("quorum", text, _START)
 

@@ -77,6 +77,11 @@ class Server:
     clock_ahead: float | None = None
     reply_time: float = 0.0
 
+    @property
+    def refuses(self) -> bool:
+        """Whether the server answered, but not to this login."""
+        return isinstance(self.error, StoreError) and not isinstance(self.error, StoreUnavailable)
+
     @contextmanager
     def visited(self) -> Iterator[None]:
         """Note an exception as the reason for a missing answer."""

@@ -14,6 +14,7 @@ from ..core.lease import Holder, Lease, Token
 from ..core.store import RENEWED, Acquire, Granted, Relation, Release
 from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
 from ..runtime import IN_MEMORY, singleton_tasks
+from ..stores.faults import fault_of
 from ..worker.bootstep import check_results, check_tasks, names_of
 from .context import Context, Findings, error, note, ok, warning
 from .servers import is_slow
@@ -24,30 +25,6 @@ _TTL: Final = 10.0
 # The number of foreign keys that are reported. More would repeat the same mistake.
 _SHOWN_KEYS: Final = 10
 _RIGHTS_PAGE: Final = f"{DOCS}reference/options.html#rights"
-_GRANT: Final = f"grant what {_RIGHTS_PAGE} lists for an ACL user"
-# Faults of a Redis server: words of its error, the subject, the remedy.
-_FAULTS: Final = (
-    (
-        "refuses the login",
-        "login",
-        "correct user and password in singleton_lock_url; percent-encode :/@%",
-    ),
-    ("DB index", "database", "correct the database number in singleton_lock_url"),
-    (
-        "maxmemory",
-        "memory",
-        "raise maxmemory, or remove data; leave maxmemory-policy at noeviction",
-    ),
-    ("read only replica", "replica", "point singleton_lock_url at the master, or use sentinel://"),
-    ("persist", "disk", "make room on the server's disk: it refuses writes while it can't save"),
-    ("AOF", "disk", "make room on the server's disk: it refuses writes while it can't save"),
-)
-_RIGHTS: Final = {
-    "etcd": "etcdctl role grant-permission ROLE readwrite --prefix PATH, with the path of "
-    "singleton_lock_url; or clear the alarm that makes it read-only",
-    "zookeeper": "the login under which the nodes were made; or setAcl, or another path in "
-    "singleton_lock_url",
-}
 
 
 # --- operations, on the doctor's own keys ---------------------------------------------------------
@@ -70,7 +47,10 @@ def check_leases(context: Context) -> Findings:
     try:
         median = statistics.median(_operation_time(context) for _ in range(_ROUNDS))
     except StoreError as exc:
-        yield error(*_fault(context.kind, exc))
+        subject, remedy = fault_of(context.kind, exc)
+        if isinstance(exc, StoreUnavailable):
+            remedy += "; until then tasks are put back"
+        yield error(subject, str(exc), remedy)
         return
     yield ok("reachability", f"acquire, renew and release work; {median * 1000:.1f} ms each")
     ttls = context.ttls_by_task
@@ -118,18 +98,6 @@ def _check_waiting(context: Context) -> Findings:
 
 
 NO_SCAN: Final = note("keys", "SCAN is denied, so foreign keys are unknown")
-
-
-def _fault(kind: str, exc: StoreError) -> tuple[str, str, str]:
-    """Subject, text and remedy of a store of ``kind`` on which leases do not work."""
-    text = str(exc)
-    for words, subject, remedy in _FAULTS:
-        if kind not in _RIGHTS and words in text:
-            return subject, text, remedy
-    if isinstance(exc, StoreUnavailable):
-        cure = "start the store, or correct singleton_lock_url; until then tasks are put back"
-        return "reachability", text, cure
-    return "rights", text, _RIGHTS.get(kind, _GRANT)
 
 
 def check_keys(context: Context) -> Findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from ..core.heartbeat import timeout_for
 from ..core.lease import drift
 from ..errors import StoreError, StoreUnavailable
+from ..stores.faults import fault_of
 from ..stores.redis.cluster import Topology
 from ..stores.redis.connection import OPERATOR_TIMEOUT, Connections
 from ..stores.redis.sentinel import SentinelConnections
@@ -33,6 +35,8 @@ _NTP: Final = "NTP on all hosts, slewing instead of stepping"
 _COMFORTABLE_SHARE: Final = 0.1
 # A server counts its uptime in whole seconds.
 _UPTIME_PRECISION: Final = 1.0
+# Milliseconds that a key of the doctor lasts if it can't be removed.
+_PROBE_MILLIS: Final = 1000
 _TWO_BODIES: Final = "two bodies can run at once"
 _UNREACHABLE: Final = {
     "sentinel": ("replicas", "start it; or SENTINEL RESET, if it is gone for good"),
@@ -233,9 +237,11 @@ def _address(link: Any) -> Address:
 
 def check_reachability(context: Context) -> Findings:
     """Whether some servers don't answer while others do."""
-    subject, remedy = _UNREACHABLE[context.kind]
+    subject, start = _UNREACHABLE[context.kind]
     for server in context.servers:
         if server.error:
+            fault = fault_of(context.kind, server.error)
+            remedy = start if fault.subject == "reachability" else fault.remedy
             yield warning(subject, f"{server.name}: {server.error}", remedy)
 
 
@@ -343,6 +349,19 @@ def check_latency(context: Context, node: Server) -> Findings:
 def is_slow(reply_time: float, ttl: float) -> bool:
     """Whether replies that take ``reply_time`` seconds are slow for a lease of ``ttl`` seconds."""
     return reply_time > timeout_for(ttl) * _COMFORTABLE_SHARE
+
+
+def check_writes(context: Context, node: Server) -> Findings:
+    """Whether a node of Redlock accepts writes; the others may make up a majority without it."""
+    key = context.runtime.keyspace.lock("singleton-doctor", secrets.token_hex(8))
+    try:
+        _command(node.link, "SET", key, "", "PX", _PROBE_MILLIS)
+        _command(node.link, "DEL", key)
+    except StoreError as exc:
+        fault = fault_of(context.kind, exc)
+        if fault.subject not in ("rights", "replica"):  # check_replication reports a replica
+            text = f"{exc}: its vote is missing, so the loss of fewer others ends all locks"
+            yield warning(fault.subject, text, fault.remedy)
 
 
 def check_identities(context: Context) -> Findings:

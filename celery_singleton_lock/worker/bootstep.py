@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 import click
@@ -25,6 +25,8 @@ from ..publish.claim import RPC_CURE, check_replaceable, sends_results_to_first_
 from ..publish.header import mint_nonce
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
+from ..stores import is_sentinel_url
+from ..stores.faults import fault_of
 from .event_sender import EventSender
 from .parent_heartbeat import ParentHeartbeat
 from .shared_memory import SharedMemory
@@ -88,6 +90,10 @@ class SingletonStep(bootsteps.StartStopStep):
         self._look_at_events(worker)
         worker.timer.call_repeatedly(_LOOK_AT_EVENTS, self._look_at_events, (worker,))
         runtime, memory = Runtime.of(worker.app), Runtime.lease_notes
+        if not runtime.store.capabilities.usable_before_fork:
+            # A store of its own, because this process may fork again, to replace a child.
+            with _reporting_faults(runtime), closing(runtime.open_store()) as store:
+                _try_out(runtime, store)
         if isinstance(memory, SharedMemory) and runtime.store.capabilities.renews_for_others:
             heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
             ParentHeartbeat.running = heartbeat
@@ -212,41 +218,50 @@ def names_of(tasks: Iterable[Any]) -> str:
 def _check_store(runtime: Runtime) -> None:
     """Refuse a store that may evict leases or that splits its keys; log if it can't be used now.
 
-    An error of the store does not stop the worker: other tasks can run, and the store may be
-    repaired meanwhile.
-
     Raises:
         SettingsError: Leases in this store would not exclude each other.
     """
-    store, settings = runtime.store, runtime.settings
-    try:
+    store = runtime.store
+    with _reporting_faults(runtime):
         if problems := store.problems(runtime.keyspace.lock("", "")):
             raise SettingsError(problems[0])
-        check_eviction(store, settings)
-        _try_out(runtime)
-    except StoreUnavailable as exc:
-        _warn(
-            f"no locks now, because {settings.safe_url} can't be used ({exc}); tasks are put back "
-            "until it can"
-        )
+        check_eviction(store, runtime.settings)
+        # Clients of etcd and ZooKeeper may start threads, and this process forks later.
+        if store.capabilities.usable_before_fork:
+            _try_out(runtime, store)
+
+
+@contextmanager
+def _reporting_faults(runtime: Runtime) -> Iterator[None]:
+    """Log an error of the store, with its remedy.
+
+    It does not stop the worker: other tasks can run, and the store may be repaired meanwhile.
+    """
+    url = runtime.settings.safe_url
+    try:
+        yield
     except StoreError as exc:
-        logger.error(
-            f"singleton: no locks, because {settings.safe_url} refuses them ({exc}); tasks are put "
-            "back until this is corrected. Check its login, rights, database number and memory, "
-            "for example with `celery -A app singleton doctor`"
-        )
+        kind = "sentinel" if is_sentinel_url(url) else runtime.store.capabilities.name
+        remedy = f"{fault_of(kind, exc).remedy}. `celery -A app singleton doctor` shows more"
+        if isinstance(exc, StoreUnavailable):
+            _warn(
+                f"no locks now, because {url} can't be used ({exc}); tasks are put back until it "
+                f"can. To do: {remedy}"
+            )
+        else:
+            logger.error(
+                f"singleton: no locks, because {url} refuses them ({exc}); tasks are put back "
+                f"until this is corrected. To do: {remedy}"
+            )
 
 
-def _try_out(runtime: Runtime) -> None:
+def _try_out(runtime: Runtime, store: Store) -> None:
     """Acquire and release a test lease, because a store may answer reads and refuse writes.
 
     Raises:
         StoreError: The store refuses the lease, or does not answer.
     """
-    store, nonce = runtime.store, mint_nonce()
-    if not store.capabilities.usable_before_fork:
-        # Clients of etcd and ZooKeeper may start threads, and this process forks later.
-        return
+    nonce = mint_nonce()
     key, token = runtime.keyspace.lock("singleton-start", nonce), Token(nonce, 0, 0, nonce)
     holder = Holder(task_id=nonce, worker=runtime.worker, since=runtime.clock.wall())
     call = Acquire(slots=(key,), token=token, holder=holder, ttl=_TRIAL_TTL)

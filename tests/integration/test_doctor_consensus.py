@@ -112,7 +112,10 @@ def test_an_alarm_is_an_error(alarm: str) -> None:
         member = cluster.post("maintenance/status", {})["header"]["member_id"]
         raised = {"action": "ACTIVATE", "memberID": member, "alarm": alarm}
         assert cluster.post("maintenance/alarm", raised)["alarms"]
-        (finding,) = found(app_on(cluster.url("full")), "alarms")
+        everything = findings(app_on(cluster.url("full")))
+        (finding,) = [each for each in everything if each.subject == "alarms"]
+        [refused] = [f for f in everything if f.severity is Severity.ERROR and f != finding]
+    assert refused.remedy == finding.remedy
     assert finding.severity is Severity.ERROR
     assert finding.text.startswith(f"{alarm} is raised")
 
@@ -145,6 +148,32 @@ def test_a_login_with_no_more_rights_than_locking_needs_is_enough() -> None:
     assert here["reachability"] is here["login"] is Severity.OK
     assert refused.severity is Severity.ERROR
     assert "grant-permission" in refused.remedy
+
+
+@pytest.mark.usefixtures("need_etcd")
+def test_a_login_that_etcd_refuses_is_no_missing_right_and_no_missing_quorum() -> None:
+    with EtcdCluster(1) as cluster:
+        url = cluster.url("login")
+        app = app_on(url.replace("://", "://worker:pw@"))
+        assert "no user and password" in found(app, "login")[0].remedy
+        for name in ("root", "worker"):
+            cluster.post("auth/user/add", {"name": name, "password": "pw"})
+        cluster.post("auth/role/add", {"name": "root"})
+        cluster.post("auth/user/grant", {"user": "root", "role": "root"})
+        cluster.post("auth/enable", {})
+        assert "name a user and password" in found(app_on(url), "login")[0].remedy
+        wrong = findings(app_on(url.replace("://", "://worker:wrong@")))
+    told = {f.subject: f for f in wrong if f.severity in (Severity.WARNING, Severity.ERROR)}
+    assert told.keys() == {"login", "members"}
+    assert all("correct user and password" in finding.remedy for finding in told.values())
+    assert "wrong" not in str(told)
+
+
+@pytest.mark.usefixtures("need_etcd")
+def test_tls_to_a_port_without_it_is_not_a_store_that_must_be_started() -> None:
+    with EtcdCluster(1) as cluster:
+        app = app_on(cluster.url("tls").replace("etcd://", "etcds://"))
+        assert "does the server speak TLS" in found(app, "tls")[0].remedy
 
 
 # --- ZooKeeper -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import redis
 
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.doctor.servers import is_slow
@@ -75,6 +76,20 @@ def test_a_minority_that_is_away_is_a_warning_and_a_majority_an_error(nodes: Red
     assert "1 of 3 answer, and a lease takes 2" in found(app, "nodes")[-1].text
     assert worst(app) is Severity.ERROR
     nodes[0].resume()
+
+
+def test_a_minority_that_takes_no_writes_is_a_warning(nodes: RedlockNodes) -> None:
+    """It answers, and the locks work without it: only a write shows that its vote is missing."""
+    with redis.Redis.from_url(nodes[0].url()) as client:
+        client.config_set("maxmemory", "1")
+        try:
+            (finding,) = found(app_on(nodes.url(quarantine=None)), "memory")
+        finally:
+            client.config_set("maxmemory", "0")
+    assert finding.severity is Severity.WARNING
+    assert str(nodes[0].port) in finding.text
+    assert "its vote is missing" in finding.text
+    assert "raise maxmemory" in finding.remedy
 
 
 def test_a_node_that_may_forget_and_votes_at_once_is_a_warning(nodes: RedlockNodes) -> None:

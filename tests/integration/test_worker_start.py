@@ -31,12 +31,16 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.store import Capabilities
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing import hold_lock
 from celery_singleton_lock.worker.bootstep import check_tasks
 from example_project.private_server import PrivateServer
+from tests.conftest import missing
+from tests.harness.etcd import EtcdCluster, find_etcd
 from tests.harness.worker import CeleryWorker
+from tests.harness.zookeeper import ZooKeeperEnsemble
 
 StartWorker = Callable[..., CeleryWorker]
 LoadApp = Callable[..., ModuleType]
@@ -452,6 +456,76 @@ def test_a_wrong_password_is_said_and_not_shown(
     process = worker(write_app(), env={"LOCK_URL": url})
     process.wait_for_log(r"ERROR.*refuses the login")
     assert "wr0ng" not in process.log
+
+
+def full(client: Any) -> None:
+    client.config_set("maxmemory", "1")
+
+
+def replica(client: Any) -> None:
+    client.replicaof("127.0.0.1", "1")
+
+
+def without_replicas(client: Any) -> None:
+    client.config_set("min-replicas-to-write", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "database", "remedy"),
+    [
+        (full, 0, "ERROR.*refuses them.*To do: raise maxmemory"),
+        (replica, 0, "WARNING.*can't be used.*To do: point singleton_lock_url at the master"),
+        (without_replicas, 0, "WARNING.*can't be used.*To do: start replicas, or lower min-rep"),
+        (None, 4000, "ERROR.*refuses them.*To do: correct the database number"),
+    ],
+)
+def test_a_store_that_takes_no_writes_is_said_with_its_remedy(
+    spoil: Callable[[Any], None] | None,
+    database: int,
+    remedy: str,
+    worker: StartWorker,
+    write_app: WriteApp,
+    private_redis: PrivateServer,
+) -> None:
+    """It answers PING and reads: only a lease shows the fault."""
+    with redis.Redis.from_url(private_redis.url()) as client:
+        if spoil:
+            spoil(client)
+        url = private_redis.url(database)
+        process = worker(write_app(), pool="solo", env={"LOCK_URL": url}, wait=False)
+        process.wait_for_log(remedy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_etcd_without_space_is_said_with_its_remedy(
+    pool: str, worker: StartWorker, write_app: WriteApp
+) -> None:
+    if find_etcd() is None:
+        missing("etcd is not installed. Debian: apt-get install etcd-server")
+    with EtcdCluster(1) as cluster:
+        member = cluster.post("maintenance/status", {})["header"]["member_id"]
+        raised = {"action": "ACTIVATE", "memberID": member, "alarm": "NOSPACE"}
+        assert cluster.post("maintenance/alarm", raised)["alarms"]
+        process = worker(write_app(), pool=pool, env={"LOCK_URL": cluster.url("full")}, wait=False)
+        process.wait_for_log("ERROR.*space exceeded.*To do: etcdctl compact, defrag")
+
+
+@pytest.mark.slow
+def test_nodes_of_zookeeper_that_belong_to_another_login_are_said_with_the_remedy(
+    zookeeper: ZooKeeperEnsemble, worker: StartWorker, write_app: WriteApp
+) -> None:
+    url = zookeeper.url("of-ann")
+    app = Celery(set_as_current=False, broker="memory://")
+    app.conf.singleton_lock_url = url.replace("://", "://ann:pw@")
+    with hold("k", scope="s", app=app):
+        pass
+    Runtime.of(app).close()
+    env = {"LOCK_URL": url.replace("://", "://bob:pw@")}
+    process = worker(write_app(), env=env, wait=False)
+    process.wait_for_log("ERROR.*NoAuth.*To do: the login under which the nodes were made")
+    process.wait_until_ready()
 
 
 # Forms of the URL.
