@@ -130,7 +130,7 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
     app = ctx.obj.app
-    held = inspection.find_key(app, key) or inspection.find_task(app, key)
+    held = inspection.find_key(app, key) or inspection.find_task(app, _task_id(app, key))
     if as_json:
         click.echo(json.dumps(row_of(held) if held else None, indent=2))
     elif held:
@@ -158,6 +158,7 @@ def explain(ctx: click.Context, /, task_id: str, timeout: float, as_json: bool) 
     From the result backend, the lease, the claim, the markers and the workers. Exit status 1 if
     none of them knows the id.
     """
+    task_id = _task_id(ctx.obj.app, task_id)
     found = inspection.explain(ctx.obj.app, task_id, timeout=timeout)
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2, default=str))
@@ -370,6 +371,12 @@ def describe(held: HeldKey) -> str:
         row = {"published by" if name == "worker" else name: value for name, value in row.items()}
     width = max(len(name) for name in row)
     return "\n".join(f"{name:>{width}}: {shown(str(value))}" for name, value in row.items())
+
+
+def _task_id(app: Any, text: str) -> str:
+    """The id in ``text``, which may be a call as log lines print it: ``proj.sync[id]``."""
+    name, _, rest = text.partition("[")
+    return rest[:-1] if rest.endswith("]") and name in app.tasks else text
 
 
 def shown(text: str) -> str:

@@ -144,7 +144,7 @@ def claim_and_send(
             ``key="account:{account_id}"``, ``"account:42"``. Then publishers with the task's code
             find the claim too. By default the key is computed from all arguments as given, so only
             calls with the same spelling are equal.
-        scope: The task's ``scope``, if it has one.
+        scope: The task's ``scope``, if it has one and is not registered in the app.
         **options: Celery's options.
 
     Raises:
@@ -181,7 +181,7 @@ def claim_and_send(
         runtime=runtime,
         task=name,
         task_id=task_id,
-        key=runtime.keyspace.lock(scope or name, rest),
+        key=runtime.keyspace.lock(scope or str(getattr(task, "singleton_scope", name)), rest),
         policy=policy,
         header=header,
         options=options,

@@ -320,6 +320,8 @@ def test_the_command_prints_the_fate_and_its_sentences(
     shown = command(stage, holder)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.startswith(f"{holder}: running\n  It runs now since ")
+    as_logged = command(stage, f"{stage.app.work.name}[{holder}]")
+    assert as_logged.stdout.startswith(f"{holder}: running\n")
     row = json.loads(command(stage, "--json", holder).stdout)
     assert (row["fate"], row["key"], row["task_id"]) == ("running", stage.key(name), holder)
     unknown = command(stage, "--timeout", "0.5", "none")

@@ -26,12 +26,14 @@ from kombu.utils.json import dumps, loads
 
 from celery_singleton_lock import (
     PER_TASK,
+    CallOptions,
     DuplicateTask,
     LockKeyError,
     OnConflict,
     SingletonLockError,
     StoreError,
     StoreUnavailable,
+    claim_and_send,
     is_skipped,
     singleton_task,
 )
@@ -1023,3 +1025,11 @@ def test_a_chords_members_and_body_are_published_beside_a_claim(bench: Bench) ->
     claims = [message.headers[HEADER]["claim"] for message in bench.messages()]
     assert [claim["duplicate"] for claim in claims] == [False, True, False]
     assert first.id in [Token.task_id_of(record.token) for record in bench.claims()]
+
+
+def test_a_call_by_name_finds_the_scope_of_a_task_that_is_registered(bench: Bench) -> None:
+    once: CallOptions = {"unique": "until_done"}
+    sync = bench.task(key="{account}", scope="accounts", unique="until_done")
+    first = sync.delay(7)
+    by_name = claim_and_send(bench.app, sync.name, [7], key="7", singleton=once)
+    assert (by_name.id, bench.ids()) == (first.id, [first.id])
