@@ -61,11 +61,13 @@ model: $(DEV_READY)  ## the protocol, searched by spin (needs spin and gcc); opt
 	$(BIN)/python -m tests.model $(ARGS)
 
 .PHONY: check
-check: $(DEV_READY)  ## lint, format, types, imports
+check: $(DEV_READY)  ## lint, format, types, imports, spelling, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python -m tests.prose
 
 .PHONY: format
 format: $(DEV_READY)  ## repair what lint and format can repair by themselves

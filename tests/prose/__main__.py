@@ -1,0 +1,81 @@
+"""``python -m tests.prose``: the documentation, read by proselint with a vocabulary of our own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from proselint.checks import __register__ as proselints
+from proselint.config import DEFAULT
+from proselint.registry import CheckRegistry
+from proselint.registry.checks import Check, types
+from proselint.tools import LintFile
+
+from tests.prose.vocabulary import DOCUMENTATION
+
+_ROOT: Final = Path(__file__).parents[2]
+_LISTS: Final = ("changelog", "benchmarks")
+# Sentences longer than that are read twice.
+_MOST_WORDS: Final = 40
+# Matters of typography and of taste: the pages are written in ASCII, "for ever" is British.
+# "Exactly-once" is a term.
+_UNUSED: Final = ("misc.phrasal_adjectives", "typography", "archaism", "lexical_illusions")
+# What is no prose: code, HTML comments, link targets, directives.
+_NO_PROSE: Final = re.compile(
+    r"^( *)```.*?^\1```$|^:::.*?$|`[^`]*`|<!--.*?-->|\]\([^)]*\)|<https:[^>]*>",
+    re.DOTALL | re.MULTILINE,
+)
+# The first name that fits decides.
+_CHECKS: Final = dict.fromkeys(_UNUSED, False) | {"vocabulary": True} | DEFAULT["checks"]
+_CHECKS.update(dict.fromkeys(_UNUSED, False))
+# Up to a full stop, colon or semicolon, the end of a cell, or the next paragraph or list item.
+_SENTENCE: Final = re.compile(
+    r"[^.:;!?|\s](?:[^.:;!?|\n]|[.:](?=\S)|\n(?![*#|-]| *\n| *\d\.|> -))*"
+)
+_VOCABULARY: Final = Check(
+    check_type=types.PreferredForms(items=DOCUMENTATION),
+    path="vocabulary",
+    message="say {0!r} instead of {1!r}.",
+)
+CheckRegistry().register_many((*proselints, _VOCABULARY))
+
+
+def pages() -> list[Path]:
+    """The pages that are written; the changelog lists names, and benchmarks are printed."""
+    found = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md"), *_ROOT.glob("examples/**/*.md")]
+    return sorted(page for page in found if page.stem.lower() not in _LISTS)
+
+
+def masked(text: str) -> str:
+    """The text with blanks for everything that is no prose: positions stay."""
+    return _NO_PROSE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def line_of(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def found_in(page: Path) -> Iterator[str]:
+    text = masked(page.read_text())
+    for result in LintFile(page, text).lint({**DEFAULT, "checks": _CHECKS}):
+        # proselint puts a line break in front.
+        yield f"{line_of(text, result.check_result.span[0] - 1)}: {result.check_result.message}"
+    for match in re.finditer(
+        r"[^.:;!?|\n](?:[^.:;!?|\n]|[.:](?=\S)|\n(?![\n*#|-]| *\d\.|> -))*", text
+    ):
+        if (words := len(match[0].split())) > _MOST_WORDS:
+            line = line_of(text, match.start())
+            yield f"{line}: a sentence of {words} words; at most {_MOST_WORDS}"
+
+
+def main() -> int:
+    found = [f"{page.relative_to(_ROOT)}:{each}" for page in pages() for each in found_in(page)]
+    print("\n".join(found) or f"{len(pages())} pages read well")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
