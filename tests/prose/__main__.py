@@ -63,12 +63,9 @@ def found_in(page: Path) -> Iterator[str]:
     for result in LintFile(page, text).lint({**DEFAULT, "checks": _CHECKS}):
         # proselint puts a line break in front.
         yield f"{line_of(text, result.check_result.span[0] - 1)}: {result.check_result.message}"
-    for match in re.finditer(
-        r"[^.:;!?|\n](?:[^.:;!?|\n]|[.:](?=\S)|\n(?![\n*#|-]| *\d\.|> -))*", text
-    ):
+    for match in _SENTENCE.finditer(text):
         if (words := len(match[0].split())) > _MOST_WORDS:
-            line = line_of(text, match.start())
-            yield f"{line}: a sentence of {words} words; at most {_MOST_WORDS}"
+            yield f"{line_of(text, match.start())}: a sentence of {words} words"
 
 
 def main() -> int:
