@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ..doctor import Finding, diagnose
 from ..errors import SingletonLockError
 from ..inspection import HeldKey
 from ..runtime import Runtime
+
+logger = logging.getLogger("celery_singleton_lock")
 
 T = TypeVar("T")
 
@@ -111,7 +114,11 @@ class Readings:
 
     def _examine(self) -> None:
         while True:
-            self.findings = tuple(diagnose(self.app))
+            try:
+                self.findings = tuple(diagnose(self.app))
+            except Exception:
+                logger.exception("singleton serve: the doctor failed")
+                self.findings = ()
             self.clock.sleep(_FINDINGS_FOR)
 
     def _read_keys(self) -> Reading:
