@@ -68,11 +68,13 @@ def test_the_addresses_of_the_package_agree() -> None:
     urls = PROJECT["urls"]
     assert urls["Issues"].startswith(urls["Repository"])
     assert urls["Changelog"].startswith(urls["Repository"])
-    for name in ("README.md", "CHANGELOG.md", ".github/SECURITY.md"):
-        owned = re.findall(
-            r"https://github\.com/[\w-]+/celery-singleton-lock", (ROOT / name).read_text()
-        )
-        assert set(owned) <= {urls["Repository"]}, name
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / ".github/SECURITY.md"]
+    for page in [*pages, *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text()
+        owned = re.findall(r"https://github\.com/[\w-]+/celery-singleton-lock", text)
+        assert set(owned) <= {urls["Repository"]}, page
+        for path in re.findall(rf"{urls['Repository']}/(?:tree|blob)/main/([\w./-]*\w)", text):
+            assert (ROOT / path).exists(), f"{page}: {path}"
 
 
 @pytest.mark.slow
