@@ -21,6 +21,7 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
     EventName.PUT_BACK: ("put_backs", "Messages published again, to run later.", ("reason",)),
     EventName.DROPPED: ("drops", "Copies of messages dropped.", ("reason",)),
     EventName.STORE_UNREACHABLE: ("store_failures", "Requests that the store did not answer.", ()),
+    EventName.STORE_BACK: ("store_recoveries", "Outages of the store that ended.", ()),
     EventName.LEADING: ("elections_won", "Elections that a Beat process won.", ()),
     EventName.STANDING_BY: ("elections_lost", "Elections that a Beat process lost.", ()),
     EventName.RESIGNED: ("resignations", "Beat leaders that resigned.", ()),

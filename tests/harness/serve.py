@@ -9,8 +9,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from tests.harness.processes import TIMEOUT, Process
 
 
@@ -50,6 +48,8 @@ class ServeProcess(Process):
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """The metrics, by name (without the prefix of all of them) and labels."""
+        from prometheus_client.parser import text_string_to_metric_families
+
         return {
             (sample.name.removeprefix("celery_singleton_"), frozenset(sample.labels.items())): (
                 sample.value

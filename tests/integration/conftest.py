@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.harness.processes import Process
+from tests.harness.serve import ServeProcess
 from tests.integration.stage import APP, Stage, open_stage
 
 
@@ -23,3 +25,15 @@ def stage(
     app = getattr(request.module, "APP", APP)
     with open_stage(url, tmp_path_factory.mktemp(name), app) as stage:
         yield stage
+
+
+@pytest.fixture
+def serve(environment: dict[str, str], _processes: list[Process]) -> Callable[..., ServeProcess]:
+    """``serve("tests.apps.pools", "--token-file", "...")``: listens when this returns."""
+
+    def start(app: str, *args: str) -> ServeProcess:
+        process = ServeProcess(app, env=environment, args=args).start()
+        _processes.append(process)
+        return process.wait_until_ready()
+
+    return start

@@ -29,18 +29,6 @@ POOLS = "tests.apps.pools"
 LoadApp = Callable[..., ModuleType]
 
 
-@pytest.fixture
-def serve(environment: dict[str, str], _processes: list[Process]) -> Callable[..., ServeProcess]:
-    """``serve("--token-file", "...")``: listening when this returns."""
-
-    def start(*args: str) -> ServeProcess:
-        process = ServeProcess(POOLS, env=environment, args=args).start()
-        _processes.append(process)
-        return process.wait_until_ready()
-
-    return start
-
-
 class Prometheus(Process):
     """A Prometheus that scrapes ``address`` every second, with the alerts of contrib/."""
 
@@ -94,7 +82,7 @@ def test_a_real_prometheus_scrapes_it_and_evaluates_the_alerts(
     load_app: LoadApp,
 ) -> None:
     environment["LOCK_URL"] = private_redis.url()
-    app, server = load_app(POOLS).app, serve()
+    app, server = load_app(POOLS).app, serve(POOLS)
     process = prometheus(server)
     with hold("k", scope="s", ttl=60, app=app):
         running = 'celery_singleton_keys{state="running"}'
@@ -131,7 +119,7 @@ def test_health_and_metrics_show_which_of_store_and_broker_is_away_until_it_is_b
         return found == status and {n: text == "ok" for n, text in report.items()} == parts
 
     environment.update(BROKER_URL=private_redis.url(), LOCK_URL=redis_url)
-    server = serve()
+    server = serve(POOLS)
     wait_until(lambda: of(200, store=True, broker=True), "both are there")
     private_redis.kill()
     wait_until(lambda: of(503, store=True, broker=False), "the broker is away")
@@ -143,7 +131,7 @@ def test_health_and_metrics_show_which_of_store_and_broker_is_away_until_it_is_b
     server.end()
 
     environment.update(BROKER_URL=redis_url, LOCK_URL=private_redis.url())
-    server = serve()
+    server = serve(POOLS)
     wait_until(lambda: of(200, store=True, broker=True), "both are there")
     private_redis.kill()
     wait_until(lambda: of(503, store=False, broker=True), "the store is away")
@@ -156,7 +144,7 @@ def test_health_and_metrics_show_which_of_store_and_broker_is_away_until_it_is_b
 
 
 def test_sigterm_ends_it_at_once(serve: Callable[..., ServeProcess]) -> None:
-    server = serve()
+    server = serve(POOLS)
     server.terminate()
     server.wait(20)
     assert "Traceback" not in server.log
@@ -165,7 +153,7 @@ def test_sigterm_ends_it_at_once(serve: Callable[..., ServeProcess]) -> None:
 def test_a_bad_start_is_one_line_that_says_what_to_do(
     environment: dict[str, str], serve: Callable[..., ServeProcess], tmp_path: Path
 ) -> None:
-    taken = serve().url.rpartition(":")[2].rstrip("/")
+    taken = serve(POOLS).url.rpartition(":")[2].rstrip("/")
     (tmp_path / "token").write_text("short")
     without = "import sys; sys.modules['prometheus_client'] = None; "
     program = f"{without}sys.argv[0] = 'celery'; from celery.__main__ import main; main()"

@@ -1,0 +1,150 @@
+"""The metrics of `celery singleton serve` against what happened, with real workers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import inspection, is_skipped
+from example_project.private_server import PrivateServer
+from tests.harness.deliveries import wait_until
+from tests.harness.journal import Journal
+from tests.harness.processes import kill_process
+from tests.harness.serve import ServeProcess
+from tests.harness.worker import CeleryWorker
+
+POOLS = "tests.apps.pools"
+BRIEF, INTERRUPTIBLE = f"{POOLS}.brief", f"{POOLS}.interruptible"
+# Each counter of events that a worker logs at INFO or above: the event, and the field of its label.
+LOGGED = {
+    "conflicts_total": ("conflict", "outcome"),
+    "losses_total": ("lease-lost", "reason"),
+    "release_failures_total": ("release-failed", ""),
+    "freed_total": ("freed", ""),
+    "put_backs_total": ("put-back", "reason"),
+    "drops_total": ("dropped", "reason"),
+    "store_failures_total": ("store-unreachable", ""),
+    "store_recoveries_total": ("store-back", ""),
+}
+LINE = re.compile(r"singleton ([a-z-]+): (?:([\w.]+)\[[^]]*\] )?(.*)")
+
+
+def counted(server: ServeProcess) -> dict[str, Counter[tuple[str, str]]]:
+    """The counters, by name; each by task and the value of the other label."""
+    found: dict[str, Counter[tuple[str, str]]] = {}
+    for (name, labels), value in server.samples().items():
+        if name.endswith("_total"):
+            by_name = dict(labels)
+            task = by_name.pop("task", "")
+            rest = "".join(by_name.values())
+            found.setdefault(name, Counter())[task, rest] = int(value)
+    return found
+
+
+def logged(workers: list[CeleryWorker]) -> dict[str, Counter[tuple[str, str]]]:
+    """The same, from the lines of the workers' logs."""
+    events: Counter[tuple[str, str, str]] = Counter()
+    labels = dict(LOGGED.values())
+    for match in filter(None, (LINE.search(line) for worker in workers for line in worker.lines)):
+        event, task, fields = match.groups(default="")
+        if event in labels:
+            value = re.search(rf'\b{labels[event]}=(?:"([^"]*)"|(\S+))', fields)
+            label = (value[1] or value[2]) if labels[event] and value else ""
+            events[event, task, label] += 1
+    return {
+        name: Counter({(t, lab): n for (e, t, lab), n in events.items() if e == event})
+        for name, (event, _) in LOGGED.items()
+    }
+
+
+def gauges(server: ServeProcess, name: str) -> dict[frozenset[tuple[str, str]], float]:
+    return {labels: value for (found, labels), value in server.samples().items() if found == name}
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], private_redis: PrivateServer) -> dict[str, str]:
+    """The lock store is apart from the broker."""
+    return {**environment, "LOCK_URL": private_redis.url(), "TTL": "2"}
+
+
+@pytest.mark.slow
+def test_counters_equal_the_journal_and_gauges_the_store(
+    private_redis: PrivateServer,
+    journal: Journal,
+    worker: Callable[..., CeleryWorker],
+    load_app: Callable[..., ModuleType],
+    serve: Callable[..., ServeProcess],
+) -> None:
+    pools, server = load_app(POOLS), serve(POOLS)
+    wait_until(lambda: server.sample("events_up"), "serve receives worker events")
+    workers = [worker(POOLS, concurrency=4, args=["-E"]) for _ in range(2)]
+
+    # Bodies that run, calls that are skipped, and calls that wait for the end of the bodies.
+    bodies = [pools.brief.delay(key, until_open=True) for key in ("a", "b", "c")]
+    journal.wait_for_starts(3)
+    skipped = [pools.brief.delay(key) for key in ("a", "b", "b", "c", "c", "c")]
+    assert all(is_skipped(result.get(timeout=60)) for result in skipped)
+    waiting = [
+        pools.brief.apply_async((key,), singleton={"on_conflict": "wait"}) for key in ("a", "b")
+    ]
+    label = frozenset({("task", BRIEF)})
+    wait_until(lambda: gauges(server, "waiting_clients") == {label: 2}, "two clients wait")
+    held = Counter((one.task, one.state) for one in inspection.held_keys(pools.app))
+    assert held == {(BRIEF, "running"): 3}
+    assert gauges(server, "keys") == {
+        frozenset({("task", task), ("state", state)}): count
+        for (task, state), count in held.items()
+    }
+    for key in ("a", "b", "c"):
+        pools.gate(key).touch()
+    for result in [*bodies, *waiting]:
+        assert not is_skipped(result.get(timeout=60))
+
+    # A child that is killed.
+    pools.brief.delay("killed", until_open=True)
+    [start] = journal.wait_for_starts(1, key="killed")
+    journal.death(start.pid, kill_process(start.pid))
+    wait_until(lambda: logged(workers)["freed_total"], "the parent frees the key")
+
+    # A store that goes away while bodies run, and comes back after their leases have ended.
+    for key in ("x", "y"):
+        pools.interruptible.delay(key)
+        journal.wait_for_starts(1, key=key)
+    private_redis.kill()
+    late = pools.brief.delay("late")
+    wait_until(lambda: logged(workers)["put_backs_total"], "the late call is put back")
+    journal.wait_for_ends(1, key="x")
+    journal.wait_for_ends(1, key="y")
+    private_redis.start()
+    assert not is_skipped(late.get(timeout=60))
+
+    def settled() -> bool:
+        numbers = counted(server)
+        ends = ("releases", "losses", "freed", "release_failures")
+        ended = sum(sum(numbers.get(f"{end}_total", {}).values()) for end in ends)
+        return ended == numbers["acquisitions_total"].total() == len(journal.runs())
+
+    wait_until(settled, "each lease of the journal has ended, and is counted")
+    # Events come in order, so what was counted too often would be there before the last.
+    pools.brief.delay("last").get(timeout=60)
+    assert len(journal.runs()) == 10
+    wait_until(settled, "the last one too")
+
+    found = counted(server)
+    starts = Counter((INTERRUPTIBLE if r.key in "xy" else BRIEF, "") for r in journal.runs())
+    assert found["acquisitions_total"] == starts == {(BRIEF, ""): 8, (INTERRUPTIBLE, ""): 2}
+    expected = logged(workers)
+    assert {name: found.get(name, Counter()) for name in LOGGED} == expected
+    assert expected["conflicts_total"] == {(BRIEF, "skip"): len(skipped), (BRIEF, "wait"): 2}
+    assert expected["freed_total"] == {(BRIEF, ""): 1}
+    assert expected["losses_total"] == {(INTERRUPTIBLE, "unreachable"): 2}
+    samples: Any = server.samples()
+    assert samples["wait_seconds_count", label] == 8
+    assert samples["hold_seconds_count", label] == found["releases_total"][BRIEF, ""] == 7
+    wait_until(lambda: gauges(server, "keys") == {}, "the gauges follow")
+    assert list(inspection.held_keys(pools.app)) == []
