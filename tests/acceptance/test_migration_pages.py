@@ -1,0 +1,30 @@
+"""The examples of docs/migration, run as they are printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.pages import Page, run
+
+
+@pytest.mark.parametrize("package", ["once", "singleton", "heimdall"])
+def test_a_base_answers_as_its_page_shows(package: str, tmp_path: Path, redis_url: str) -> None:
+    Page(f"migration/celery-{package}.md", tmp_path, redis_url).write().check()
+
+
+@pytest.mark.parametrize("package", ["once", "singleton", "heimdall"])
+def test_the_last_release_keeps_the_leases_of_the_bridge(
+    package: str, tmp_path: Path, redis_url: str
+) -> None:
+    Page(f"migration/celery-{package}.md", tmp_path, redis_url).write()
+    show = "import sys; from {} import report; print(report.name, report.lock_key(42))"
+    bridge, done = (run("-c", show.format(name), folder=tmp_path) for name in ("tasks", "done"))
+    assert bridge.stdout == done.stdout != ""
+
+
+def test_the_recipe_compiles_under_a_lease(tmp_path: Path, redis_url: str) -> None:
+    Page("migration/cache-add.md", tmp_path, redis_url).write()
+    done = run("-c", "import feeds; print(feeds.import_feed.lock_key('u'))", folder=tmp_path)
+    assert done.stdout.endswith(":u\n"), done.stderr
