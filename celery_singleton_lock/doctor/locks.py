@@ -27,6 +27,10 @@ _SHOWN_KEYS: Final = 10
 _RIGHTS_PAGE: Final = f"{DOCS}reference/options.html#rights"
 
 
+#: The scope of the doctor's own keys.
+SCOPE: Final = "singleton-doctor"
+
+
 # --- operations, on the doctor's own keys ---------------------------------------------------------
 
 
@@ -67,7 +71,7 @@ def check_leases(context: Context) -> Findings:
 def _operation_time(context: Context) -> float:
     """Seconds that one operation takes, the mean of three."""
     store, clock, nonce = context.store, context.clock, secrets.token_hex(8)
-    key = context.runtime.keyspace.lock("singleton-doctor", nonce)
+    key = context.runtime.keyspace.lock(SCOPE, nonce)
     token = Token(f"doctor-{nonce}", 0, 0, nonce)
     worker = context.runtime.worker
     holder = Holder(task_id=token.task_id, worker=worker, pid=os.getpid(), since=clock.wall())
@@ -84,7 +88,7 @@ def _operation_time(context: Context) -> float:
 
 def _check_waiting(context: Context) -> Findings:
     """Whether the login has the rights to wake waiting calls."""
-    key = context.runtime.keyspace.lock("singleton-doctor", secrets.token_hex(8))
+    key = context.runtime.keyspace.lock(SCOPE, secrets.token_hex(8))
     missing = context.store.missing_rights(key)
     if missing:
         text = (

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 
 from celery_singleton_lock import hold
 from example_project.private_server import PrivateServer, free_port
@@ -141,6 +142,23 @@ def test_health_and_metrics_show_which_of_store_and_broker_is_away_until_it_is_b
     private_redis.start()
     wait_until(lambda: of(200, store=True, broker=True), "the store is back")
     assert server.sample("store_up") == 1
+
+
+def test_a_login_that_may_not_count_waiting_clients_sees_the_keys(
+    environment: dict[str, str],
+    private_redis: PrivateServer,
+    serve: Callable[..., ServeProcess],
+    load_app: LoadApp,
+) -> None:
+    with redis.Redis.from_url(private_redis.url()) as client:
+        client.execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "&*", "+@all", "-zcount")
+    environment["LOCK_URL"] = private_redis.url().replace("://", "://ops:pw@")
+    app, server = load_app(POOLS).app, serve(POOLS)
+    with hold("k", scope="s", ttl=60, app=app):
+        [row] = server.state()["keys"]
+        assert (row["waiting"], server.state()["counts"]["waiting"]) == (None, None)
+        assert server.sample("keys", task="", state="running") == 1
+    assert "pw" not in json.dumps(server.state())
 
 
 def test_sigterm_ends_it_at_once(serve: Callable[..., ServeProcess]) -> None:

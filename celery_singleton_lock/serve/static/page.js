@@ -115,11 +115,11 @@ function showStatus(state) {
   const { store, broker, beat, counts } = state;
   setText(get("app"), state.app ? `Locks of ${state.app}` : "Locks");
   document.title = `${counts.held} held – ${get("app").textContent}`;
-  setStatus("store", store.error ? "bad" : "good", "Store", store.error ? "no answer" : "answers", store.url);
+  setStatus("store", store.error ? "bad" : "good", "Store", store.error ? "error" : "answers", store.url);
   setStatus("broker", broker.error ? "bad" : "good", "Events", broker.error ? "no broker" : `${broker.received} received`, broker.error || "From workers that were started with -E");
   const leader = beat.leader;
   setStatus("beat", leader ? "good" : "none", "Beat leader", leader ? leader.worker : "none", leader ? `pid ${leader.pid}, for ${duration(leader.age)}` : `No Beat leads "${beat.name}"`);
-  setTrouble(store.error ? `The store does not answer: ${store.error}` : "");
+  setTrouble(store.error ? `The store can't be read: ${store.error}` : "");
   setText(get("count-all"), String(counts.held + counts.claimed));
   setText(get("count-held"), String(counts.held));
   setText(get("count-claimed"), String(counts.claimed));
