@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def serve(ctx: click.Context, /, token_file: Path | None, **options: Any) -> Non
             raise
         needed = "pip install 'celery-singleton-lock[serve]'"
         raise click.ClickException(f"serve needs {exc.name}: {needed}") from exc
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     app: Any = ctx.obj.app
     app.loader.import_default_modules()
     token = server.read_token(token_file) if token_file else ""

@@ -14,11 +14,14 @@ Releasing
 from __future__ import annotations
 
 import hmac
+import logging
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from .http import Request, Response
 from .options import Options, is_ip
+
+logger = logging.getLogger("celery_singleton_lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Access:
         kind, _, token = headers.get("authorization", "").partition(" ")
         expected = self.options.token.encode()
         if kind != "Bearer" or not hmac.compare_digest(token.encode(), expected):
+            logger.warning("singleton serve: a release with a wrong token, from %s", request.client)
             return Response.text("wrong token", 401, **{"WWW-Authenticate": "Bearer"})
         return None
 

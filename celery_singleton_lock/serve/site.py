@@ -91,7 +91,11 @@ class Site:
         """The part of the state that the page shows."""
         reading, settings = self._readings.keys.get(), Runtime.of(self._app).settings
         leader = reading.leader(settings.beat_name)
-        matching = _matching(reading, request.query)
+        matching, can_release = _matching(reading, request.query), bool(self._access.options.token)
+        rows = [_row(key, reading) for key in matching[:_MOST_ROWS]]
+        if not can_release:
+            for row in rows:
+                del row["token"]  # of no use to a reader
         return Response.json(
             {
                 "app": self._app.main or "",
@@ -101,9 +105,9 @@ class Site:
                 "beat": {"name": settings.beat_name, "leader": leader and _row(leader, reading)},
                 "counts": _counts(reading),
                 "matching": len(matching),
-                "keys": [_row(key, reading) for key in matching[:_MOST_ROWS]],
+                "keys": rows,
                 "findings": [asdict(finding) for finding in self._readings.findings],
-                "can_release": bool(self._access.options.token),
+                "can_release": can_release,
             }
         )
 

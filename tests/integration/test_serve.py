@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.parse
@@ -161,11 +162,12 @@ def test_a_login_that_may_not_count_waiting_clients_sees_the_keys(
     assert "pw" not in json.dumps(server.state())
 
 
-def test_sigterm_ends_it_at_once(serve: Callable[..., ServeProcess]) -> None:
-    server = serve(POOLS)
-    server.terminate()
-    server.wait(20)
-    assert "Traceback" not in server.log
+def test_a_signal_ends_it(serve: Callable[..., ServeProcess]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server = serve(POOLS)
+        server.send_signal(number)
+        server.wait()
+        assert "Traceback" not in server.log
 
 
 def test_a_bad_start_is_one_line_that_says_what_to_do(

@@ -227,6 +227,14 @@ def test_a_release_without_token_or_of_another_site_is_refused(
         assert len(server.state()["keys"]) == 1
 
 
+def test_a_wrong_token_is_logged_without_it(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.release({"authorization": "Bearer guess-of-a-token"}, key="k", token="t")
+    assert "a release with a wrong token" in caplog.text
+    assert "guess-of-a-token" not in caplog.text
+
+
 def test_a_get_releases_nothing(server: Server) -> None:
     headers = {"authorization": f"Bearer {TOKEN}"}
     assert server.ask("/api/release", headers=headers).status == 405
@@ -239,7 +247,9 @@ def test_an_incomplete_release_is_refused(server: Server, body: dict[str, Any]) 
 
 def test_without_a_token_the_page_is_read_only() -> None:
     server = Server()
-    assert server.state()["can_release"] is False
+    with hold("k", scope="s", ttl=60, app=server.app):
+        state = server.state()
+    assert (state["can_release"], "token" in state["keys"][0]) == (False, False)
     for headers in ({}, {"authorization": "Bearer "}):
         answer = server.release(headers, key="k", token="t")
         assert (answer.status, b"read-only" in answer.body) == (403, True)
