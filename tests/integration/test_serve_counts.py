@@ -142,7 +142,10 @@ def test_counters_equal_the_journal_and_gauges_the_store(
     assert {name: found.get(name, Counter()) for name in LOGGED} == expected
     assert expected["conflicts_total"] == {(BRIEF, "skip"): len(skipped), (BRIEF, "wait"): 2}
     assert expected["freed_total"] == {(BRIEF, ""): 1}
-    assert expected["losses_total"] == {(INTERRUPTIBLE, "unreachable"): 2}
+    # A stalled machine loses them by the deadline instead.
+    losses = expected["losses_total"]
+    assert losses.total() == 2
+    assert {reason for _, reason in losses} <= {"unreachable", "expired"}
     samples: Any = server.samples()
     assert samples["wait_seconds_count", label] == 8
     assert samples["hold_seconds_count", label] == found["releases_total"][BRIEF, ""] == 7
