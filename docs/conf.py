@@ -15,6 +15,9 @@ exclude_patterns = ["benchmarks/*.json"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
 
+# A block without a language is a command or its output.
+highlight_language = "none"
+
 html_theme = "furo"
 html_title = f"{project} {release}"
 # The pages' sources are in the repository; a second copy in the site would not be read.
