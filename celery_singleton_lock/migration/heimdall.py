@@ -83,7 +83,7 @@ class HeimdallTask(Bridge):
         # Called under the lease. celery-heimdall claims here too, for calls that Beat or send_task
         # has published without its apply_async.
         mine = str(self.request.id)
-        if self._bridges:
+        if self._bridges and not self.request.called_directly:
             key, timeout = self.old_key(args, kwargs), self._option("unique_timeout")
             existing = claim(self.heimdall_redis, key, mine, timeout, None)
             if existing is not None and existing.task_id != mine:

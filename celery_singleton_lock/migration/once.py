@@ -70,8 +70,9 @@ class QueueOnce(Bridge):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Called under the lease. A retry has freed its claim in its first attempt, and the key may
         # be the next call's by now.
-        if self.unlock_before_run() and not self.request.retries:
-            self.free_old_key(args, kwargs, str(self.request.id))
+        request = self.request
+        if self.unlock_before_run() and not (request.called_directly or request.retries):
+            self.free_old_key(args, kwargs, str(request.id))
         return super().__call__(*args, **kwargs)
 
     @property

@@ -136,59 +136,77 @@ def test_release_lock_frees_one_old_key(tasks: ModuleType, redis_client: redis.R
     assert old_keys(redis_client) == []
 
 
-@pytest.mark.slow
-def test_each_end_of_a_task_frees_its_claim_and_no_other(
-    at_work: ModuleType, redis_client: redis.Redis, journal: Journal
+def test_an_eager_call_claims_runs_and_frees(
+    tasks: ModuleType, redis_client: redis.Redis, journal: Journal
 ) -> None:
-    fails, retries = (
-        at_work.singleton.delay("a", end="fail"),
-        at_work.singleton.delay("b", end="retry"),
-    )
-    assert at_work.singleton.delay("b").id == retries.id  # also while it waits for its retry
+    tasks.app.conf.task_always_eager = True
+    for task in (tasks.once, tasks.until_start, tasks.singleton, tasks.heimdall):
+        assert task.delay("a").get() == task.delay("a").get() == "ran"
+    assert claims(redis_client) == []
+    assert len(journal.runs()) == 8
+
+
+def test_a_direct_call_is_a_function_call(tasks: ModuleType, redis_client: redis.Redis) -> None:
+    redis_client.set(tasks.until_start.get_key(("a",)), "another call")
+    for task in (tasks.once, tasks.until_start, tasks.singleton, tasks.heimdall):
+        assert task("a") == "ran"
+    assert len(claims(redis_client)) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_frees_what_the_old_package_frees(
+    at_work: ModuleType, redis_client: redis.Redis, journal: Journal, conf: str
+) -> None:
+    check_each_end(at_work, redis_client, journal)
+    check_unlock_before_run(at_work, redis_client, journal)
+    check_heimdalls_period(at_work, redis_client, conf)
+
+
+def check_each_end(tasks: ModuleType, client: redis.Redis, journal: Journal) -> None:
+    """Each end frees the task's own claim and no other."""
+    fails = tasks.singleton.delay("a", end="fail")
+    retries = tasks.singleton.delay("b", end="retry")
+    assert tasks.singleton.delay("b").id == retries.id  # also while it waits for its retry
     with pytest.raises(ValueError, match="fail"):
         fails.get(timeout=30)
-    with pytest.raises(at_work.singleton.MaxRetriesExceededError):
+    with pytest.raises(tasks.singleton.MaxRetriesExceededError):
         retries.get(timeout=30)
     assert len(journal.runs("b")) == 3
-    assert [at_work.once.delay("a").get(timeout=30), at_work.heimdall.delay("a").get(timeout=30)]
-    wait_until(lambda: not claims(redis_client), "all claims are free")
-    assert at_work.singleton.delay("a").get(timeout=30) == "ran"
-    # A body of a message without a claim does not free another call's.
-    wait_until(lambda: not claims(redis_client), "the claim is free")
-    redis_client.set(at_work.singleton.old_key(["c"], {}), "another call")
-    at_work.app.send_task(at_work.singleton.name, ["c"]).get(timeout=30)
-    assert redis_client.get(at_work.singleton.old_key(["c"], {})) == "another call"
+    assert [tasks.once.delay("a").get(timeout=30), tasks.heimdall.delay("a").get(timeout=30)]
+    wait_until(lambda: not claims(client), "all claims are free")
+    assert tasks.singleton.delay("a").get(timeout=30) == "ran"
+    wait_until(lambda: not claims(client), "the claim is free")
+    # The end of a message without a claim does not free another call's.
+    other = tasks.singleton.old_key(["c"], {})
+    client.set(other, "another call")
+    tasks.app.send_task(tasks.singleton.name, ["c"]).get(timeout=30)
+    assert client.getdel(other) == "another call"
 
 
-@pytest.mark.slow
-def test_unlock_before_run_lets_one_call_wait_while_another_runs(
-    at_work: ModuleType, redis_client: redis.Redis, journal: Journal
-) -> None:
-    first = at_work.until_start.delay("a", gate="first")
-    journal.wait_for_starts(1)
-    second = at_work.until_start.delay("a", gate="first")
-    third = at_work.until_start.delay("a", gate="first")
+def check_unlock_before_run(tasks: ModuleType, client: redis.Redis, journal: Journal) -> None:
+    """One call may wait while another runs."""
+    first = tasks.until_start.delay("start", gate="first")
+    journal.wait_for_starts(1, key="start")
+    second = tasks.until_start.delay("start", gate="first")
+    third = tasks.until_start.delay("start", gate="first")
     assert third.state == states.REJECTED
-    Gate(redis_client, "first").open()
+    Gate(client, "first").open()
     assert first.get(timeout=30) == second.get(timeout=30) == "ran"
     assert journal.overlaps() == []
-    wait_until(lambda: not claims(redis_client), "all claims are free")
+    wait_until(lambda: not claims(client), "all claims are free")
 
 
-@pytest.mark.slow
-def test_celery_heimdalls_period_and_its_helper(
-    at_work: ModuleType, redis_client: redis.Redis, conf: str
-) -> None:
-    assert at_work.periodic.delay("a").get(timeout=30) is True
+def check_heimdalls_period(tasks: ModuleType, client: redis.Redis, conf: str) -> None:
+    """A period outlives its task, and messages without a claim look at the key."""
+    assert tasks.periodic.delay("a").get(timeout=30) is True
     with pytest.raises(AlreadyQueuedError):
-        at_work.periodic.delay("a")
+        tasks.periodic.delay("a")
     if conf == "bridge":
-        # Published without a claim, as by Beat: skipped while another call has the key.
-        skipped = at_work.app.send_task(at_work.periodic.name, ["a"])
+        skipped = tasks.app.send_task(tasks.periodic.name, ["a"])
         assert skipped.get(timeout=30) is None
-        redis_client.delete("h-lock:own-a")
-        assert at_work.app.send_task(at_work.periodic.name, ["a"]).get(timeout=30) is False
-        assert redis_client.exists("h-lock:own-a")
+        client.delete("h-lock:own-a")
+        assert tasks.app.send_task(tasks.periodic.name, ["a"]).get(timeout=30) is False
+        assert client.exists("h-lock:own-a")
 
 
 @pytest.mark.slow
