@@ -314,13 +314,7 @@ class TaskRun:
             while True:
                 conflict = None
                 if waiter is not None or request.claim is not None:
-                    # The decision is made before the request, and not again after the reply: the
-                    # script that refuses also frees the claim of a message that ends, and queues a
-                    # waiting client.
-                    conflict = self._decide(Relation.OTHER, waited)
-                    ends = request.claim is not None and conflict.outcome in _ENDS
-                    if request.frees_claim is not ends:
-                        request = replace(request, frees_claim=ends)
+                    request, conflict = self._decide_ahead(request, waited)
                 try:
                     self._asked = request
                     refused = self._not_in_period(request) if self._period else None
@@ -351,11 +345,7 @@ class TaskRun:
                         conflict = self._decide(reply.relation, waited)
                     reservation = ""
                     if order and waiter and not refused and reply.relation is Relation.OTHER:
-                        reservation = order.reservation(reply)
-                        order.note(self.delivery.token, reservation)
-                        if order.newer is not None:
-                            waiter.leave()  # before the next release may hand over
-                            self._end_cancelled(order)
+                        reservation = self._wait_as_newest(order, waiter, reply)
                     if waiter is None or conflict.outcome is not Outcome.WAIT:
                         return self._refuse(conflict, reply)
                     if not reported:  # only once, because the wait may be long
@@ -372,6 +362,21 @@ class TaskRun:
         finally:
             if waiter is not None:
                 waiter.leave()
+
+    def _decide_ahead(self, request: Acquire, waited: float) -> tuple[Acquire, Decision]:
+        """Decide on a conflict before the request, and not again after the reply.
+
+        The script that refuses also frees the claim of a message that ends, and queues a waiting
+        client.
+
+        Returns:
+            The request that says whether this message ends, and the decision.
+        """
+        conflict = self._decide(Relation.OTHER, waited)
+        ends = request.claim is not None and conflict.outcome in _ENDS
+        if request.frees_claim is not ends:
+            request = replace(request, frees_claim=ends)
+        return request, conflict
 
     def _not_in_period(self, request: Acquire) -> Refused | None:
         """The refusal of a duplicate by the call that has the period; None: it has the period now.
@@ -408,6 +413,20 @@ class TaskRun:
         self.delivery = replace(self.delivery, called_at=order.called_at)
         self.request.__dict__[HEADER] = self.delivery.header()
         order.watch(lease, self.policy.on_conflict.within, self._body.interrupt)
+
+    def _wait_as_newest(self, order: CallOrder, waiter: Waiter, refused: Refused) -> str:
+        """Note the call, which waits for the holder; return the reservation that it replaces.
+
+        Raises:
+            Ignore: There is a newer call.
+            StoreError: The store did not answer.
+        """
+        reservation = order.reservation(refused)
+        order.note(self.delivery.token, reservation)
+        if order.newer is not None:
+            waiter.leave()  # before the next release may hand over
+            self._end_cancelled(order)
+        return reservation
 
     def _end_cancelled(
         self, order: CallOrder, lease: Lease | None = None, *, started: bool = False
