@@ -37,7 +37,7 @@ class Exported:
     def points(self, name: str, **attributes: str) -> list[Any]:
         return [
             point
-            for of_resource in self._read()["metrics"]["resource_metrics"]
+            for of_resource in (self._read()["metrics"] or {}).get("resource_metrics", ())
             for of_scope in of_resource["scope_metrics"]
             for metric in of_scope["metrics"]
             if metric["name"] == f"celery.singleton.{name}"
@@ -82,7 +82,7 @@ def test_the_span_of_a_run_has_digest_outcome_fence_waited_and_held(
     fence = result.get(timeout=30)
     span = exported.span(result.id)
     found = ours(span["attributes"])
-    assert found.pop("waited", 0) >= 0
+    assert found.pop("waited") >= 0
     assert 0 <= found.pop("held") < 30
     assert found == {
         "key_digest": digest_of(stage.app.work.lock_key(name)),
