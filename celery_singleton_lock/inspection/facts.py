@@ -24,6 +24,9 @@ from .keys import HeldKey, held_keys
 
 # Seconds to wait for the result backend.
 _BACKEND_TIMEOUT: Final = 2.0
+# Seconds to wait for further replies of the workers that have answered once. The last reply ends
+# the wait, and a worker takes up to a second for each.
+_FURTHER_TIMEOUT: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +223,10 @@ def _release_of(runtime: Runtime, task_id: str) -> OperatorRelease | None:
 
 
 class _Workers:
-    """The workers that answer within ``timeout`` seconds; the first request waits for all of it."""
+    """The workers that answer within ``timeout`` seconds.
+
+    The first request waits for all of that time; the others until these workers have answered.
+    """
 
     def __init__(self, app: Celery, timeout: float) -> None:
         self._app, self._timeout = app, timeout
@@ -267,9 +273,11 @@ class _Workers:
         if self.names == () and method != "query_task":
             return {}
         control: Any = self._app.control
-        limit = len(self.names) or None
+        limit, timeout = len(self.names) or None, self._timeout
+        if limit:
+            timeout = max(timeout, _FURTHER_TIMEOUT)
         try:
-            inspector = control.inspect(timeout=self._timeout, limit=limit)
+            inspector = control.inspect(timeout=timeout, limit=limit)
             return getattr(inspector, method)(*arguments) or {}
         except Exception:
             return {}  # the broker does not answer; the names of the workers stay empty
