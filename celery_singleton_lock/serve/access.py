@@ -60,7 +60,11 @@ class Access:
         # Schemes may differ: a proxy in front of this server may speak TLS.
         is_foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
         if is_foreign or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return Response.text("a release must come from this server's own page", 403)
+            return Response.text(
+                "a release must come from this server's own page; a proxy before it must pass the "
+                "browser's Host header",
+                403,
+            )
         if headers.get("content-type", "").partition(";")[0] != "application/json":
             return Response.text("a release must be application/json", 415)
         kind, _, token = headers.get("authorization", "").partition(" ")

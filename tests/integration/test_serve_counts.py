@@ -151,3 +151,21 @@ def test_counters_equal_the_journal_and_gauges_the_store(
     assert samples["hold_seconds_count", label] == found["releases_total"][BRIEF, ""] == 7
     wait_until(lambda: gauges(server, "keys") == {}, "the gauges follow")
     assert list(inspection.held_keys(pools.app)) == []
+
+
+@pytest.mark.slow
+def test_events_come_through_rabbitmq(
+    environment: dict[str, str],
+    rabbit_url: str,
+    worker: Callable[..., CeleryWorker],
+    load_app: Callable[..., ModuleType],
+    serve: Callable[..., ServeProcess],
+) -> None:
+    environment["BROKER_URL"] = rabbit_url
+    pools, server = load_app(POOLS), serve(POOLS)
+    wait_until(lambda: server.sample("events_up"), "serve receives worker events")
+    worker(POOLS, concurrency=1, args=["-E"])
+    pools.brief.delay("k").get(timeout=60)
+    wait_until(lambda: server.sample("releases_total", task=BRIEF) == 1, "the release is counted")
+    assert server.sample("acquisitions_total", task=BRIEF) == 1
+    assert server.state()["broker"]["received"] == 2, "and no event of Celery's own"
