@@ -3,7 +3,7 @@
 Everything a run of the demo changes comes from the environment, so the same app also works by hand:
 
     celery -A example_project.app worker -l INFO
-    celery -A example_project.app beat --scheduler singleton
+    celery -A example_project.app beat --scheduler singleton -l INFO
 """
 
 import os

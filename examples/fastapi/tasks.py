@@ -1,4 +1,7 @@
-"""The Celery app and its task: ``celery -A tasks worker``. One report per customer at a time."""
+"""The Celery app and its task: ``celery -A tasks worker -l INFO``.
+
+One report per customer at a time.
+"""
 
 import os
 import time

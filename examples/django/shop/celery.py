@@ -1,4 +1,7 @@
-"""The Celery app: ``celery -A shop worker``. Its settings are Django's, with the prefix CELERY_."""
+"""The Celery app: ``celery -A shop worker -l INFO``.
+
+Its settings are Django's, with the prefix CELERY_.
+"""
 
 import os
 
