@@ -275,6 +275,11 @@ class Locker:
         finally:
             self._strike(lease.token)
 
+    def abandon(self, lease: Lease) -> None:
+        """Leave ``lease`` to its ttl, because its release was interrupted."""
+        self.heartbeat.discard(lease)
+        self._report_failed(lease, "the release was interrupted", frees_in=lease.ttl)
+
     def forget(self, request: Acquire) -> None:
         """Release the lease that ``request`` may have been granted; ignore an unavailable store.
 

@@ -63,12 +63,15 @@ class EventPipe:
                 pass  # the user's pipes have reached their limit; the default is 64 kB
         # Eventlet's own write() may switch to another greenlet.
         self._write = native.original("write", "os")
+        self._pid = os.getpid()
         self.dropped = 0
 
     @classmethod
     def open(cls) -> EventPipe:
-        """Open the pipe of this worker, switched off."""
-        cls.switch, cls.running = mmap.mmap(-1, 1), cls()
+        """Open the pipe of a worker, switched off; the next worker of this process uses it too."""
+        if cls.running is None or cls.running._pid != os.getpid():
+            cls.switch, cls.running = mmap.mmap(-1, 1), cls()
+        cls.turn(on=False)
         return cls.running
 
     @classmethod

@@ -359,7 +359,12 @@ def _settle_rest(sender: Any = None, state: Any = None, retval: Any = None, **_:
     request: Any = sender.request_stack.top
     if request is not None:  # other software may send the signal where no task runs
         task_run = _task_run()
-        (task_run.of(request) or task_run(sender, request)).settle(state, retval)
+        run = task_run.of(request) or task_run(sender, request)
+        try:
+            run.settle(state, retval)
+        except BaseException:
+            run.abandon()
+            raise
 
 
 @cache

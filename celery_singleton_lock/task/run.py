@@ -248,6 +248,11 @@ class TaskRun:
         # alive until the garbage collector runs.
         self.request = None
 
+    def abandon(self) -> None:
+        """Report that the lease is left to its ttl: the last :meth:`settle` was interrupted."""
+        if self._lease is not None:
+            self._locker.abandon(self._lease)
+
     # --- before the body -------------------------------------------------------------------------
 
     def _make_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -59,6 +59,8 @@ class EventSender:
             self._ending = True
             self._pipe.end()
             self._pause.release()
+            signals.worker_shutdown.disconnect(self.end)
+            atexit.unregister(self.end)
             self._running.acquire(timeout=_LAST_EVENTS)
 
     def _run(self) -> None:
@@ -103,9 +105,12 @@ class EventSender:
 
     def _open(self) -> Any:
         if self._dispatcher is None:
-            self._connection = self._app.connection_for_write()
+            # One try: kombu's default is to try for ever, without a sign of it.
+            options = {"max_retries": 1}
+            self._connection = self._app.connection_for_write(transport_options=options)
+            # Celery's buffer for the time without a broker would have no limit.
             self._dispatcher = self._app.events.Dispatcher(
-                self._connection, hostname=self._hostname
+                self._connection, hostname=self._hostname, buffer_while_offline=False
             )
         return self._dispatcher
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -35,6 +34,7 @@ from celery_singleton_lock.task.conflict import Outcome
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 from example_project.private_server import PrivateServer
 from tests.harness.journal import Journal, Record
+from tests.harness.listener import Listener
 from tests.harness.worker import CeleryWorker
 
 POOLS = "tests.apps.pools"
@@ -302,50 +302,6 @@ def test_the_signals_of_a_worker_are_sent_where_things_happen(
 
 
 # The worker event.
-
-
-class Listener:
-    """A real `app.events.Receiver`, on a thread of its own."""
-
-    def __init__(self, app: Celery) -> None:
-        self._app = app
-        self._events: list[dict[str, Any]] = []
-        self._news = threading.Condition()
-        self._receiver: Any = None
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-
-    def __enter__(self) -> Listener:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._receiver.should_stop = True
-        self._thread.join(20)
-
-    def _listen(self) -> None:
-        with self._app.connection_for_read() as connection:
-            self._receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
-            self._receiver.capture(limit=None, timeout=None, wakeup=False)
-
-    def _take(self, event: dict[str, Any]) -> None:
-        with self._news:
-            self._events.append(event)
-            self._news.notify_all()
-
-    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """The first event of this type and with these fields, past or future."""
-        found = []
-        with self._news:
-            assert self._news.wait_for(lambda: self.of(kind, **fields), timeout=20), self._events
-            found = self.of(kind, **fields)
-        return found[0]
-
-    def of(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        return [
-            event
-            for event in list(self._events)
-            if event["type"] == kind and fields.items() <= event.items()
-        ]
 
 
 @pytest.mark.slow

@@ -1,0 +1,57 @@
+"""What monitors receive: the worker events of a test's workers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from celery import Celery
+
+
+class Listener:
+    """A real `app.events.Receiver`, on a thread of its own."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._events: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._receiver: Any = None
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Listener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._receiver.should_stop = True
+        self._thread.join(20)
+
+    def _listen(self) -> None:
+        with self._app.connection_for_read() as connection:
+            self._receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
+            self._receiver.capture(limit=None, timeout=None, wakeup=False)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        with self._news:
+            self._events.append(event)
+            self._news.notify_all()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """All events so far."""
+        return list(self._events)
+
+    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The first event of this type and with these fields, past or future."""
+        found = []
+        with self._news:
+            assert self._news.wait_for(lambda: self.of(kind, **fields), timeout=20), self._events
+            found = self.of(kind, **fields)
+        return found[0]
+
+    def of(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        return [
+            event
+            for event in self.events
+            if event["type"] == kind and fields.items() <= event.items()
+        ]

@@ -1,0 +1,174 @@
+"""The pipe of worker events, and the thread that empties it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+from collections import Counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.core.events import Event, EventName
+from celery_singleton_lock.core.lease import Holder
+from celery_singleton_lock.instrumentation import EventPipe, send_worker_event
+from celery_singleton_lock.instrumentation.worker_events import DROPPED_EVENTS, END
+from celery_singleton_lock.worker.event_sender import EventSender
+from tests.chaos.proxy import Kind, Mode, Proxy
+from tests.harness.deliveries import wait_until
+from tests.harness.listener import Listener
+from tests.unit.pool_child import Child
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> EventPipe:
+    monkeypatch.setattr(EventPipe, "running", None)
+    monkeypatch.setattr(EventPipe, "switch", b"\0")
+    pipe = EventPipe.open()
+    EventPipe.turn(on=True)
+    return pipe  # a thread may read it until the process ends
+
+
+def read(pipe: EventPipe) -> list[tuple[str, dict[str, Any]]]:
+    """What the pipe contains."""
+    data = b""
+    while select.select([pipe.reader], [], [], 0)[0]:
+        data += os.read(pipe.reader, 1 << 20)
+    return [tuple(json.loads(line)) for line in data.splitlines()]
+
+
+def event(name: EventName = EventName.ACQUIRED, **data: Any) -> Event:
+    holder = Holder(task="work", task_id="id", worker="w@host", pid=7)
+    return Event(
+        name=name, key="k", task="work", task_id="id", lease="grant", holder=holder, data=data
+    )
+
+
+def test_an_event_has_what_monitors_need_and_its_data_as_fields(pipe: EventPipe) -> None:
+    send_worker_event(event(waited=0.5, fence=None))
+    [(kind, fields)] = read(pipe)
+    assert kind == "singleton-acquired"
+    assert fields.pop("timestamp") > 0
+    assert fields == {
+        "uuid": "id",
+        "name": "work",
+        "key": "k",
+        "lease": "grant",
+        "holder": "work[id] on w@host (pid 7)",
+        "waited": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        (event(EventName.CONFLICT, outcome="skip"), "task-skipped"),
+        (event(EventName.CONFLICT, outcome="revoke"), "task-revoked"),
+        (event(EventName.CANCELLED), "task-revoked"),
+    ],
+)
+def test_monitors_that_know_celery_alone_see_skips_and_revocations(
+    pipe: EventPipe, told: Event, kind: str
+) -> None:
+    send_worker_event(told)
+    assert [kind for kind, _ in read(pipe)] == [f"singleton-{told.name}", kind]
+
+
+def test_no_event_is_written_where_the_worker_sends_none(pipe: EventPipe) -> None:
+    EventPipe.turn(on=False)
+    send_worker_event(event())
+    assert read(pipe) == []
+
+
+def test_a_full_pipe_blocks_no_process_and_what_it_drops_is_counted(pipe: EventPipe) -> None:
+    written = 0
+    while not pipe.dropped:
+        send_worker_event(event())
+        written += 1
+    assert written > 100
+    for _ in range(9):
+        send_worker_event(event())
+    assert len(read(pipe)) == written - 1
+    send_worker_event(event())
+    (kind, dropped), (last, _) = read(pipe)
+    assert (kind, dropped["count"]) == (DROPPED_EVENTS, 10)
+    assert last == "singleton-acquired"
+    assert pipe.dropped == 0
+
+
+def test_a_long_text_is_cut_and_an_event_that_is_too_long_is_dropped(pipe: EventPipe) -> None:
+    send_worker_event(event(error="x" * 10_000))
+    [(_, fields)] = read(pipe)
+    assert 0 < len(fields["error"]) < select.PIPE_BUF
+    pipe.put("singleton-acquired", {"key": "k" * 10_000})
+    assert (read(pipe), pipe.dropped) == ([], 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_events_of_killed_processes_arrive_whole(pipe: EventPipe) -> None:
+    def life() -> None:
+        for number in range(200):
+            send_worker_event(event(number=number, by=os.getpid()))
+
+    children = [Child(None, life) for _ in range(3)]
+    for child in children:
+        child.kill()
+    by = Counter(fields["by"] for _, fields in read(pipe))
+    assert by == {child.pid: 200 for child in children}
+
+
+def test_an_event_is_sent_when_the_broker_answers_again(
+    pipe: EventPipe, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "celery_singleton_lock")
+    url = urlsplit(redis_url)
+    port = url.port or 6379
+    with (
+        Proxy(port) as proxy,
+        Listener(Celery(broker=redis_url, set_as_current=False)) as listener,
+    ):
+        app = Celery(broker=f"redis://127.0.0.1:{proxy.port}{url.path}", set_as_current=False)
+        sender = EventSender(app, pipe, "w@host")
+        sender.start()
+
+        def is_heard() -> bool:
+            send_worker_event(event(fence=1))
+            return bool(listener.of("singleton-acquired", fence=1))
+
+        wait_until(is_heard, "the receiver has subscribed")
+        proxy.set(Mode(kind=Kind.REFUSE))
+        proxy.lead_to(port)  # cuts the connections
+        send_worker_event(event(fence=2))
+        wait_until(lambda: "wait in the worker" in caplog.text, "the sender has noticed")
+        send_worker_event(event(fence=3))
+        assert not listener.of("singleton-acquired", fence=2)
+        proxy.set(Mode())
+        listener.wait_for("singleton-acquired", fence=3)
+        assert listener.of("singleton-acquired", fence=2)
+        assert {one["hostname"] for one in listener.events} == {"w@host"}
+        sender.end()
+        assert caplog.messages.count("singleton: worker events are sent again") == 1
+
+
+def test_the_end_of_a_worker_waits_only_a_moment_for_a_silent_broker(
+    pipe: EventPipe, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.worker.event_sender._LAST_EVENTS", 0.1)
+    with Proxy(urlsplit(redis_url).port or 6379) as proxy:
+        proxy.set(Mode(kind=Kind.STALL))
+        app = Celery(broker=f"redis://127.0.0.1:{proxy.port}/0", set_as_current=False)
+        sender = EventSender(app, pipe, "w@host")
+        sender.start()
+        send_worker_event(event())
+        sender.end()  # returns
+        assert sender._running.locked()
+    wait_until(lambda: not sender._running.locked(), "the thread has ended with its connection")
+
+
+def test_the_end_is_no_event(pipe: EventPipe) -> None:
+    pipe.end()
+    assert os.read(pipe.reader, 10) == END
