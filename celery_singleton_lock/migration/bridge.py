@@ -55,6 +55,8 @@ _DECIDED: Final = frozenset(
 )
 # A task that ends like this has no after_return, so its old key would stay until it expires.
 _NOT_FREED: Final = (ConflictAction.REVOKE, ConflictAction.CANCEL_RUNNING)
+# Seconds. The old packages wait for a server without a limit.
+_TIMEOUT: Final = 5
 _clients: Final[dict[str, Redis]] = {}
 
 
@@ -137,7 +139,7 @@ class Bridge(SingletonTask[..., Any]):
         _refuse_decided(options.get("singleton"), f"apply_async(singleton=...) of {self.name}")
         mine = str(task_id) if task_id else uuid()
         again = options.get("retries") or continues(self.app.current_worker_task, mine)
-        if again or not self._bridges:
+        if again or not self._bridges or options.get("singleton") is False:
             return self._publish_claimed(terms, args, kwargs, mine, *rest, **options)
         key, client = self.old_key(args, kwargs), self.old_client()
         try:
@@ -175,10 +177,10 @@ class Bridge(SingletonTask[..., Any]):
 
     def _publish_claimed(self, terms: Terms, *args: Any, **options: Any) -> Any:
         """Publish with this library's claim, or a message that continues a claimed one."""
-        policy = self._policy
-        if policy.unique and terms.timeout not in (None, policy.unique_for):
-            given = options.get("singleton") or {}
-            options["singleton"] = {**given, "unique_for": terms.timeout}
+        policy, given = self._policy, options.get("singleton")
+        is_claimed = policy.unique is not None and given is not False
+        if is_claimed and terms.timeout not in (None, policy.unique_for):
+            options["singleton"] = {**(given or {}), "unique_for": terms.timeout}
         try:
             return super().apply_async(*args, **options)
         except DuplicateTask as exc:
@@ -231,7 +233,8 @@ def client_of(url: Any, where: str, **options: Any) -> Redis:
     try:
         name = f"{url} {options!r}"
         if name not in _clients:
-            _clients[name] = Redis.from_url(url, **options)
+            timeouts = {"socket_timeout": _TIMEOUT, "socket_connect_timeout": _TIMEOUT}
+            _clients[name] = Redis.from_url(url, **{**timeouts, **options})
         return _clients[name]
     except (AttributeError, ValueError) as exc:
         # The value is not shown, because it may contain a password.

@@ -117,7 +117,8 @@ def _refuse_mistakes(options: Mapping[str, Any], base: Any, where: str) -> None:
         if name in _CELERY_SINGLETONS:
             raise TypeError(
                 f"{where}: {name!r} is an option of celery-singleton. Here the same is "
-                f"{_CELERY_SINGLETONS[name]}"
+                f"{_CELERY_SINGLETONS[name]}. To keep the old options, take "
+                "base=celery_singleton_lock.migration.Singleton"
             )
         if (known := _meant(name)) is not None:
             raise TypeError(

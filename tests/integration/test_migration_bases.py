@@ -146,6 +146,14 @@ def test_an_eager_call_claims_runs_and_frees(
     assert len(journal.runs()) == 8
 
 
+def test_a_call_may_go_without_a_claim(tasks: ModuleType, redis_client: redis.Redis) -> None:
+    for _ in range(2):
+        tasks.once.apply_async(("a",), once={"timeout": 5}, singleton=False)
+        tasks.singleton.apply_async(("a",), singleton=False)
+    assert claims(redis_client) == []
+    assert sent(redis_client) == 4
+
+
 def test_a_direct_call_is_a_function_call(tasks: ModuleType, redis_client: redis.Redis) -> None:
     redis_client.set(tasks.until_start.get_key(("a",)), "another call")
     for task in (tasks.once, tasks.until_start, tasks.singleton, tasks.heimdall):
