@@ -109,6 +109,14 @@ class SingletonTask(_Base[P, R]):
             is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
             name = str(cls.name or cls.__name__)
             validate(cls.singleton or {}, name, cls.run, is_bound=is_bound)
+            calls = (cls.__call__, _definer_after("__call__", cls))
+            # Another __call__ may run what the function returns.
+            if _runs_later(cls.run) and calls == (SingletonTask.__call__, BaseTask):
+                raise TypeError(
+                    f"the task {name} is a coroutine or generator function: a call of it runs none "
+                    "of its code, so the lock would be free before the body begins. Write a "
+                    "function that calls asyncio.run(...)"
+                )
 
     @staticmethod
     def preload() -> None:
@@ -295,6 +303,11 @@ class SingletonTask(_Base[P, R]):
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]: ...
         def apply(self, *args: Any, **kwargs: Any) -> EagerResult[R]: ...
+
+
+def _runs_later(body: Callable[..., Any]) -> bool:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_kind(body) for is_kind in kinds)
 
 
 def _definer_after(name: str, cls: type) -> type:

@@ -115,8 +115,10 @@ def check_tasks(app: Celery, store: Store) -> None:
 
     Raises:
         SettingsError: Tasks of one scope have unequal limits, a task contradicts the app's
-            settings, or a task needs a capability that the store lacks.
+            settings, a task needs a capability that the store lacks, or a plain task has a
+            singleton task as its function.
     """
+    _check_plain_tasks(app)
     limits: dict[str, tuple[int, str]] = {}
     for task in singleton_tasks(app):
         try:
@@ -136,6 +138,18 @@ def check_tasks(app: Celery, store: Store) -> None:
         _check_capabilities(task.name, policy, store)
         if policy.unique and policy.on_duplicate is OnDuplicate.REPLACE:
             check_replaceable(task.name, store, through_others=task.publishes_through_others)
+
+
+def _check_plain_tasks(app: Celery) -> None:
+    """Refuse a decorator of Celery above ours: the call of a task in a task takes no lock."""
+    for task in app.tasks.values():
+        body: Any = getattr(task, "run", None)
+        if hasattr(body, "singleton_policy"):
+            raise SettingsError(
+                f"the task {task.name} calls the singleton task {body.name} as a function, without "
+                "its lock: remove the decorator above @singleton_task, which takes its options "
+                "(name=, bind= ...) too"
+            )
 
 
 def _check_capabilities(task: str, policy: Policy, store: Store) -> None:

@@ -254,6 +254,17 @@ def test_cancel_running_is_refused_where_the_order_of_calls_is_not_kept() -> Non
         store.close()
 
 
+def test_a_plain_task_around_a_singleton_task_is_refused() -> None:
+    app = Celery(set_as_current=False)
+    locked = singleton_task(app=app, name="locked", shared=False)(nothing)
+    store: Any = SimpleNamespace(capabilities=Capabilities(fence=True, name="any"))
+    app.finalize()
+    check_tasks(app, store)
+    app.task(name="unlocked", shared=False)(locked)
+    with pytest.raises(SettingsError, match="task unlocked calls the singleton task locked as a f"):
+        check_tasks(app, store)
+
+
 # The store at the start.
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import pickle
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +15,21 @@ from celery import Celery, chain, chord, group, shared_task
 from celery.app.task import Task
 
 from celery_singleton_lock import SingletonTask, hold, singleton_task
+from celery_singleton_lock.celery_compat import real_app
 
 app = Celery("inspected", broker="memory://", backend="cache+memory://", set_as_current=False)
 app.conf.update(singleton_lock_url="memory://", task_always_eager=True)
+
+
+@pytest.fixture(autouse=True)
+def current() -> Iterator[None]:
+    """A pickled task is its name, which is looked up in the current app."""
+    before = real_app()
+    app.set_current()
+    yield
+    before.set_current()
+
+
 FORMS: list[dict[str, Any]] = [
     {},
     {"bind": True},
@@ -108,14 +120,10 @@ def test_a_task_looks_as_celery_s_own_does(form: dict[str, Any], look: str) -> N
     kind = f"{FORMS.index(form)}.{look}"
     ours = declared(form, f"{kind}.ours", ours=True)
     celerys = declared(form, f"{kind}.celery's", ours=False)
-    if look == "pickle":
-        # By its name, in the app that is current where it is read.
-        app.set_current()
     assert shown(LOOKS[look], ours).replace("ours", "celery's") == shown(LOOKS[look], celerys)
 
 
 def test_a_shared_task_looks_as_celery_s_own_does() -> None:
-    app.set_current()
     ours, celerys = singleton_task(sync), shared_task(name="other.sync")(sync)
     for name in ("signature", "doc", "name", "qualified name", "module", "annotations"):
         assert shown(LOOKS[name], ours) == shown(LOOKS[name], celerys), name

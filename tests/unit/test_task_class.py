@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -15,6 +16,7 @@ from celery_singleton_lock import (
     NoLease,
     OnConflict,
     SingletonTask,
+    TaskOptions,
     current_lease,
     is_skipped,
     singleton_task,
@@ -399,3 +401,39 @@ def test_a_postrun_signal_that_other_software_sends_outside_a_task_is_ignored(
     sent = signals.task_postrun.send(sender=task, task_id="t", state="SUCCESS", retval=None)
     assert sent
     assert all(reply is None for _, reply in sent)
+
+
+# Functions a call of which runs none of their code.
+
+
+async def coroutine(account_id: int) -> int:
+    return account_id
+
+
+def generator(account_id: int) -> Iterator[int]:
+    yield account_id
+
+
+class Awaiting(SingletonTask):
+    """Runs what the function returns, under the lease."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return [held_key(), asyncio.run(super().__call__(*args, **kwargs))]
+
+
+@pytest.mark.parametrize("body", [coroutine, generator])
+def test_a_body_that_would_run_after_its_release_is_refused(
+    celery_app: Celery, body: Callable[..., Any]
+) -> None:
+    task: Any = singleton_task(app=celery_app, name="later", shared=False)(body)
+    with pytest.raises(TypeError, match=r"task later is a coroutine or generator function"):
+        task.delay(1)
+
+
+def test_a_class_that_awaits_the_body_holds_the_key_meanwhile(celery_app: Celery) -> None:
+    options: TaskOptions = {"name": "awaited", "base": Awaiting, "key": "{account_id}"}
+    task: Any = singleton_task(app=celery_app, **options)(coroutine)
+    key, value = task.delay(7).get()
+    assert (key, value) == (task.lock_key(7), 7)
