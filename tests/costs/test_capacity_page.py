@@ -1,0 +1,58 @@
+"""The bytes of the formulas in docs/reference/capacity.md, against a server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.costs.site import Site, open_site
+from tests.harness.processes import ROOT
+
+PAGE = (ROOT / "docs/reference/capacity.md").read_text()
+
+
+@pytest.fixture
+def site(redis_url: str) -> Iterator[Site]:
+    with open_site(redis_url) as site:
+        yield site
+
+
+def bytes_of(start: str) -> int:
+    """The figure in the row of the table that begins so."""
+    [row] = re.findall(rf"^\| {start}.*?\| (\d+) ", PAGE, flags=re.MULTILINE)
+    return int(row)
+
+
+def is_near(size: int, printed: int) -> bool:
+    """Versions of the server differ by their allocators and encodings."""
+    return 0.7 * printed < size < 1.2 * printed
+
+
+def test_the_keys_of_the_store_are_as_large_as_the_page_says(
+    site: Site, redis_client: redis.Redis
+) -> None:
+    site.acquire("42", task=site.ours, process="ljpG_sF0i7c71f")
+    site.publish(site.unique, "42")
+    site.run(site.late, "43")
+    site.drain()
+    parts = {"a lease": ":costs.ours:", "a claim": ":claim|", "the marker": ":done|"}
+    for row, part in parts.items():
+        [key] = [key for key in redis_client.scan_iter() if part in key]
+        size = redis_client.memory_usage(key, samples=0)
+        assert is_near(size, bytes_of(row)), (row, size)
+    constants = sum(
+        redis_client.memory_usage(key, samples=0)
+        for key in redis_client.scan_iter()
+        if key.endswith((":fence", ":shards"))
+    )
+    assert is_near(constants, bytes_of("fence counter"))
+    assert len(list(redis_client.scan_iter())) == len(parts) + 2, "no other key is left"
+
+
+def test_the_page_uses_its_figures() -> None:
+    formula = re.findall(r"^bytes = (.*)$", PAGE, flags=re.MULTILINE)[0]
+    rows = ("a lease", "a claim", "the marker")
+    assert [int(number) for number in re.findall(r"(\d+) x", formula)] == [*map(bytes_of, rows)]
