@@ -42,7 +42,7 @@ from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from random import random
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
 from . import native
@@ -92,6 +92,11 @@ _MAX_RETRY_PAUSE: Final = 1.0
 _MIN_RETRY_PAUSE: Final = 0.01
 
 
+#: Called on the heartbeat's thread if a lease is lost before its release. Returns what becomes of
+#: the body, for the event; None: it goes on until it checks its lease.
+LossHandler: TypeAlias = Callable[[Lease], str | None]
+
+
 class Heartbeat:
     """Renews the leases of one process and declares losses."""
 
@@ -105,7 +110,7 @@ class Heartbeat:
         #: The outages of the store, which the locker notes too.
         self.outages = outages or Outages(events, clock)
         # The leases that are renewed, each with the function that is called if it is lost.
-        self._leases: dict[Lease, Callable[[Lease], None]] = {}
+        self._leases: dict[Lease, LossHandler] = {}
         # Asynchronous releases without a reply, each with the time at which to drain the store.
         self._let_go: dict[Lease, float] = {}
         # The leases that a newer call may cancel.
@@ -122,7 +127,7 @@ class Heartbeat:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def add(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+    def add(self, lease: Lease, on_lost: LossHandler) -> None:
         """Renew ``lease`` until :meth:`discard`; ``on_lost`` is called on the heartbeat's
         thread."""
         interval = interval_of(lease.ttl, self._trusted)
@@ -436,11 +441,18 @@ class Heartbeat:
         lease.loss = Loss(reason=reason, at=min(self._clock.now(), lease.deadline), detail=detail)
         lease.end()
         # The body is notified first, because it may be writing. The event can wait.
+        action = None
         try:
-            on_lost(lease)
+            action = on_lost(lease)
         except Exception:
             logger.exception("the loss of %r could not be reported to its body", lease.key)
-        self._events.emit_for(lease, EventName.LEASE_LOST, reason=str(reason), detail=detail)
+        self.report_loss(lease, lease.loss, action or "none")
+
+    def report_loss(self, lease: Lease, loss: Loss, action: str) -> None:
+        """Emit the event of a loss; ``action``: what becomes of the body."""
+        store, name = self.outages.store, EventName.LEASE_LOST
+        data = {"reason": str(loss.reason), "detail": loss.detail, "store": store, "action": action}
+        self._events.emit_for(lease, name, **data)
 
     def _ring(self) -> None:
         try:

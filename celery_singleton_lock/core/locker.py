@@ -40,7 +40,7 @@ Failure handling
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,7 @@ from typing import Any, Final, Protocol
 from ..errors import StoreError, StoreUnavailable
 from .clock import Clock
 from .events import Event, EventName, Events
-from .heartbeat import NOTES_TIMEOUT, Heartbeat, notes_on, timeout_for
+from .heartbeat import NOTES_TIMEOUT, Heartbeat, LossHandler, notes_on, timeout_for
 from .lease import (
     Holder,
     Kind,
@@ -124,7 +124,7 @@ class Locker:
         request: Acquire,
         *,
         max_hold: float | None = None,
-        on_lost: Callable[[Lease], None] = lambda lease: None,
+        on_lost: LossHandler = lambda lease: None,
         since: float | None = None,
     ) -> Lease | Refused:
         """Acquire once; a conflict is a value.
@@ -132,7 +132,8 @@ class Locker:
         Args:
             request: The request.
             max_hold: Seconds after which renewal stops.
-            on_lost: Called on the heartbeat's thread if the lease is lost before its release.
+            on_lost: Called on the heartbeat's thread if the lease is lost before its release;
+                see `LossHandler`.
             since: The time at which the client first asked, on the locker's clock; None: now.
 
         Raises:
@@ -369,7 +370,7 @@ class Locker:
         # heartbeat.
         lease.reported = True
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
-        self._events.emit_for(lease, EventName.LEASE_LOST, reason=str(reason), detail=detail)
+        self.heartbeat.report_loss(lease, lease.loss, "body-ended")
 
     def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
         if not lease.reported:

@@ -38,13 +38,14 @@ from weakref import WeakMethod, WeakValueDictionary
 
 from celery import Celery
 
+from ..core.heartbeat import LossHandler
 from ..core.lease import Lease, Token
 from ..core.locker import Waiter
 from ..core.store import Refused
 from ..core.threads import running_task
 from ..errors import LeaseLost
 from ..runtime import Runtime
-from .context import Block, OnLost, Steps, Wait
+from .context import Block, Steps, Wait
 
 #: The blocks that own a lease, by its token.
 _hosts: Final[WeakValueDictionary[Token, AsyncBlock]] = WeakValueDictionary()
@@ -175,11 +176,12 @@ class AsyncBlock:
 
     # --- the loss --------------------------------------------------------------------------------
 
-    def _on_lost(self, lease: Lease) -> None:
+    def _on_lost(self, lease: Lease) -> str:
         """Called on the heartbeat's thread."""
         with suppress(RuntimeError):  # the loop is closed, and runs no body
             self._loop.call_soon_threadsafe(self._interrupt)
         self._end_guests()
+        return "interrupted"
 
     def _end_guests(self) -> None:
         """Interrupt the guests, after the lease has ended."""
@@ -202,13 +204,12 @@ def _step(steps: Steps) -> Wait | None:
     return wait
 
 
-def _weak(on_lost: OnLost) -> OnLost:
+def _weak(on_lost: LossHandler) -> LossHandler:
     """``on_lost`` for the heartbeat, which must not keep an abandoned block, or its task, alive."""
     method = WeakMethod(on_lost)
 
-    def call(lease: Lease) -> None:
-        if (alive := method()) is not None:
-            alive(lease)
+    def call(lease: Lease) -> str | None:
+        return alive(lease) if (alive := method()) is not None else None
 
     return call
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import TypeAlias
 
 from celery import Celery
 
+from ..core.heartbeat import LossHandler
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.locker import Waiter
@@ -48,8 +49,6 @@ def held_here(key: str) -> Lease | None:
     return None
 
 
-#: Called on the heartbeat's thread if the lease is lost before its release.
-OnLost: TypeAlias = Callable[[Lease], None]
 #: One wait of a client: the arguments of `Waiter.wait`, and the waiter.
 Wait: TypeAlias = tuple[Waiter, Refused, float]
 Steps: TypeAlias = Generator[Wait, None, None]
@@ -89,7 +88,7 @@ class Block:
                 "for each block; as a decorator it does so for each call."
             ) from None
 
-    def acquire(self, app: Celery, on_lost: OnLost = lambda lease: None) -> Steps:
+    def acquire(self, app: Celery, on_lost: LossHandler = lambda lease: None) -> Steps:
         """Acquire the lease, or re-enter it; yields before each wait for another holder."""
         runtime = Runtime.of(app, eager=bool(app.conf.task_always_eager))
         full_key = runtime.keyspace.lock(self.scope, self.key)
@@ -160,7 +159,7 @@ class Block:
 
 
 def _acquire(
-    runtime: Runtime, request: Acquire, longest: float, on_lost: OnLost
+    runtime: Runtime, request: Acquire, longest: float, on_lost: LossHandler
 ) -> Generator[Wait, None, Lease]:
     """Try to acquire the lease for at most ``longest`` seconds."""
     locker, clock = runtime.locker, runtime.clock

@@ -730,13 +730,23 @@ class TaskRun:
             meta = {"pid": os.getpid(), "hostname": request.hostname}
             task.backend.store_result(request.id, meta, states.STARTED, request=request)
 
-    def _on_lost(self, lease: Lease) -> None:
+    def _on_lost(self, lease: Lease) -> str:
         """Handle the loss of the lease. Called on the heartbeat's thread."""
-        if self._outcome_of_loss() is not OnLost.CONTINUE:
-            self._body.interrupt()
+        if self._outcome_of_loss() is OnLost.CONTINUE:
+            return "continued"
+        self._body.interrupt()
+        return "interrupted,requeued" if self._goes_back() else "interrupted,failed"
 
     def _outcome_of_loss(self) -> OnLost:
         return self.policy.on_lost or (OnLost.RETRY if self.acks_late else OnLost.FAIL)
+
+    def _goes_back(self) -> bool:
+        """Whether the message of a body that is interrupted by a loss is put back."""
+        return (
+            self._outcome_of_loss() is OnLost.RETRY
+            and self.delivery.losses < _MAX_LOSSES
+            and why_not(self.task, self.request) is None
+        )
 
     def _ended(self, lease: Lease, *, failed: bool) -> None:
         """Handle the end of the body, by its result or by a failure."""
@@ -758,15 +768,11 @@ class TaskRun:
         # The body's check() may have noticed the loss first.
         self.runtime.locker.heartbeat.declare(lease)
         error = lease.lost_error()  # created before the release changes the lease
-        losses = self.delivery.losses + 1
-        goes_back = (
-            self._outcome_of_loss() is OnLost.RETRY
-            and losses <= _MAX_LOSSES
-            and why_not(self.task, self.request) is None
-        )
+        goes_back = self._goes_back()
         self._release_early(lease, Release.of(lease, None if goes_back else self._freed_claim()))
         if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
+            losses = self.delivery.losses + 1
             copy = replace(self.delivery, started=True, losses=losses, tries=0)
             self._put_back(copy, AGAIN, "lease lost", self.claim)
         return fail_as_body(self.task, error)

@@ -124,7 +124,7 @@ def test_a_loss_that_the_heartbeat_detects_is_in_the_span_of_its_task(
         result.get(timeout=30)
     span = exported.span(result.id)
     assert ours(span["attributes"])["outcome"] == "lease-lost"
-    assert events(span)["lease_lost"]["reason"]
+    assert events(span)["lease_lost"]["action"] == "interrupted,failed"
     assert name not in json.dumps(events(span))
 
 

@@ -193,7 +193,8 @@ def test_a_body_ends_before_its_unreachable_lease_does_unless_told_to_continue(
     first = getattr(loss, task).delay("k", "sleep", 5)
     journal.wait_for_starts(key="k")
     private_redis.pause()
-    process.wait_for_log("singleton lease-lost: .*reason=unreachable")
+    action = "interrupted,failed" if task == "early" else "continued"
+    process.wait_for_log(f"singleton lease-lost: .*reason=unreachable.*action={action}")
     if task == "early":
         journal.wait_for_ends(key="k", timeout=SLACK)
     private_redis.resume()
@@ -307,6 +308,8 @@ def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
     assert len(fences) == 4
     assert fences == sorted(set(fences))
     assert told([process], "put-back", reason="lease lost") == {result.id: 3}
+    assert told([process], "lease-lost", action="interrupted,requeued") == {result.id: 3}
+    assert told([process], "lease-lost", action="interrupted,failed") == {result.id: 1}
     assert journal.overlaps() == []
 
 

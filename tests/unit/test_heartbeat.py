@@ -443,7 +443,8 @@ def test_a_lease_that_an_operator_released_is_lost_with_who_and_why(bench: Bench
     detail = "released by ann on ops-1: stuck since noon"
     assert (lease.loss.reason, lease.loss.detail) == (LossReason.OPERATOR, detail)
     assert detail in str(lease.lost_error())
-    assert bench.events[-1].data == {"reason": "operator", "detail": detail}
+    data = {"reason": "operator", "detail": detail, "store": "", "action": "none"}
+    assert bench.events[-1].data == data
     assert not other.lost
 
 
