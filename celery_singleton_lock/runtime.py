@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("celery_singleton_lock")
 
+# The stores that this process or the worker parent before its fork has named in the log: pool
+# children, which may be recycled after each task, do not repeat the line.
+_logged_places: set[tuple[str, str]] = set()
+
 #: The reason for refusing a store in memory.
 IN_MEMORY = (
     "locks in memory:// exclude nothing between processes, and this app may run in several: "
@@ -169,7 +173,10 @@ class Runtime:
         one_process = conf.task_always_eager or has_broker_in_memory(conf)
         if settings.url.startswith("memory:") and not one_process:
             raise SettingsError(IN_MEMORY)
-        logger.info("singleton locks live in %s (%s)", settings.safe_url, settings.url_source)
+        place = (settings.safe_url, settings.url_source)
+        if place not in _logged_places:
+            _logged_places.add(place)
+            logger.info("singleton locks live in %s (%s)", *place)
         return self.open_store()
 
     def open_store(self) -> Store:

@@ -116,10 +116,11 @@ def test_the_django_project(project: Callable[[str], Project], redis_client: red
     for _ in range(5):
         shop.step(change, '{"changed": 1}', repeats=False)
     assert redis_client.llen("celery") == 1, "a burst of changes is one message"
-    shop.start("celery -A shop worker", until=r"ready\.")
+    worker = shop.start("celery -A shop worker", until=r"ready\.")
     shop.session()
     show = f"curl -s localhost:{shop.port}/products/2/"
     shop.step(show, '{"stock": 5, "listed": 5}', repeats=True)
+    assert worker.log.count("singleton locks live in") == 1, "pool processes don't repeat it"
     # The marketplace forgets its stocks, and the periodic task repairs them. Two beats, one leads.
     damage = "from shop.models import Listing; Listing.objects.update(stock=0)"
     often = "from django_celery_beat.models import *; IntervalSchedule.objects.update(every=1)"
