@@ -29,7 +29,9 @@ pytestmark = pytest.mark.slow
 APP = "tests.apps.migrating"
 KINDS = ("once", "singleton", "heimdall", "recipe")
 CALLS = int(os.environ.get("MIGRATION_CALLS", "60"))
-NAMES = 5
+NAMES = 3
+#: How long bodies take. Each call of the recipe is published.
+SECONDS = {"recipe": 0.02}
 OLD_KEYS = ("qo_*", "SINGLETONLOCK_*", "h-lock:*", ":1:*-lock-*")
 
 
@@ -110,7 +112,8 @@ class Switch:
 
     def _send(self, publisher: Publisher, count: int) -> None:
         for number in range(count):
-            calls = [(kind, f"n{number % NAMES}", 0.02) for kind in KINDS]
+            name = f"n{number % NAMES}"
+            calls = [(kind, name, SECONDS.get(kind, 0.1)) for kind in KINDS]
             self.answers += publisher.send(calls)
 
 
@@ -132,17 +135,17 @@ def roll(switch: Switch, old: Fleet, side: str, *, workers_first: bool) -> Fleet
     switch.send(old_publisher, share=0.1)
     if workers_first:
         new_worker = switch.worker(side)
-        switch.send(old_publisher, share=0.2)
+        switch.send(old_publisher, share=0.1)
         new_publisher = switch.publisher(side)
-        switch.send(old_publisher, new_publisher, share=0.2)
+        switch.send(old_publisher, new_publisher, share=0.4)
         switch.stop(old_worker)
-        switch.send(old_publisher, new_publisher, share=0.2)
+        switch.send(old_publisher, new_publisher, share=0.1)
     else:
         new_publisher = switch.publisher(side)
-        switch.send(old_publisher, new_publisher, share=0.2)
-        switch.send(new_publisher, share=0.2)
+        switch.send(old_publisher, new_publisher, share=0.1)
+        switch.send(new_publisher, share=0.1)
         new_worker = switch.worker(side)
-        switch.send(old_publisher, new_publisher, share=0.2)
+        switch.send(old_publisher, new_publisher, share=0.4)
         switch.stop(old_worker)
     switch.send(new_publisher, share=0.3)
     return new_worker, new_publisher
