@@ -107,4 +107,6 @@ class Events:
             try:
                 sink(event)
             except Exception:
-                logger.exception("the sink %r failed on the event %r", sink, str(event.name))
+                logger.exception(
+                    "singleton: the sink %r failed on the event %r", sink, str(event.name)
+                )

@@ -261,7 +261,7 @@ class Heartbeat:
         try:
             self._store.drain(timeout=self._patience(now, overdue, _WAITS))
         except Exception:
-            logger.exception("draining asynchronous releases failed")
+            logger.exception("singleton: draining asynchronous releases failed")
         self._declare_overdue()
 
     def _look(self) -> None:
@@ -283,7 +283,7 @@ class Heartbeat:
         except StoreError:
             pass  # the renewals report a store that does not answer; the next look is soon
         except Exception:
-            logger.exception("looking for newer calls failed")
+            logger.exception("singleton: looking for newer calls failed")
         self._declare_overdue()
 
     def _snapshot(self) -> list[Lease]:
@@ -318,7 +318,7 @@ class Heartbeat:
                     self._end_outages(zip(part, replies, strict=True))
             except Exception as exc:
                 if not isinstance(exc, StoreError):
-                    logger.exception("the store raised an unexpected error; it is asked again")
+                    logger.exception("singleton: unexpected error of the store; it is asked again")
                 else:
                     self._begin_outage(part[0], str(exc))
                 now = self._clock.now()
@@ -331,7 +331,9 @@ class Heartbeat:
         try:
             notes.update(zip(lost, notes_on(self._store, lost, NOTES_TIMEOUT), strict=True))
         except Exception:
-            logger.exception("the store raised an unexpected error; losses are reported without it")
+            logger.exception(
+                "singleton: unexpected error of the store; losses are reported without it"
+            )
         for lease, reply in others:
             self._take(lease, reply, notes.get(lease))
 
@@ -445,7 +447,9 @@ class Heartbeat:
         try:
             action = on_lost(lease)
         except Exception:
-            logger.exception("the loss of %r could not be reported to its body", lease.key)
+            logger.exception(
+                "singleton: the loss of %r could not be reported to its body", lease.key
+            )
         self.report_loss(lease, lease.loss, action or "none")
 
     def report_loss(self, lease: Lease, loss: Loss, action: str) -> None:
@@ -469,7 +473,7 @@ class Heartbeat:
                 pause = self.sweep()
             except Exception:
                 # This thread renews every lease of the process; it must not end.
-                logger.exception("the heartbeat failed; it goes on")
+                logger.exception("singleton: the heartbeat failed; it goes on")
                 pause = _PAUSE_AFTER_FAILURE
             self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))
 

@@ -95,6 +95,13 @@ class ClaimChange:
     arguments: str = ""
 
 
+#: Logged if a ClaimChange gets no reply: the key, the error and the key again.
+UNSETTLED: Final = (
+    "singleton: could not change the claim %s (%s). Until it expires, equal calls count as "
+    "duplicates; free it with: celery -A ... singleton release '%s'"
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class Admit:
     """A request to publish: a claim for a message that is about to be sent.

@@ -64,6 +64,7 @@ from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Phase
 from ..core.locker import Locker, Waiter, backoff
 from ..core.store import (
+    UNSETTLED,
     Acquire,
     Admit,
     ClaimChange,
@@ -883,7 +884,7 @@ class TaskRun:
         try:
             self.runtime.store.settle_claim(self.delivery.token, change, timeout=MAX_TIMEOUT)
         except StoreError as exc:
-            logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
+            logger.warning(UNSETTLED, change.key, exc, change.key)
 
     def _report_silence(self, error: StoreError, action: str) -> None:
         store = self.runtime.settings.safe_url

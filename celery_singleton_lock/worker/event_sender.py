@@ -69,7 +69,7 @@ class EventSender:
                 try:
                     self._send(*json.loads(line))
                 except Exception:
-                    logger.exception("a worker event could not be sent; it is dropped")
+                    logger.exception("singleton: a worker event could not be sent; it is dropped")
         finally:
             self._close()
             self._running.release()

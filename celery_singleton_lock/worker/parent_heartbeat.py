@@ -161,7 +161,7 @@ class ParentHeartbeat:
                 replies = self._store.renew(leases, timeout=timeout)
         except Exception as exc:
             if not isinstance(exc, StoreError):
-                logger.exception("the store raised an unexpected exception; renewal is retried")
+                logger.exception("singleton: unexpected error of the store; renewal is retried")
             replies = [LossReason.UNREACHABLE] * len(leases)
         for (one, note), reply in zip(noted, replies, strict=True):
             self._record(one, note, reply, sent)
@@ -221,9 +221,15 @@ class ParentHeartbeat:
                 self._retry_at = now + _PAUSE_AFTER_SILENCE
                 return
             except StoreError as exc:
-                logger.warning("singleton: the store refused a dead child's release: %s", exc)
+                logger.warning(
+                    "singleton: the store refuses to free the key of a dead pool process: %s. It "
+                    "expires after its ttl; celery -A ... singleton doctor checks the store",
+                    exc,
+                )
             except Exception:
-                logger.exception("a dead child's release failed unexpectedly; it is dropped")
+                logger.exception(
+                    "singleton: freeing the key of a dead pool process failed; its ttl frees it"
+                )
 
     # Threads.
 
@@ -235,7 +241,7 @@ class ParentHeartbeat:
                     self._start_retry_thread()
             except Exception:
                 # This thread renews the leases of all starving children, so it must not end.
-                logger.exception("the parent heartbeat failed; it continues")
+                logger.exception("singleton: the parent heartbeat failed; it continues")
                 pause = _PAUSE_AFTER_FAILURE
             self._clock.sleep(pause)
 

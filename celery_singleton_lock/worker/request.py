@@ -309,7 +309,7 @@ def _ask(
             return
         except StoreError as exc:
             if heartbeat is not None and isinstance(exc, StoreUnavailable):
-                logger.warning("singleton: %s: freed when the store answers again (%s)", what, exc)
+                logger.warning("singleton: %s; freed when the store answers again (%s)", what, exc)
                 on_error(exc)
                 heartbeat.leave(ask, ttl)
                 return
@@ -318,7 +318,11 @@ def _ask(
         on_error("others wait for the store")
         return
     on_error(why)
-    logger.warning("singleton: %s: stays for its ttl of %g s: %s", what, ttl, why)
+    logger.warning(
+        "singleton: %s; it could not be freed (%s), and expires in %g s. To free it at once: "
+        "celery -A ... singleton release",
+        *(what, why, ttl),
+    )
 
 
 @dataclass(slots=True)

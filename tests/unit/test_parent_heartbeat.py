@@ -939,7 +939,8 @@ def test_a_release_that_comes_on_top_of_a_thousand_is_told_and_replaces_none(
             lambda store, number=number: asked.append(number),
         )
     assert [record.getMessage() for record in caplog.records] == [
-        "singleton: pid 999 died: stays for its ttl of 60 s: too many others wait for the store"
+        "singleton: pid 999 died; it could not be freed (too many others wait for the store), and "
+        "expires in 60 s. To free it at once: celery -A ... singleton release"
     ]
     bench.clock.advance(1.0)
     bench.pulse.catch_up()

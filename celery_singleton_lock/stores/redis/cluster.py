@@ -41,6 +41,7 @@ from ...core.key import Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
 from ...core.store import (
     RENEWED,
+    UNSETTLED,
     Acquire,
     Capabilities,
     ClaimChange,
@@ -491,7 +492,7 @@ class ClusterStore(RedisStore):
             self._run(scripts.SETTLE_CLAIM.command([change.key], arguments), timeout)
         except StoreError as exc:
             # Exclusion depends on the lease only. An unsettled claim delays calls until it expires.
-            logger.warning("singleton: %s stays until it expires: %s", change.key, exc)
+            logger.warning(UNSETTLED, change.key, exc, change.key)
 
 
 def _stray(key: str, claim: ClaimChange | None) -> ClaimChange | None:

@@ -303,7 +303,7 @@ class ZooKeeperStore(ConsensusStore):
             except StoreError:
                 pause = _RETRY_PAUSE
             except Exception:
-                logger.exception("the janitor of the lock store failed; it goes on")
+                logger.exception("singleton: the janitor of the lock store failed; it goes on")
                 pause = _RETRY_PAUSE
             self._alarm.acquire(timeout=pause)
 
