@@ -11,8 +11,8 @@ Guarantees
     that the heartbeat's thread detects is in the span of the task that lost its lease.
 
 Non-guarantees
-    What happens after a span has ended is not in it. The reply to a release often comes later, so
-    the attribute ``held`` is the time until Celery has stored the result.
+    What happens after a span has ended is not in it: a release that the heartbeat resends, or that
+    the worker parent sends for a dead child.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from celery import signals
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import Meter, MeterProvider
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-from ..core.clock import SystemClock
 from ..core.events import Event, EventName
 from .metrics import BUCKETS, COUNTERS, HISTOGRAMS
 from .signals import add_sink
@@ -64,11 +62,8 @@ def instrument(*, keys: bool = False, meter_provider: MeterProvider | None = Non
             names.
         meter_provider: The provider of the metrics; None: the global one.
     """
-    traces = _Traces(keys=keys)
-    add_sink(traces)
+    add_sink(_Traces(keys=keys))
     add_sink(_Metrics(metrics.get_meter(_SCOPE, meter_provider=meter_provider)))
-    for signal in (signals.task_success, signals.task_failure, signals.task_retry):
-        signal.connect(traces.end_run, weak=False)
 
 
 def digest_of(key: str) -> str:
@@ -80,30 +75,23 @@ class _Traces:
     """A sink that adds events and attributes to spans."""
 
     def __init__(self, *, keys: bool) -> None:
-        self._keys, self._clock = keys, SystemClock()
-        # For each task or hold() with a lease, by its id: its span, and the time of the grant.
-        self._spans: dict[str, tuple[Span, float]] = {}
+        self._keys = keys
+        # The span of each task or hold() with a lease, by its id: the heartbeat's thread has none.
+        self._spans: dict[str, Span] = {}
 
     def __call__(self, event: Event) -> None:
         known = self._spans.get(event.task_id)
-        span = known[0] if known else trace.get_current_span()
+        span = known or trace.get_current_span()
         if event.name in _ENDS_OF_A_LEASE:
             self._spans.pop(event.task_id, None)
         if not span.is_recording():
             return
         if event.name is EventName.ACQUIRED:
-            self._spans[event.task_id] = span, self._clock.now()
+            self._spans[event.task_id] = span
         fields = self._fields(event)
         span.add_event(_PREFIX + event.name.replace("-", "_"), fields)
         if event.task and (known or event.name in _OUTCOMES):
             span.set_attributes(_attributes(event, fields))
-
-    def end_run(self, sender: Any, **_: Any) -> None:
-        """Note how long the lease was held. Called by Celery when it has stored the result."""
-        known = self._spans.get(sender.request.id)
-        if known:
-            span, since = known
-            span.set_attribute(f"{_PREFIX}held", round(self._clock.now() - since, 3))
 
     def _fields(self, event: Event) -> dict[str, AttributeValue]:
         digest = digest_of(event.key)

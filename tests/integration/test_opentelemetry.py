@@ -90,6 +90,7 @@ def test_the_span_of_a_run_has_digest_outcome_fence_waited_and_held(
         "fence": fence,
     }
     assert events(span)["acquired"]["fence"] == fence
+    assert events(span)["released"]["held"] == ours(span["attributes"])["held"]
     assert name not in json.dumps(events(span)), "a key has arguments"
 
 
@@ -126,15 +127,6 @@ def test_a_loss_that_the_heartbeat_detects_is_in_the_span_of_its_task(
     assert ours(span["attributes"])["outcome"] == "lease-lost"
     assert events(span)["lease_lost"]["action"] == "interrupted,failed"
     assert name not in json.dumps(events(span))
-
-
-def test_a_release_that_is_awaited_is_in_the_span(
-    stage: Stage, exported: Exported, name: str
-) -> None:
-    result = stage.app.late.delay(name)
-    result.get(timeout=30)
-    span = exported.span(result.id)
-    assert events(span)["released"]["held"] == ours(span["attributes"])["held"]
 
 
 def test_metrics_count_what_was_done(stage: Stage, exported: Exported) -> None:
