@@ -97,6 +97,8 @@ class LeaseNotes(Protocol):
 
     def strike(self, token: str) -> None: ...
 
+    def freeing(self, token: str) -> None: ...
+
 
 class Locker:
     """Acquires and releases the leases of this process."""
@@ -310,6 +312,9 @@ class Locker:
                 token = Token.parse(record.token)
             except ValueError:
                 continue  # not written by this library
+            if self._lease_notes is not None:
+                # Before the release: if it frees the lease, the worker's parent finds the note.
+                self._lease_notes.freeing(record.token)
             release = Release(keys=(record.key,), token=token)
             if self.store.release(release, timeout=timeout) is Relation.OURS:
                 self._report_freed(request.holder, record, token)

@@ -235,7 +235,9 @@ class SingletonRequestMixin:
                 has_claim, change = True, self._claim_after(become, comes_back, note.claim)
             ttl = _DYING_SECONDS if become else 0.0
             call = Release(keys=note.keys, token=token, become=become, become_ttl=ttl, claim=change)
-            end = _End(self, runtime, lease, token, f"pool process {self.worker_pid} {fate}")
+            end = _End(
+                self, runtime, memory, lease, token, f"pool process {self.worker_pid} {fate}"
+            )
             _ask(runtime.store, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
         if become is None:
             memory.settle(self.worker_pid)
@@ -334,6 +336,7 @@ class _End:
 
     request: SingletonRequestMixin
     runtime: Runtime
+    memory: SharedMemory
     lease: DeadLease
     token: Token
     fate: str
@@ -349,7 +352,7 @@ class _End:
             logger.info("singleton: %s; %s", self.what, meaning)
         elif reply is Relation.OURS:
             self._emit(EventName.FREED, reason=self.fate)
-        elif acquired_at is None:
+        elif acquired_at is None or self.memory.is_freeing(self.lease):
             logger.info("singleton: %s; %s", self.what, meaning)
         elif self.lease.running:
             self._emit(EventName.FREED, reason=self.fate, detail=meaning)

@@ -65,8 +65,10 @@ _CHILDS_BYTES: Final = 64  # _Fields: valid until, stamp, hold until, ttl, with 
 _PARENTS_BYTES: Final = 40  # stamp, valid until
 _MAX_TEXT: Final = 1024
 _REPORT_BYTES: Final = 40  # stamp, time of the grant
-# The time in the report of a lease whose end the parent has reported.
+# The times in the report of a lease whose end the parent has reported, and of one that another
+# child is about to free.
 _CONCLUDED: Final = -inf
+_FREEING: Final = inf
 _REPORT: Final = _CHILDS_BYTES + _PARENTS_BYTES  # offset of the report in a note
 _TEXT: Final = _REPORT + _REPORT_BYTES  # offset of the text in a note
 _NOTE_BYTES: Final = _TEXT + _MAX_TEXT
@@ -100,9 +102,11 @@ class DeadLease:
         running: Whether the child held the lease: it was granted, and neither lost nor released.
         acquired_at: The time of a grant whose event needs an event of its end; None: there is none.
         concluded: Whether the parent has reported the end.
+        offset: Of the note in the memory.
     """
 
     note: LeaseNote
+    offset: int
     running: bool
     acquired_at: float | None
     concluded: bool
@@ -190,8 +194,10 @@ class SharedLease:
         stamp, at = _report(self._memory, self.note)
         if stamp != self._terms[0]:
             return True  # no event has reported the grant
+        if at == _CONCLUDED:
+            return False
         self._memory[start : start + _HEAD.size] = _NOTHING
-        return at != _CONCLUDED
+        return True
 
     def close(self) -> None:
         """See `SharedDeadline.close`."""
@@ -251,6 +257,12 @@ class SharedMemory:
             self._memory[start : start + _HEAD.size] = _NOTHING
             free.append(shared.note)
 
+    def freeing(self, token: str) -> None:
+        """Note that this child frees the lease of a dead child, and reports it if it succeeds."""
+        for note, text in self._noted():
+            if text.token == token:
+                self._mark(note, text, _FREEING)
+
     # The parent's side.
 
     def of_dead(self, pid: int) -> list[DeadLease]:
@@ -260,8 +272,11 @@ class SharedMemory:
     def conclude(self, pid: int) -> None:
         """Keep the child ``pid``, which is being killed, from reporting the ends of its leases."""
         for note, text in self._noted(pid):
-            stamp = _stamp_of(text.keys[0], text.token)
-            _write(self._memory, note + _REPORT, (stamp, _CONCLUDED))
+            self._mark(note, text, _CONCLUDED)
+
+    def is_freeing(self, lease: DeadLease) -> bool:
+        """Whether another child has tried to free ``lease``."""
+        return _report(self._memory, lease.offset)[1] == _FREEING
 
     def settle(self, pid: int) -> None:
         """Empty the blocks of ``pid``, whose leases are released."""
@@ -290,9 +305,9 @@ class SharedMemory:
         start, data = lease.note + _CHILDS_BYTES, sealed((lease.stamp, valid_until))
         self._memory[start : start + len(data)] = data
 
-    def _noted(self, pid: int) -> list[tuple[int, LeaseNote]]:
-        """The notes of the child ``pid`` that have a text, each with its offset."""
-        blocks = [block for block, owner, _ in self._owned_blocks() if owner == pid]
+    def _noted(self, pid: int | None = None) -> list[tuple[int, LeaseNote]]:
+        """The notes of one child, or of all, that have a text, each with its offset."""
+        blocks = [block for block, owner, _ in self._owned_blocks() if pid in (None, owner)]
         notes = [note for block in blocks for note in _notes_of(block)]
         return [(note, text) for note in notes if (text := self._text(note))]
 
@@ -302,10 +317,15 @@ class SharedMemory:
         whose, at = _report(self._memory, note)
         return DeadLease(
             note=text,
+            offset=note,
             running=fields is not None and fields[1] == stamp,
-            acquired_at=at if whose == stamp and at != _CONCLUDED else None,
+            acquired_at=at if whose == stamp and at not in (_CONCLUDED, _FREEING) else None,
             concluded=whose == stamp and at == _CONCLUDED,
         )
+
+    def _mark(self, note: int, text: LeaseNote, at: float) -> None:
+        stamp = _stamp_of(text.keys[0], text.token)
+        _write(self._memory, note + _REPORT, (stamp, at))
 
     # Blocks.
 

@@ -68,6 +68,8 @@ class LeaseNotes:
     def share(self, lease: Lease) -> None:
         return None
 
+    def freeing(self, token: str) -> None: ...
+
     def strike(self, token: str) -> None:
         self.strikes.append(token)
         if token in self.held:

@@ -80,6 +80,8 @@ class LeaseNotes:
     def share(self, lease: Lease) -> None:
         return None
 
+    def freeing(self, token: str) -> None: ...
+
     def strike(self, token: str) -> None:
         self.held.pop(token, None)
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.worker import shared_memory
-from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedMemory
+from celery_singleton_lock.worker.shared_memory import LeaseNote, SharedLease, SharedMemory
 from tests.unit.pool_child import Child, notes_of_dead
 
 pytestmark = [
@@ -160,6 +162,71 @@ def test_a_child_without_a_row_works_without_one(index: int | None) -> None:
         record.note(("k",), "t", 60)
 
     assert notes_of_dead(record, Child(index, life).kill()) == []
+
+
+def granted(record: SharedMemory, key: str, token: str) -> SharedLease:
+    """Note a lease, and let an event report its grant."""
+    record.note((key,), token, 60)
+    clock = SystemClock()
+    lease = Lease(
+        key=key,
+        token=Token.parse(token),
+        ttl=60,
+        holder=Holder(),
+        valid_until=clock.now() + 60,
+        acquired_at=1.5,
+        clock=clock,
+    )
+    shared = record.share(lease)
+    assert shared is not None
+    shared.announce(lease.acquired_at)
+    return shared
+
+
+def test_the_parent_reports_the_end_of_a_dead_childs_lease_unless_the_child_has() -> None:
+    record = SharedMemory()
+
+    def life() -> None:
+        record.note(("silent",), "t1|0.0|a", 60)
+        granted(record, "held", "t2|0.0|b")
+        granted(record, "released", "t3|0.0|c").close()  # it died before the reply
+        assert granted(record, "told", "t4|0.0|d").conclude()
+
+    leases = {one.note.keys[0]: one for one in record.of_dead(Child(0, life).kill())}
+    assert {key: one.acquired_at for key, one in leases.items()} == {
+        "silent": None,
+        "held": 1.5,
+        "released": 1.5,
+        "told": None,
+    }
+    assert [key for key, one in leases.items() if one.running] == ["held", "told"]
+
+
+def test_only_one_of_a_dying_child_and_its_parent_reports_an_end() -> None:
+    record = SharedMemory()
+    done, tell = os.pipe()
+
+    def life() -> None:
+        shared = granted(record, "k", "t|0.0|a")
+        signal.signal(signal.SIGUSR1, lambda *_: os.write(tell, b"01"[shared.conclude() :][:1]))
+
+    child = Child(0, life)
+    record.conclude(child.pid)
+    os.kill(child.pid, signal.SIGUSR1)
+    assert os.read(done, 1) == b"0"
+    child.kill()
+
+
+def test_the_parent_sees_that_another_child_frees_a_lease_at_any_time() -> None:
+    record = SharedMemory()
+    dead = Child(0, lambda: granted(record, "k", "t|0.0|a") and None).kill()
+    [before] = record.of_dead(dead)
+    assert not record.is_freeing(before)
+    Child(1, lambda: record.freeing("t|0.0|a")).kill()
+    assert record.is_freeing(before)
+    [after] = record.of_dead(dead)
+    assert after.acquired_at is None
+    assert not after.concluded
 
 
 def test_more_than_fits_is_left_to_the_ttl_and_what_fits_later_is_written() -> None:
