@@ -6,6 +6,7 @@ They print what `inspection` and `doctor` return.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -45,6 +46,9 @@ class Command(CeleryCommand):
     """Shows the library's errors as one line: exit status 1, or 2 if the usage is wrong."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        # A command sets up no logging, and Python then writes warnings to stderr: kazoo's about
+        # each try to connect again hide what the command says about the store.
+        logging.getLogger("kazoo").addHandler(logging.NullHandler())
         try:
             ctx.obj.app.finalize()
             return super().invoke(ctx)

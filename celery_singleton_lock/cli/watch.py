@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -78,8 +78,8 @@ def watch(
     """
     app, clock = ctx.obj.app, Runtime.of(ctx.obj.app).clock
     chosen, order = Filter(**conditions), SortBy(sort)
-    with _interruptible(), _view(Runtime.of(app).settings.safe_url, as_json) as view:
-        while True:
+    with _until_interrupted() as goes_on, _view(Runtime.of(app).settings.safe_url, as_json) as view:
+        while goes_on():
             begin, at = clock.now(), datetime.fromtimestamp(clock.wall(), UTC)
             try:
                 view.show([*inspection.held_keys(app, chosen, sort=order)], at)
@@ -89,13 +89,22 @@ def watch(
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the block, and leave the terminal as it was."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
+def _until_interrupted() -> Iterator[Callable[[], bool]]:
+    """Let SIGINT and SIGTERM end the block, which leaves the terminal as it was.
+
+    The block also asks whether it goes on: a callback or destructor of a client library may swallow
+    the exception.
+    """
+    received: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    with suppress(KeyboardInterrupt):
+        yield lambda: not received
 
 
 @contextmanager
