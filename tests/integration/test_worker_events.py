@@ -116,11 +116,14 @@ def test_each_lease_has_one_end_whatever_ends_it(
         assert {event["hostname"] for event in listener.events if "lease" in event} == {
             process.hostname
         }
-        # The signals are the same, in the processes of the worker.
+        # The signals are the same, in the processes of the worker. Celery passes a task to a second
+        # child if the first one died before its parent had read that it accepted the task.
         heard: dict[str, list[str]] = {}
         for record in journal.records():
-            if "lease" in record.data:
-                heard.setdefault(record.data["lease"], []).append(record.data["text"])
+            told_before = heard.setdefault(record.data.get("lease", ""), [])
+            if record.data.get("text") != "acquired" or "acquired" not in told_before:
+                told_before.append(record.data.get("text", ""))
+        del heard[""]
         assert heard == {lease: ["acquired", *end] for lease, end in ends.items()}
 
 
