@@ -1,4 +1,4 @@
-"""Who holds what, and why a task did not run: ``celery singleton ls | show | explain | release``.
+"""Who holds what, and why a task did not run: `celery singleton ls`, `watch`, `explain` and others.
 
 The values are frozen. Each function takes the Celery app, and reads the app's store.
 """
