@@ -61,7 +61,8 @@ class EventSender:
             self._pause.release()
             signals.worker_shutdown.disconnect(self.end)
             atexit.unregister(self.end)
-            self._running.acquire(timeout=_LAST_EVENTS)
+            if self._running.acquire(timeout=_LAST_EVENTS):
+                self._running.release()
 
     def _run(self) -> None:
         try:

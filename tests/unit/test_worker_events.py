@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 
 from celery_singleton_lock.core.events import Event, EventName
 from celery_singleton_lock.core.lease import Holder
@@ -152,6 +152,19 @@ def test_an_event_is_sent_when_the_broker_answers_again(
         assert {one["hostname"] for one in listener.events} == {"w@host"}
         sender.end()
         assert caplog.messages.count("singleton: worker events are sent again") == 1
+
+
+def test_the_end_of_a_worker_waits_for_what_was_emitted(
+    pipe: EventPipe, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.worker.event_sender._LAST_EVENTS", 60)
+    for _ in range(300):
+        send_worker_event(event())
+    sender = EventSender(Celery(broker=redis_url, set_as_current=False), pipe, "w@host")
+    sender.start()
+    signals.worker_shutdown.send(sender=None)
+    assert not sender._running.locked(), "its thread has sent all of them"
+    assert read(pipe) == []
 
 
 def test_the_end_of_a_worker_waits_only_a_moment_for_a_silent_broker(
