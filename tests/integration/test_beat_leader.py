@@ -7,11 +7,9 @@ when, and by which process, they were sent.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -179,11 +177,6 @@ def lock_store(private_redis: PrivateServer, environment: dict[str, str]) -> Pri
     return private_redis
 
 
-def said_at(line: re.Match[str]) -> float:
-    """When a beat wrote that line, by its own clock: seconds since the epoch."""
-    return datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("outage", ["killed", "paused"])
 def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
@@ -194,14 +187,13 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     lock_store.kill() if outage == "killed" else lock_store.pause()
     at = time.time()
     process.wait_for_log("singleton lease-lost: .*reason=unreachable")
-    seen = len(process.lines)
+    seen, back = len(process.lines), time.time()
     lock_store.start() if outage == "killed" else lock_store.resume()
-    back = said_at(
-        process.wait_for_log(r"^\[([^:]*:[^:]*:\d+,\d+): .*singleton leading", since=seen)
-    )
+    process.wait_for_log("singleton leading", since=seen)
     ticks.wait_for(3)
     assert process.alive
-    # An authorization that the store gave as it went.
+    # Around the outage there may be ticks that the store authorized as it went or came back: it was
+    # resumed before the lease expired in it.
     assert [tick for tick in ticks.of() if at + 0.1 < tick.sent_at < back] == []
     assert faults(ticks.of(), EVERY) == []
     # Told when it changes, not at each tick.
