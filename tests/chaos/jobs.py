@@ -42,6 +42,8 @@ _MOST_LOSSES = 4
 #: Seconds in which a killed process on a busy machine still has its connections, and the broker
 #: hands it a message that nobody will note.
 _SLOW_DEATH = 0.5
+_SKIPPED = "jobs skipped, of which another delivery of that message was killed"
+_VANISHED = "messages that vanished between broker and worker when one was killed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,11 @@ def under_way(records: Sequence[Record], found: Iterable[Body], ttl: float) -> s
     }
 
 
+def vanished(records: Sequence[Record], found: Iterable[Body], ttl: float) -> set[str]:
+    """Jobs whose message vanished; their claims stay for ``unique_for``, as is documented."""
+    return {name for name, _, reason in _unfinished(records, found, ttl) if reason == _VANISHED}
+
+
 def jobs_lost(
     records: Sequence[Record],
     found: Iterable[Body],
@@ -173,6 +180,17 @@ def _jobs(records: Iterable[Record], found: Iterable[Body]) -> dict[str, _Job]:
 def _open(
     records: Sequence[Record], found: Iterable[Body], ttl: float, excused: Counter[str]
 ) -> Iterable[tuple[str, _Job]]:
+    for name, job, reason in _unfinished(records, found, ttl):
+        if reason:
+            excused[reason] += 1
+        else:
+            yield name, job
+
+
+def _unfinished(
+    records: Sequence[Record], found: Iterable[Body], ttl: float
+) -> Iterable[tuple[str, _Job, str]]:
+    """The jobs without a success or a promised end, each with its excuse; empty: none."""
     ends, order = _Ends(records), CallOrder(records)
     faults = events(records, "fault")
     for name, job in _jobs(records, found).items():
@@ -182,13 +200,9 @@ def _open(
             continue
         if job.ended_before_it_began("skip"):
             if job.bodies:
-                excused["jobs skipped, of which another delivery of that message was killed"] += 1
+                yield name, job, _SKIPPED
             continue
-        reason = _excuse(job, ends, faults, ttl)
-        if reason:
-            excused[reason] += 1
-        else:
-            yield name, job
+        yield name, job, _excuse(job, ends, faults, ttl)
 
 
 def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str:
@@ -201,7 +215,7 @@ def _excuse(job: _Job, ends: _Ends, faults: Sequence[Record], ttl: float) -> str
     if job.task in EARLY and ends.took_with_it(job):
         return "jobs acknowledged early that died with their process"
     if ends.lost_on_the_way(job.of_newest_copy()):
-        return "messages that vanished between broker and worker when one was killed"
+        return _VANISHED
     return ""
 
 

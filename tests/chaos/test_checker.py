@@ -491,6 +491,28 @@ def test_a_message_that_was_taken_up_has_not_vanished() -> None:
     assert story.kinds() == [Kind.JOB_LOST]
 
 
+CLAIM = "csl:{x}:claim|newest|k: held: q j+b4 queued {}"
+
+
+def test_the_claim_of_a_message_that_vanished_stays() -> None:
+    story = received_and_killed().add("key-left", 9, text=CLAIM)
+    assert story.kinds() == []
+    assert story.judge().excused["claims of messages that vanished"] == 1
+
+
+@pytest.mark.parametrize(
+    "text", [CLAIM.replace("q j+", "q i+"), CLAIM.replace("queued", "running")]
+)
+def test_no_other_claim_stays(text: str) -> None:
+    story = received_and_killed().add("key-left", 9, text=text)
+    assert story.kinds() == [Kind.KEY_LEFT]
+
+
+def test_the_claim_of_a_message_that_was_taken_up_does_not_stay() -> None:
+    story = received_and_killed().taken("j", 2.5).add("key-left", 9, text=CLAIM)
+    assert Kind.KEY_LEFT in story.kinds()
+
+
 def test_a_message_does_not_vanish_while_nothing_is_killed() -> None:
     story = Story().published("j", at=5).add("death", 2.1, pid=7, worker="other")
     assert story.kinds() == [Kind.JOB_LOST]
