@@ -20,6 +20,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 #: What a program writes to go on at the top left.
 _HOME = "\x1b[H"
 
+# COLUMNS, where the tests' own environment has it, would count for more than the terminal's size.
+_ENVIRON = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+
 
 class Terminal:
     """``with Terminal(["top"], lines=24, columns=80) as terminal: terminal.wait_for("load")``."""
@@ -38,7 +41,7 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._popen = subprocess.Popen(
             tied_to_parent(command),
-            env={**os.environ, "TERM": "xterm-256color", **(env or {})},
+            env={**_ENVIRON, "TERM": "xterm-256color", **(env or {})},
             cwd=ROOT,
             stdin=slave,
             stdout=slave,

@@ -343,10 +343,11 @@ def test_the_bridge_and_a_plain_redbeat_take_turns(
     second.wait_for_log("no ticks until it stops|beat: Starting")
     ticks.wait_for(ROUNDS)
     first.terminate()
-    assert first.wait() == 0
+    # SIGTERM in a tick ends RedBeat's own scheduler with an AttributeError, after it has let go.
+    assert first.wait() == 0 or schedulers[0] == REDBEATS
     ticks.wait_for(ROUNDS)  # long before the lock would have expired
     second.terminate()
-    assert second.wait() == 0
+    assert second.wait() == 0 or schedulers[1] == REDBEATS
     for number in range(ENTRIES):
         sent = ticks.of(f"interval{number or ''}")
         senders = [tick.beat for tick in sent]
