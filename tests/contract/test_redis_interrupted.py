@@ -209,4 +209,6 @@ def test_the_test_can_fail(server: PrivateServer, fault: type[BaseException]) ->
                 continue
             if isinstance(reply, Granted):
                 return
+        except (redis.exceptions.RedisError, ValueError):  # an earlier reply, read in part
+            store = careless_store()
     pytest.fail("no false grant was seen")
