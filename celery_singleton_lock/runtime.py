@@ -93,7 +93,7 @@ class Runtime:
     @cached_property
     def outages(self) -> Outages:
         """The outages of the store, as this process sees them."""
-        return Outages(self.events, self.clock)
+        return Outages(self.events, self.clock, self.settings.safe_url)
 
     @cached_property
     def keyspace(self) -> Keyspace:
@@ -151,7 +151,6 @@ class Runtime:
         with self._guard:
             if self._locker is None:
                 store = self._given_store or self._first_store()
-                self.outages.store = self.settings.safe_url
                 heartbeat = Heartbeat(store, self.clock, self.events, self.outages)
                 # The heartbeat's thread ends with the app, but not when the interpreter exits,
                 # because a body may still run.

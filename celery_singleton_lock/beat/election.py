@@ -234,10 +234,10 @@ class Election:
 
     def fail(self, error: Exception) -> None:
         """Log, once per outage, that nothing is sent until the store replies."""
-        outages, action = self._locker.heartbeat.outages, "no-ticks"
-        if outages.is_news(self.key):
-            data = {"store": outages.store, "error": str(error), "action": action}
-            self._emit(EventName.STORE_UNREACHABLE, self._holder, **data)
+        task, task_id = self._holder.task, self._holder.task_id
+        self._locker.heartbeat.outages.report(
+            error, "no-ticks", key=self.key, task=task, task_id=task_id, holder=self._holder
+        )
 
     def _request(self) -> Acquire:
         if self._token is None:
@@ -288,9 +288,6 @@ class Election:
         if news == self._logged:
             return
         self._logged = news
-        self._emit(name, holder, **data)
-
-    def _emit(self, name: EventName, holder: Holder, **data: object) -> None:
         task, task_id = self._holder.task, self._holder.task_id
         event = Event(name=name, key=self.key, task=task, task_id=task_id, holder=holder, data=data)
         self._events.emit(event)

@@ -14,7 +14,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class EventName(StrEnum):
-    """The events; docs/events.md describes their data."""
+    """The events; docs/reference/events.md describes their data."""
 
     ACQUIRED = "acquired"
     # The four ends of a lease.

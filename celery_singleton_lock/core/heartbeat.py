@@ -47,7 +47,7 @@ from typing import Any, Final, TypeAlias
 from ..errors import StoreError
 from . import native
 from .clock import Clock
-from .events import Event, EventName, Events
+from .events import EventName, Events
 from .key import Keyspace
 from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
 from .outages import Outages
@@ -320,7 +320,7 @@ class Heartbeat:
                 if not isinstance(exc, StoreError):
                     logger.exception("singleton: unexpected error of the store; it is asked again")
                 else:
-                    self._begin_outage(part[0], str(exc))
+                    self._begin_outage(part[0], exc)
                 now = self._clock.now()
                 for lease in batch[start:]:
                     _postpone(lease, str(exc), now)
@@ -368,20 +368,12 @@ class Heartbeat:
                 _plan(lease, due, now)
         return others
 
-    def _begin_outage(self, lease: Lease, error: str) -> None:
-        if self.outages.is_news(lease.key):
-            store, action = self.outages.store, "renewed-later"
-            event, holder = EventName.STORE_UNREACHABLE, lease.holder
-            self._events.emit(
-                Event(
-                    name=event,
-                    key=lease.key,
-                    task=holder.task,
-                    task_id=holder.task_id,
-                    holder=holder,
-                    data={"store": store, "error": error, "action": action},
-                )
-            )
+    def _begin_outage(self, lease: Lease, error: object) -> None:
+        holder = lease.holder
+        task, task_id = holder.task, holder.task_id
+        self.outages.report(
+            error, "renewed-later", key=lease.key, task=task, task_id=task_id, holder=holder
+        )
 
     def _end_outages(self, batch: Iterable[tuple[Lease, Renewal]]) -> None:
         for lease, reply in batch:

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from .clock import Clock
 from .events import Event, EventName, Events
+from .lease import Holder
 
 
 class Outages:
-    """Notes the outages of a store, and emits ``store-back`` at the end of each that was reported.
+    """Notes the outages of a store; emits ``store-unreachable``, and ``store-back`` at its end.
 
     Args:
         events: The process's events.
         clock: The clock.
+        store: The store's URL without passwords, for the events.
 
     Attributes:
-        store: The store's URL without passwords, for the events.
         since: By shard, the time at which the outage began.
     """
 
     __slots__ = ("_clock", "_events", "_reported", "since", "store")
 
-    def __init__(self, events: Events, clock: Clock) -> None:
+    def __init__(self, events: Events, clock: Clock, store: str = "") -> None:
         self._events, self._clock = events, clock
-        self.store = ""
+        self.store = store
         self.since: dict[str, float] = {}
         self._reported: set[str] = set()
 
@@ -34,13 +35,41 @@ class Outages:
         """Note a failed request about ``key``."""
         self.since.setdefault(_shard(key), self._clock.now())
 
-    def is_news(self, key: str) -> bool:
-        """Note a failed request that an event reports; return whether none has reported before."""
+    def report(
+        self,
+        error: object,
+        action: str,
+        *,
+        key: str,
+        task: str,
+        task_id: str,
+        holder: Holder | None = None,
+        repeats: bool = False,
+    ) -> None:
+        """Note a failed request about ``key``, and emit its event.
+
+        Args:
+            error: The error.
+            action: What becomes of the message, the lease or the ticks.
+            key, task, task_id, holder: See `Event`.
+            repeats: Whether there is an event for each request, not only for the first of an
+                outage.
+        """
         self.begin(key)
         shard = _shard(key)
-        was_reported = shard in self._reported
+        if shard in self._reported and not repeats:
+            return
         self._reported.add(shard)
-        return not was_reported
+        self._events.emit(
+            Event(
+                name=EventName.STORE_UNREACHABLE,
+                key=key,
+                task=task,
+                task_id=task_id,
+                holder=holder or Holder(),
+                data={"store": self.store, "error": str(error), "action": action},
+            )
+        )
 
     def end(self, key: str) -> None:
         """Note a reply to a request about ``key``."""

@@ -1,7 +1,7 @@
 """Sinks of events: log lines, Celery signals, and worker events for Flower and other monitors.
 
 A sink is a callable that takes one :class:`~celery_singleton_lock.core.events.Event`.
-docs/events.md describes the events.
+docs/reference/events.md describes the events.
 """
 
 from __future__ import annotations

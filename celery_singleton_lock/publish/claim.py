@@ -271,7 +271,14 @@ class Publication:
             existing = self._admit(claim, token)
         except BaseException as exc:
             if isinstance(exc, StoreError) and self.policy.on_duplicate is not OnDuplicate.RAISE:
-                self._report_silence(claim, exc)
+                self.runtime.outages.report(
+                    exc,
+                    "published-without-claim",
+                    key=claim.key,
+                    task=self.task,
+                    task_id=self.task_id,
+                    repeats=True,
+                )
                 return send(self.task_id, self.options)
             # The request may have been carried out, for example if a soft time limit came before
             # the reply: the claim may exist although its message will not be published.
@@ -424,14 +431,6 @@ class Publication:
                 "at most %g s; free it with: celery -A ... singleton release '%s' (%s)",
                 *(claim.key, claim.unique_for, claim.key, exc),
             )
-
-    def _report_silence(self, claim: Claim, error: StoreError) -> None:
-        self.runtime.outages.is_news(claim.key)  # each call is reported
-        store, action = self.runtime.settings.safe_url, "published-without-claim"
-        data = {"store": store, "error": str(error), "action": action}
-        name, key, task, task_id = EventName.STORE_UNREACHABLE, claim.key, self.task, self.task_id
-        event = Event(name=name, key=key, task=task, task_id=task_id, data=data)
-        self.runtime.events.emit(event)
 
     def _answer(self, claim: Claim, existing: Record) -> AsyncResult[Any]:
         """The result that the caller gets instead of publishing a message."""

@@ -95,6 +95,7 @@ _NOT_RUN: Final = (
     'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
     '"skip" ends quietly).'
 )
+_WAITING: Final = (ConflictAction.WAIT, ConflictAction.CANCEL_RUNNING)
 _LEFT: Final = "lost to its own twin"
 # The number of lost leases after which a task fails: its store can't keep a lease.
 _MAX_LOSSES: Final = 3
@@ -308,12 +309,13 @@ class TaskRun:
         """
         request, rule = self._operation(), self.policy.on_conflict
         locker = self._locker = self.runtime.locker
-        if rule.action is ConflictAction.CANCEL_RUNNING:
-            called_at = self.delivery.called_at
-            self._order = CallOrder(self.runtime, self.key, called_at, self.policy.ttl)
-        order = self._order
-        waits = order is not None or rule.action is ConflictAction.WAIT
-        waiter = Waiter(locker, request) if waits else None
+        order = waiter = None
+        if rule.action in _WAITING:
+            waiter = Waiter(locker, request)
+            if rule.action is ConflictAction.CANCEL_RUNNING:
+                called_at = self.delivery.called_at
+                order = CallOrder(self.runtime, self.key, called_at, self.policy.ttl)
+                self._order = order
         waited, failures, reported, since = 0.0, 0, False, None
         max_hold = self._max_hold()
         try:
@@ -887,9 +889,10 @@ class TaskRun:
             logger.warning(UNSETTLED, change.key, exc, change.key)
 
     def _report_silence(self, error: StoreError, action: str) -> None:
-        store = self.runtime.settings.safe_url
-        self.runtime.outages.is_news(self.key)  # each delivery is reported
-        self._emit(EventName.STORE_UNREACHABLE, store=store, error=str(error), action=action)
+        task, task_id = self.task.name, str(self.request.id)
+        self.runtime.outages.report(
+            error, action, key=self.key, task=task, task_id=task_id, repeats=True
+        )
 
     def _emit(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
         events, task, task_id = self.runtime.events, self.task.name, str(self.request.id)

@@ -15,7 +15,7 @@ writer at a time:
 * the child's deadline: the deadline of the child's own renewals;
 * the parent's deadline: the deadline of the parent's renewals;
 * the report: whether an event has reported the grant, written by the child, or the end, written by
-  the parent;
+  the parent; or that another child frees the lease of this one, which is dead;
 * the text: keys, token and claim, written by the child.
 
 The lease's deadline is the later of the two. There are no locks, because a child that is killed
@@ -302,8 +302,7 @@ class SharedMemory:
 
     def advance(self, lease: RunningLease, valid_until: float) -> None:
         """Write the new deadline of a lease that the parent renewed."""
-        start, data = lease.note + _CHILDS_BYTES, sealed((lease.stamp, valid_until))
-        self._memory[start : start + len(data)] = data
+        _write(self._memory, lease.note + _CHILDS_BYTES, (lease.stamp, valid_until))
 
     def _noted(self, pid: int | None = None) -> list[tuple[int, LeaseNote]]:
         """The notes of one child, or of all, that have a text, each with its offset."""

@@ -50,7 +50,7 @@ class Instructions:
         """The total, for one of ``number`` things that were done."""
         return self.total / number
 
-    def most(self, number: int = 12) -> str:
+    def most(self, number: int = 80) -> str:
         """The functions with the most, for an error message."""
         rows = self.by_function.most_common(number)
         return "\n".join(f"{count:7} {name}" for name, count in rows)
