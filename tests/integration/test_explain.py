@@ -16,6 +16,7 @@ from celery import group
 
 from celery_singleton_lock import OnConflict, inspection, is_skipped
 from celery_singleton_lock.inspection import Explanation, Fate
+from tests.harness.explanations import explained, text
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import APP, Stage, wait_until
@@ -34,25 +35,6 @@ def name(stage: Stage) -> Iterator[str]:
     stage.open(name)
 
 
-def told(stage: Stage, result: Any, fate: Fate, *, names_key: bool = False) -> Explanation:
-    """The explanation of ``result``, once it has this fate, and its key is known if necessary."""
-    found: list[Explanation] = []
-
-    def has_fate() -> bool:
-        found[:] = [inspection.explain(stage.app.app, getattr(result, "id", result))]
-        return found[0].fate is fate and (not names_key or found[0].key is not None)
-
-    try:
-        wait_until(has_fate, f"the fate is {fate}", timeout=20)
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {found}") from None
-    return found[0]
-
-
-def text(found: Explanation) -> str:
-    return "\n".join(found.sentences)
-
-
 @pytest.fixture
 def holder(stage: Stage, worker: CeleryWorker, name: str) -> str:
     """The id of a task that runs and holds ``name``."""
@@ -68,18 +50,18 @@ def assert_names_holder(found: Explanation, worker: CeleryWorker, holder: str) -
 def test_it_ran(stage: Stage, worker: CeleryWorker, name: str) -> None:
     result = stage.app.work.delay(name)
     assert result.get(timeout=30) == name
-    found = told(stage, result, Fate.RAN)
+    found = explained(stage.app.app, result, Fate.RAN)
     assert found.state == "SUCCESS"
     assert found.sentences[0].startswith("It ran, and ended at 20")
 
 
 def test_it_failed(stage: Stage, worker: CeleryWorker, name: str) -> None:
-    found = told(stage, stage.app.work.delay(name, fail=True), Fate.FAILED)
+    found = explained(stage.app.app, stage.app.work.delay(name, fail=True), Fate.FAILED)
     assert f"ArithmeticError('{name}')" in text(found)
 
 
 def test_it_runs(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
-    found = told(stage, holder, Fate.RUNNING)
+    found = explained(stage.app.app, holder, Fate.RUNNING)
     [start] = stage.starts(name)
     assert found.key == stage.key(name)
     assert f"on {worker.hostname} (pid {start.pid}), and holds {stage.key(name)}" in text(found)
@@ -90,13 +72,13 @@ def test_it_runs(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> 
 def test_it_was_skipped(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
     result = stage.app.work.delay(name)
     assert is_skipped(result.get(timeout=30))
-    found = told(stage, result, Fate.SKIPPED)
+    found = explained(stage.app.app, result, Fate.SKIPPED)
     assert_names_holder(found, worker, holder)
     assert f"held {stage.key(name)}." in found.sentences[0]
     assert f"holds {stage.key(name)} since 20" in found.sentences[1]
     assert found.key == stage.key(name)
     stage.open(name)
-    told(stage, holder, Fate.RAN)
+    explained(stage.app.app, holder, Fate.RAN)
     then = inspection.explain(stage.app.app, result.id).sentences[1]
     assert then.startswith("It ended at 20")
     assert then.endswith("(SUCCESS); since when it had the key is not recorded.")
@@ -105,7 +87,7 @@ def test_it_was_skipped(stage: Stage, worker: CeleryWorker, name: str, holder: s
 def test_it_was_revoked_by_its_policy(
     stage: Stage, worker: CeleryWorker, name: str, holder: str
 ) -> None:
-    found = told(stage, stage.app.revoking.delay(name), Fate.REVOKED)
+    found = explained(stage.app.app, stage.app.revoking.delay(name), Fate.REVOKED)
     assert 'by on_conflict="revoke", because' in text(found)
     assert f"[{holder}] on {worker.hostname}" in text(found)
 
@@ -115,24 +97,24 @@ def test_it_was_refused(
     stage: Stage, worker: CeleryWorker, name: str, holder: str, task: str
 ) -> None:
     """By on_conflict="raise", at the end of a wait, and at the end of max_wait."""
-    found = told(stage, getattr(stage.app, task).delay(name), Fate.REFUSED)
+    found = explained(stage.app.app, getattr(stage.app, task).delay(name), Fate.REFUSED)
     assert_names_holder(found, worker, holder)
     assert "It did not run, and failed at 20" in text(found)
 
 
 def test_it_was_put_back(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
-    found = told(stage, stage.app.sleepy.delay(name), Fate.PUT_BACK, names_key=True)
+    found = explained(stage.app.app, stage.app.sleepy.delay(name), Fate.PUT_BACK)
     assert found.sentences[0].startswith("It was put back once ")
     assert "will be tried again at 20" in found.sentences[0]
     assert_names_holder(found, worker, holder)
     again = stage.app.patient.delay(name)
     worker.wait_for_log(rf"put-back: \S*\[{again.id}\] .*sequence=3\b")
-    found = told(stage, again, Fate.PUT_BACK)
+    found = explained(stage.app.app, again, Fate.PUT_BACK)
     times = int(found.sentences[0].partition(" times")[0].rpartition(" ")[2])
     assert times >= 3
     stage.open(name)
     again.get(timeout=30)
-    assert told(stage, again, Fate.RAN).state == "SUCCESS"
+    assert explained(stage.app.app, again, Fate.RAN).state == "SUCCESS"
 
 
 def test_it_waits(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
@@ -140,7 +122,7 @@ def test_it_waits(stage: Stage, worker: CeleryWorker, name: str, holder: str) ->
     last = None
     for place in ("first", "second", "third"):
         last = stage.app.work.apply_async((name,), **options)
-        found = told(stage, last, Fate.WAITING)
+        found = explained(stage.app.app, last, Fate.WAITING)
         assert f"It waits for its key as {place} of " in text(found)
         assert_names_holder(found, worker, holder)
     assert inspection.explain(stage.app.app, holder).fate is Fate.RUNNING
@@ -155,7 +137,7 @@ def test_it_is_a_duplicate(stage: Stage, worker: CeleryWorker, name: str) -> Non
     again = stage.app.work.s(name).set(singleton=once)
     [duplicate] = group(again).apply_async().results
     assert duplicate.id != first.id
-    found = told(stage, duplicate, Fate.DUPLICATE)
+    found = explained(stage.app.app, duplicate, Fate.DUPLICATE)
     assert found.holder is not None
     assert found.holder["task_id"] == first.id
     assert f"It is a duplicate of {APP}.work[{first.id}]" in text(found)
@@ -179,7 +161,7 @@ def test_an_operator_took_its_lease(stage: Stage, worker: CeleryWorker, name: st
     assert inspection.release(
         stage.app.app, held.key, held.token, user="ann", reason="stuck import"
     )
-    found = told(stage, result, Fate.LOST_LEASE)
+    found = explained(stage.app.app, result, Fate.LOST_LEASE)
     assert found.key == stage.key(name)
     assert "operator (released by ann on " in text(found)
     assert "An operator released its key at 20" in found.sentences[-1]
@@ -189,19 +171,19 @@ def test_it_lost_its_lease(stage: Stage, worker: CeleryWorker, name: str) -> Non
     result = stage.app.work.apply_async((name,), {"gate": name}, singleton={"ttl": 3})
     wait_until(lambda: stage.kind(name) == "l", "it runs")
     stage.redis.delete(stage.key(name))
-    found = told(stage, result, Fate.LOST_LEASE)
+    found = explained(stage.app.app, result, Fate.LOST_LEASE)
     assert "gone (the store no longer has it" in text(found)
     assert "An operator released" not in text(found)
 
 
 def test_it_will_be_retried(stage: Stage, worker: CeleryWorker, name: str) -> None:
-    found = told(stage, stage.app.flaky.delay(name, countdown=300), Fate.RETRYING)
+    found = explained(stage.app.app, stage.app.flaky.delay(name, countdown=300), Fate.RETRYING)
     assert f"{stage.key(name)} is reserved for it" in text(found)
 
 
 def test_a_worker_has_received_it(stage: Stage, worker: CeleryWorker, name: str) -> None:
     result = stage.app.work.apply_async((name,), countdown=300)
-    received = told(stage, result, Fate.RECEIVED)
+    received = explained(stage.app.app, result, Fate.RECEIVED)
     assert f"{worker.hostname} has received it" in text(received)
     assert "It is due at 20" in text(received)
     assert received.key == stage.key(name)
@@ -212,40 +194,47 @@ def test_it_was_revoked_in_its_queue(stage: Stage, worker: CeleryWorker, name: s
     result = stage.app.work.apply_async((name,), queue="of no worker")
     result.revoke()
     # Celery 5.7 writes REVOKED at once, earlier versions when a worker discards the message.
-    assert " revoked" in text(told(stage, result, Fate.REVOKED))
+    assert " revoked" in text(explained(stage.app.app, result, Fate.REVOKED))
 
 
 def test_it_was_revoked_before_it_ran(stage: Stage, worker: CeleryWorker, name: str) -> None:
     result = stage.app.work.apply_async((name,), countdown=2)
-    told(stage, result, Fate.RECEIVED)
+    explained(stage.app.app, result, Fate.RECEIVED)
     result.revoke()
     wait_until(lambda: result.state == "REVOKED", "it is discarded")
-    assert "A caller revoked it before it ran" in text(told(stage, result, Fate.REVOKED))
+    assert "A caller revoked it before it ran" in text(
+        explained(stage.app.app, result, Fate.REVOKED)
+    )
 
 
 def test_its_body_was_terminated(
     stage: Stage, worker: CeleryWorker, name: str, holder: str
 ) -> None:
     stage.app.app.control.revoke(holder, terminate=True)
-    assert "revoke(terminate=True) ended its body at 20" in text(told(stage, holder, Fate.REVOKED))
+    assert "revoke(terminate=True) ended its body at 20" in text(
+        explained(stage.app.app, holder, Fate.REVOKED)
+    )
 
 
 def test_it_expired(stage: Stage, worker: CeleryWorker, name: str) -> None:
     result = stage.app.work.apply_async((name,), countdown=1.5, expires=1)
-    assert "`expires` had passed" in text(told(stage, result, Fate.REVOKED))
+    assert "`expires` had passed" in text(explained(stage.app.app, result, Fate.REVOKED))
 
 
 def test_its_process_was_killed(stage: Stage, worker: CeleryWorker, name: str, holder: str) -> None:
     [start] = stage.starts(name)
+    # Before its parent knows of the start, Celery would pass the task to another process.
+    active = stage.app.app.control.inspect([worker.hostname]).active
+    wait_until(lambda: holder in str(active()), "the parent knows that the body has started")
     os.kill(start.pid, signal.SIGKILL)
-    assert "WorkerLostError" in text(told(stage, holder, Fate.FAILED))
+    assert "WorkerLostError" in text(explained(stage.app.app, holder, Fate.FAILED))
 
 
 def test_it_is_queued(stage: Stage, worker: CeleryWorker, name: str) -> None:
     result = stage.app.work.apply_async(
         (name,), queue="of no worker", singleton={"unique": "until_done"}
     )
-    found = told(stage, result, Fate.QUEUED)
+    found = explained(stage.app.app, result, Fate.QUEUED)
     assert f"(pid {os.getpid()})" in text(found)
     assert "No worker that answered has it" in text(found)
 
@@ -253,14 +242,14 @@ def test_it_is_queued(stage: Stage, worker: CeleryWorker, name: str) -> None:
 def test_it_ran_and_its_result_is_not_stored(stage: Stage, worker: CeleryWorker, name: str) -> None:
     result = stage.app.work_late.apply_async((name,), ignore_result=True)
     stage.journal.wait_for_ends(1, key=name)
-    found = told(stage, result, Fate.RAN)
+    found = explained(stage.app.app, result, Fate.RAN)
     assert found.state == "PENDING"
     assert "Its marker says that its work is done" in text(found)
 
 
 def test_a_task_without_a_lock_ran(stage: Stage, worker: CeleryWorker, name: str) -> None:
     result = stage.app.unlocked.delay(name)
-    assert told(stage, result, Fate.RAN).key is None
+    assert explained(stage.app.app, result, Fate.RAN).key is None
 
 
 def test_it_is_unknown_and_what_was_not_found_is_said(stage: Stage, worker: CeleryWorker) -> None:
@@ -273,11 +262,11 @@ def test_it_is_unknown_and_what_was_not_found_is_said(stage: Stage, worker: Cele
 
 def test_a_newer_call_cancelled_it(stage: Stage, worker: CeleryWorker, name: str) -> None:
     first = stage.app.newest.delay(f"{name}-2", gate=name)
-    told(stage, first, Fate.RUNNING)
+    explained(stage.app.app, first, Fate.RUNNING)
     newer = stage.app.newest.delay(f"{name}-2")
-    found = told(stage, first, Fate.CANCELLED)
+    found = explained(stage.app.app, first, Fate.CANCELLED)
     assert f"It was cancelled by the newer call {newer.id}" in text(found)
-    told(stage, newer, Fate.RAN)
+    explained(stage.app.app, newer, Fate.RAN)
 
 
 def test_without_a_worker_the_store_alone_is_read(load_app: Any) -> None:

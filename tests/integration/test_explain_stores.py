@@ -13,10 +13,11 @@ import pytest
 from celery import group
 
 from celery_singleton_lock import inspection
-from celery_singleton_lock.inspection import Explanation, Fate
+from celery_singleton_lock.inspection import Fate
+from tests.harness.explanations import explained, text
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import Stage, open_stage, wait_until
+from tests.integration.stage import Stage, open_stage
 
 APP = "tests.apps.fates"
 # On Redis, test_explain.py stages them one by one. Valkey and Sentinel run the same scripts.
@@ -52,30 +53,12 @@ def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4, args=["--prefetch-multiplier", "4"])
 
 
-def told(stage: Stage, result: Any, fate: Fate) -> Explanation:
-    """The explanation of ``result``, once it has this fate, and a worker has what was put back."""
-    found: list[Explanation] = []
-
-    def has_fate() -> bool:
-        found[:] = [inspection.explain(stage.app.app, result.id, timeout=0.3)]
-        return found[0].fate is fate and (fate is not Fate.PUT_BACK or found[0].holder is not None)
-
-    try:
-        wait_until(has_fate, f"the fate is {fate}", timeout=30)
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {found}") from None
-    return found[0]
-
-
-def text(found: Explanation) -> str:
-    return "\n".join(found.sentences)
-
-
 def test_each_fate_is_told_on_each_store(stage: Stage, worker: CeleryWorker) -> None:
     app, name, once = stage.app, secrets.token_hex(4), {"unique": "until_done"}
+    explain = partial(explained, app.app, timeout=0.3)
     key = app.work.lock_key(name)
     holder = app.work.delay(name, gate=name)
-    running = told(stage, holder, Fate.RUNNING)
+    running = explain(holder, Fate.RUNNING)
     assert (running.key, f"on {worker.hostname}" in running.sentences[0]) == (key, True)
 
     queued = app.work.apply_async((f"{name}-queued",), queue="of no worker", singleton=once)
@@ -93,9 +76,7 @@ def test_each_fate_is_told_on_each_store(stage: Stage, worker: CeleryWorker) -> 
     }
     # Each takes the time in which workers reply.
     with ThreadPoolExecutor() as threads:
-        found = dict(
-            zip(calls, threads.map(partial(told, stage), calls.values(), calls), strict=True)
-        )
+        found = dict(zip(calls, threads.map(explain, calls.values(), calls), strict=True))
     for fate in (Fate.SKIPPED, Fate.REFUSED, Fate.PUT_BACK, Fate.WAITING):
         other = found[fate].holder
         assert other is not None
@@ -106,12 +87,12 @@ def test_each_fate_is_told_on_each_store(stage: Stage, worker: CeleryWorker) -> 
     assert "has the claim" in text(found[Fate.QUEUED])
     assert "is reserved for it" in text(found[Fate.RETRYING])
     assert "Its marker says" in text(found[Fate.RAN]), "its result is not stored"
-    assert told(stage, app.work.delay(f"{name}-free"), Fate.RAN).state == "SUCCESS"
+    assert explain(app.work.delay(f"{name}-free"), Fate.RAN).state == "SUCCESS"
 
     held = inspection.find_task(app.app, holder.id)
     assert held is not None
     assert inspection.release(app.app, held.key, held.token, user="ann", reason="stuck")
-    lost = told(stage, holder, Fate.LOST_LEASE)
+    lost = explain(holder, Fate.LOST_LEASE)
     assert "released by ann on " in lost.sentences[0]
     assert "An operator released its key" in lost.sentences[-1]
     assert inspection.explain(app.app, "no-such-task").fate is Fate.UNKNOWN
