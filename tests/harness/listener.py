@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
+
+from tests.harness.worker import CeleryWorker
 
 
 class Listener:
@@ -55,3 +59,18 @@ class Listener:
             for event in self.events
             if event["type"] == kind and fields.items() <= event.items()
         ]
+
+
+@contextmanager
+def listening(
+    app: Celery, start: Callable[..., CeleryWorker], *name: str, **options: Any
+) -> Iterator[tuple[Listener, CeleryWorker]]:
+    """A listener that misses nothing of the worker that ``start(*name, **options)`` starts.
+
+    The worker sends events (``-E``), unless the options have other ``args``.
+    """
+    with Listener(app) as listener:
+        worker = start(*name, **{"args": ["-E"], **options})
+        # Its heartbeat shows that the receiver has subscribed.
+        listener.wait_for("worker-heartbeat", hostname=worker.hostname)
+        yield listener, worker

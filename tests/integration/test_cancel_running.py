@@ -13,9 +13,9 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockConflict
 from celery_singleton_lock.core.key import Keyspace
+from tests.harness.listener import listening
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, wait_until
-from tests.integration.test_seeing_it import Listener
 
 APP = "tests.apps.latest"
 
@@ -243,9 +243,8 @@ def test_a_newer_call_ends_the_running_one_on_other_stores(
 
 def test_a_cancelled_call_is_a_worker_event(stage: Stage, name: str) -> None:
     queue = f"q-{name}"
-    with Listener(stage.app.app) as listener:
-        worker = stage.worker(concurrency=2, queues=[queue], args=["-E"])
-        listener.wait_for("worker-heartbeat", hostname=worker.hostname)
+    options = {"concurrency": 2, "queues": [queue]}
+    with listening(stage.app.app, stage.worker, **options) as (listener, worker):
         older = began(stage, stage.app.build.apply_async((name, 1), queue=queue))
         stage.app.build.apply_async((name, 2, "wait", 0), queue=queue).get(timeout=30)
         event = listener.wait_for("task-revoked", uuid=older.id)

@@ -34,7 +34,7 @@ from celery_singleton_lock.task.conflict import Outcome
 from celery_singleton_lock.testing import SingletonStore, hold_lock, lose_lease
 from example_project.private_server import PrivateServer
 from tests.harness.journal import Journal, Record
-from tests.harness.listener import Listener
+from tests.harness.listener import listening
 from tests.harness.worker import CeleryWorker
 
 POOLS = "tests.apps.pools"
@@ -212,7 +212,7 @@ def test_a_worker_logs_a_skip_and_a_put_back(
 
 
 @contextmanager
-def listening(*signals: Any) -> Iterator[list[tuple[Any, Any]]]:
+def receiving(*signals: Any) -> Iterator[list[tuple[Any, Any]]]:
     seen: list[tuple[Any, Any]] = []
 
     def receiver(sender: Any = None, event: Any = None, **_: Any) -> None:
@@ -231,7 +231,7 @@ EVERY = (lease_acquired, lease_conflict, lease_lost, lease_released)
 
 
 def test_signals_are_sent_in_the_order_of_a_run(work: Any) -> None:
-    with listening(*EVERY) as seen:
+    with receiving(*EVERY) as seen:
         task_id = work.delay("ann").get()
         assert [(sender, str(event.name)) for sender, event in seen] == [
             ("work", "acquired"),
@@ -244,7 +244,7 @@ def test_signals_are_sent_in_the_order_of_a_run(work: Any) -> None:
 
 
 def test_a_conflict_s_signal_names_the_other_holder(work: Any) -> None:
-    with listening(lease_conflict) as seen, hold_lock(work, "ann") as lease:
+    with receiving(lease_conflict) as seen, hold_lock(work, "ann") as lease:
         result = work.delay("ann")
     [(sender, event)] = seen
     assert (sender, event.task_id) == ("work", result.id)
@@ -311,11 +311,8 @@ def test_a_skip_and_a_revocation_are_worker_events_where_events_are_on(
 ) -> None:
     environment["EARLY"] = "1"
     pools = load_app(POOLS)
-    with Listener(pools.app) as listener:
-        loud = worker(POOLS, pool=pool, queues=["loud"], args=["-E"])
+    with listening(pools.app, worker, POOLS, pool=pool, queues=["loud"]) as (listener, loud):
         quiet = worker(POOLS, pool=pool, queues=["quiet"])
-        # Its heartbeat shows that the receiver has subscribed.
-        listener.wait_for("worker-heartbeat", hostname=loud.hostname)
         with hold("k", scope=f"{POOLS}.brief", app=pools.app) as lease:
             unheard = pools.brief.apply_async(("k",), queue="quiet")
             assert is_skipped(unheard.get(timeout=20))

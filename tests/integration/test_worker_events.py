@@ -15,7 +15,7 @@ from celery_singleton_lock import hold
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
-from tests.harness.listener import Listener
+from tests.harness.listener import Listener, listening
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
 
@@ -39,11 +39,6 @@ def ends_of(events: list[dict[str, Any]]) -> dict[str, list[str]]:
     return ends
 
 
-def subscribed(listener: Listener, process: CeleryWorker) -> None:
-    # Its heartbeat shows that the receiver has subscribed.
-    listener.wait_for("worker-heartbeat", hostname=process.hostname)
-
-
 def test_each_lease_has_one_end_whatever_ends_it(
     worker: StartWorker,
     load_app: LoadApp,
@@ -54,9 +49,7 @@ def test_each_lease_has_one_end_whatever_ends_it(
     environment |= {"LOCK_URL": private_redis.url(), "TTL": "3"}
     tasks = load_app(APP)
     body = tasks.body
-    with Listener(tasks.app) as listener:
-        process = worker(APP, concurrency=4, args=["-E"])
-        subscribed(listener, process)
+    with listening(tasks.app, worker, APP, concurrency=4) as (listener, process):
         for number in range(5):
             body.delay(f"plain-{number}")
             body.delay(f"raises-{number}", "raise")
@@ -136,9 +129,7 @@ def test_a_killed_child_loses_no_event_that_it_has_emitted(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     tasks = load_app(APP)
-    with Listener(tasks.app) as listener:
-        process = worker(APP, concurrency=1, args=["-E"])
-        subscribed(listener, process)
+    with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
         killed = tasks.holds.delay("k", 200, "", "killed")
         listener.wait_for("singleton-freed", uuid=killed.id)
         assert Counter(map(tuple, ends_of(listener.events).values())) == {
@@ -158,9 +149,7 @@ def test_a_silent_broker_delays_no_lock_and_gets_the_events_later(
 ) -> None:
     environment |= {"LOCK_URL": environment["BROKER_URL"], "BROKER_URL": private_redis.url()}
     tasks = load_app(APP)
-    with Listener(tasks.app) as listener:
-        process = worker(APP, pool=pool, concurrency=2, args=["-E"])
-        subscribed(listener, process)
+    with listening(tasks.app, worker, APP, pool=pool, concurrency=2) as (listener, _):
         result = tasks.holds.delay("k", 10, "end")
         journal.wait_for(lambda records: [r for r in records if r.data.get("text") == "held"])
         private_redis.pause()
@@ -185,9 +174,7 @@ def test_a_warm_shutdown_sends_what_was_emitted(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     tasks = load_app(APP)
-    with Listener(tasks.app) as listener:
-        process = worker(APP, concurrency=1, args=["-E"])
-        subscribed(listener, process)
+    with listening(tasks.app, worker, APP, concurrency=1) as (listener, process):
         tasks.holds.delay("k", 500)
         journal.wait_for(lambda records: [r for r in records if r.data.get("number") == 100])
         process.send_signal(signal.SIGTERM)
@@ -201,9 +188,7 @@ def test_remote_control_switches_the_events_on_and_off(
     worker: StartWorker, load_app: LoadApp
 ) -> None:
     tasks = load_app(APP)
-    with Listener(tasks.app) as listener:
-        process = worker(APP, concurrency=1)
-        subscribed(listener, process)
+    with listening(tasks.app, worker, APP, concurrency=1, args=[]) as (listener, process):
         first = tasks.body.delay("first")
         first.get(timeout=30)
         tasks.app.control.enable_events(destination=[process.hostname], reply=True)
@@ -227,9 +212,7 @@ def test_an_outage_and_its_end_are_events(
 ) -> None:
     environment |= {"LOCK_URL": private_redis.url()}
     tasks = load_app(APP)
-    with Listener(tasks.app) as listener:
-        process = worker(APP, pool="threads", concurrency=1, args=["-E"])
-        subscribed(listener, process)
+    with listening(tasks.app, worker, APP, pool="threads", concurrency=1) as (listener, process):
         tasks.body.delay("before").get(timeout=30)
         private_redis.stop()
         result = tasks.body.delay("k")
@@ -249,9 +232,7 @@ def test_acquired_has_the_time_that_it_waited(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     tasks = load_app(APP)
-    with Listener(tasks.app) as listener:
-        process = worker(APP, concurrency=1, args=["-E"])
-        subscribed(listener, process)
+    with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
         with hold("k", scope=f"{APP}.body", app=tasks.app):
             waiting = {"on_conflict": "wait"}
             result = tasks.body.apply_async(("k",), singleton=waiting)
