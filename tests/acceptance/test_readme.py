@@ -58,6 +58,7 @@ def catalog(example: Path, redis_url: str, worker: Callable[..., CeleryWorker]) 
     return "\n".join(block for block in blocks(page) if ">>>" in block)
 
 
+@pytest.mark.slow
 def test_the_session_about_uniqueness_goes_as_printed(example: Path, catalog: str) -> None:
     (example / "session.txt").write_text(catalog)
     done = run("-m", "doctest", "-o", "ELLIPSIS", "session.txt", folder=example)
@@ -150,6 +151,7 @@ def held(example: Path) -> Iterator[None]:
         process.communicate("\n", timeout=30)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held")
 def test_the_commands_that_look_at_locks_work_as_printed(example: Path) -> None:
     commands = [

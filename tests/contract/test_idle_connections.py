@@ -166,6 +166,7 @@ def test_a_failure_tells_whether_its_connection_had_been_idle(
     assert not caught.value.was_idle, "the failure before has closed all that were idle"
 
 
+@pytest.mark.slow
 def test_what_may_be_done_twice_is_sent_again_on_a_new_connection(
     store: RedisStore, nat: Proxy, raw: redis.Redis
 ) -> None:

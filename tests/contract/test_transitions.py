@@ -276,6 +276,7 @@ SCRIPTS = st.lists(TOKENS, min_size=2, max_size=3).flatmap(
 )
 
 
+@pytest.mark.slow
 def test_the_transitions_agree_with_the_scripts(server: PrivateServer) -> None:
     with opened(server.url()) as store:
 

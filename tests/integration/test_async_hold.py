@@ -357,6 +357,7 @@ async def beating() -> AsyncIterator[list[None]]:
         yield beats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["acquire", "wait", "release", "claim"])
 def test_the_loop_runs_while_a_stopped_store_is_asked(
     when: str, app: Celery, raw: redis.Redis, private_redis: PrivateServer
@@ -409,6 +410,7 @@ def test_the_loop_runs_while_a_stopped_store_is_asked(
         private_redis.resume()
 
 
+@pytest.mark.slow
 def test_a_blocking_hold_in_a_coroutine_is_noticed_by_the_same_count(
     app: Celery, private_redis: PrivateServer
 ) -> None:

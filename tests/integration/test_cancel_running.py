@@ -17,6 +17,8 @@ from tests.harness.listener import listening
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, wait_until
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.apps.latest"
 
 
@@ -203,7 +205,6 @@ def test_the_store_is_asked_once_per_within_and_only_for_such_leases(
     assert [one.get(timeout=30) for one in (steady, *results)] == [0, 0, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
 def test_a_newer_call_ends_the_running_one_in_every_pool(
     stage: Stage, pool: str, name: str
@@ -222,7 +223,6 @@ def test_a_newer_call_ends_the_running_one_in_every_pool(
     assert overlaps(stage, name) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("servers", ["sentinels", "cluster"])
 def test_a_newer_call_ends_the_running_one_on_other_stores(
     servers: str,

@@ -331,6 +331,7 @@ def test_the_links_of_a_chain_claim_the_same_key_one_after_the_other(
     one.can_be_had(result)
 
 
+@pytest.mark.slow
 def test_a_claim_outlasts_unique_for_as_long_as_its_body_runs(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim]
 ) -> None:
@@ -559,6 +560,7 @@ def test_a_revoked_body_that_stays_keeps_its_claim(
     kill_process(starts_of(stage, call)[0])
 
 
+@pytest.mark.slow
 def test_a_killed_child_s_claim_is_free_at_once_or_when_its_message_has_run_again(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

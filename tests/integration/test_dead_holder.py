@@ -83,6 +83,7 @@ def redelivered_at(worker: CeleryWorker, task_id: str) -> float:
     return written - time.time() + time.monotonic()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_after_a_restart_on_the_same_host_each_job_runs_within_a_second_of_its_redelivery(
     count: int,
@@ -113,6 +114,7 @@ def test_after_a_restart_on_the_same_host_each_job_runs_within_a_second_of_its_r
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_without_the_proof_the_redelivered_job_waits_for_the_ttl(
     crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
 ) -> None:
@@ -278,6 +280,7 @@ def test_holders_that_are_killed_at_random_never_overlap_and_block_no_other(
     assert counts["alone"] > counts["kills"]
 
 
+@pytest.mark.slow
 def test_holders_that_count_as_dead_without_a_proof_overlap(redis_url: str, tmp_path: Path) -> None:
     """The twin."""
     assert mortals(redis_url, tmp_path, 3, "no")["overlap"] > 0

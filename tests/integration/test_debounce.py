@@ -56,6 +56,7 @@ def test_a_call_runs_after_the_last_one_with_its_arguments(
     wait_until(lambda: not kept(stage, name), "the arguments are deleted")
 
 
+@pytest.mark.slow
 def test_calls_that_never_pause_run_after_debounce_max(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

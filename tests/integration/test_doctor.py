@@ -221,6 +221,7 @@ def test_a_full_server_is_an_error_about_its_memory(server: PrivateServer, raw: 
     assert "raise maxmemory" in finding.remedy
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_save_is_an_error_about_its_disk() -> None:
     with PrivateServer(arguments=["--save", "3600 1"]) as server:
         with redis.Redis.from_url(server.url()) as client:

@@ -21,6 +21,8 @@ from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import APP, Stage, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def worker(stage: Stage) -> CeleryWorker:

@@ -19,8 +19,9 @@ from tests.harness.journal import Journal, events
 from tests.harness.rabbit import RabbitServer
 from tests.harness.worker import CeleryWorker
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.apps.fanout"
-SLOW = pytest.mark.slow
 PAIR = {"exchange": "pair", "routing_key": "pair.one"}
 
 StartWorker = Callable[..., CeleryWorker]
@@ -102,11 +103,11 @@ def wait_until_subscribed(site: ModuleType, journal: Journal, count: int) -> Non
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        pytest.param("plain", 3, id="plain", marks=SLOW),
+        pytest.param("plain", 3, id="plain"),
         pytest.param("patient", 2, id="patient"),
-        pytest.param("patient", 3, id="patient-3", marks=SLOW),
-        pytest.param("late", 3, id="late", marks=SLOW),
-        pytest.param("unique", 3, id="unique", marks=SLOW),
+        pytest.param("patient", 3, id="patient-3"),
+        pytest.param("late", 3, id="late"),
+        pytest.param("unique", 3, id="unique"),
     ],
 )
 def test_a_broadcast_runs_once_in_each_worker(
@@ -129,7 +130,6 @@ def test_a_broadcast_runs_once_in_each_worker(
     wait_until(no_claim, "the claim has ended")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("on_rabbit")
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 @pytest.mark.parametrize("name", ["plain", "patient", "late"])
@@ -149,7 +149,6 @@ def test_a_message_in_two_queues_runs_once_for_each(
     assert (journal.overlaps() == []) == (name != "plain")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("on_rabbit")
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_a_message_in_two_queues_of_one_worker_runs_twice(
@@ -212,7 +211,6 @@ def test_a_copy_goes_to_its_queue_and_not_where_the_route_or_the_class_leads(
     check_that_a_copy_comes_back(site, name, worker, journal, redis_client)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("on_rabbit")
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 @pytest.mark.parametrize("name", ["routed", "addressed"])
@@ -245,7 +243,7 @@ def check_that_a_copy_comes_back(
     assert journal.overlaps() == []
 
 
-@pytest.mark.parametrize("name", [pytest.param("plain", marks=SLOW), "waiting"])
+@pytest.mark.parametrize("name", ["plain", "waiting"])
 def test_a_broadcast_by_redis_runs_in_each_worker_when_calls_wait_there(
     name: str,
     site: ModuleType,

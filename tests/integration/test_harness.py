@@ -190,6 +190,7 @@ def test_without_a_lock_two_bodies_of_one_key_overlap(
     assert len(journal.overlaps()) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_pool_child_ends_its_run(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:

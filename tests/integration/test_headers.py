@@ -81,6 +81,7 @@ def test_a_call_that_is_put_back_on_a_conflict_runs(
     assert stage.starts(name)[-1].data["eta"], "the copy says when it is due"
 
 
+@pytest.mark.slow
 def test_work_that_is_put_back_after_a_lost_lease_runs_again(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

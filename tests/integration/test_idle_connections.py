@@ -92,6 +92,7 @@ def test_a_call_that_could_not_be_sent_leaves_no_claim_though_the_connection_was
         assert store.inspect(key) is None
 
 
+@pytest.mark.slow
 def test_a_dead_childs_key_is_freed_though_the_parents_connection_was_dropped(
     worker: StartWorker,
     load_app: LoadApp,

@@ -192,6 +192,7 @@ def test_a_release_says_who_and_why_to_the_holder(stage: Stage) -> None:
 # The same by the command line.
 
 
+@pytest.mark.slow
 def test_ls_filters_and_sorts(stage: Stage, cli: Cli) -> None:
     rows = json.loads(cli("ls", "--scope", "billing", "--sort", "ttl", "--json").stdout)
     assert [row["key"] for row in rows] == [stage.key("c"), stage.key("b")]
@@ -209,6 +210,7 @@ def test_show_takes_the_id_of_a_task(stage: Stage, cli: Cli) -> None:
     assert json.loads(shown.stdout)["key"] == stage.key("b")
 
 
+@pytest.mark.slow
 def test_release_frees_a_scope_key_by_key_after_a_dry_run(stage: Stage, cli: Cli) -> None:
     keys = {stage.key("b"), stage.key("c")}
     dry = cli("release", "--scope", "billing", "--dry-run")
@@ -232,6 +234,7 @@ def test_release_frees_a_scope_key_by_key_after_a_dry_run(stage: Stage, cli: Cli
     assert (nothing.returncode, nothing.stderr) == (1, "nothing matches\n")
 
 
+@pytest.mark.slow
 def test_release_refuses_options_that_contradict_each_other(stage: Stage, cli: Cli) -> None:
     for arguments, problem in (
         ((), "give KEY, or options"),

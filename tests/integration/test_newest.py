@@ -27,6 +27,8 @@ from tests.harness.processes import Process
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, open_stage, put_back, wait_until
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.apps.newest"
 IDLE = "idle"
 
@@ -140,7 +142,6 @@ def test_a_retry_that_waits_takes_the_newest_arguments(
     assert values(stage, name) == [1, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["worker", "child"])
 def test_a_redelivery_after_a_kill_runs_with_the_newest_arguments_again(
     redis_url: str, tmp_path: Path, name: str, how: str
@@ -229,7 +230,6 @@ def publish_1000(stage: Stage, task: Any, name: str) -> None:
         assert process.wait(120) == 0, process.log
 
 
-@pytest.mark.slow
 def test_after_1000_calls_from_4_processes_one_run_has_the_arguments_of_the_last(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -244,7 +244,6 @@ def test_after_1000_calls_from_4_processes_one_run_has_the_arguments_of_the_last
     assert len(stage.starts(name)) < 1001
 
 
-@pytest.mark.slow
 def test_of_1000_queued_calls_one_runs_with_the_last_arguments(stage: Stage, name: str) -> None:
     task, queue = stage.app.newest, name
     task.apply_async((name, "first"), queue=queue)

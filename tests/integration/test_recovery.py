@@ -116,6 +116,7 @@ def ids(results: Iterable[Any]) -> set[str]:
     return {result.id for result in results}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_killed_holders_redelivery_runs_after_the_duplicate_that_it_meets(
     count: int,
@@ -275,6 +276,7 @@ def test_a_killed_childs_key_is_free_within_a_second_of_celery_noticing(
     assert crash.early.delay("k", "next").get(timeout=30) == journal.runs("k")[1].data["mark"]
 
 
+@pytest.mark.slow
 def test_without_the_parents_release_a_killed_childs_key_stays(
     crash: ModuleType, worker: StartWorker, journal: Journal, redis_client: redis.Redis
 ) -> None:
@@ -412,6 +414,7 @@ def test_a_child_that_dies_after_the_early_release_does_not_lose_what_follows(
     assert journal.overlaps() == []
 
 
+@pytest.mark.slow
 def test_with_an_early_acknowledgement_what_follows_is_lost(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
 ) -> None:

@@ -236,6 +236,7 @@ def test_a_replaced_lease_ends_its_body_within_a_heartbeat_whatever_it_does(
     assert ends == [False] * 8
 
 
+@pytest.mark.slow
 def test_a_task_that_says_continue_only_sees_that_its_lease_is_lost(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal
 ) -> None:

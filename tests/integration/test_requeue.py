@@ -73,6 +73,7 @@ def test_what_was_put_back_can_requeue_itself_too(
     assert runs(stage, name) == [result.id] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["apply_async", "retry"])
 def test_a_message_that_could_not_be_sent_at_first_is_the_next_attempt(
     stage: Stage, worker: CeleryWorker, name: str, how: str

@@ -27,6 +27,8 @@ from tests.harness.ticks import Ticks, faults, longest_gap
 from tests.harness.versions import HistoryNotFound, Publisher, export_deployed, imports_from
 from tests.harness.worker import CeleryBeat, CeleryWorker
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.apps.rolling"
 #: Seconds; short where a lease has to expire.
 TTL, SHORT_TTL = 30.0, 2.0
@@ -83,7 +85,7 @@ class Deploy:
         return self.publisher(self.first), self.publisher(self.second)
 
 
-@pytest.fixture(params=["deployed first", pytest.param("present first", marks=pytest.mark.slow)])
+@pytest.fixture(params=["deployed first", "present first"])
 def roots(request: pytest.FixtureRequest, deployed: Path) -> tuple[Path, Path]:
     """Which version acts first, in both directions."""
     return (deployed, ROOT) if request.param == "deployed first" else (ROOT, deployed)
@@ -205,7 +207,6 @@ def assert_each_ran_or_was_skipped(
         assert not skipped or task == "work"
 
 
-@pytest.mark.slow
 def test_a_crowd_of_both_versions_loses_nothing(
     deploy: Deploy, journal: Journal, redis_client: redis.Redis, result: Callable[[str], Any]
 ) -> None:
@@ -231,7 +232,7 @@ def test_a_crowd_of_both_versions_loses_nothing(
     assert all(crossed), "no copy that one version put back was read by the other"
 
 
-@pytest.mark.parametrize("runs_on", ["first", pytest.param("second", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs_on", ["first", "second"])
 def test_a_duplicate_of_the_other_version_is_answered_until_the_run_is_done(
     runs_on: str,
     deploy: Deploy,
@@ -275,7 +276,6 @@ def test_a_deployed_worker_says_that_it_does_not_know_the_newest_arguments(
     assert len(journal.runs()) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("runs_on", ["first", "second"])
 def test_the_call_after_a_start_runs_whichever_version_makes_it(
     runs_on: str,
@@ -330,7 +330,6 @@ def test_a_deployed_worker_leaves_a_period_alone_and_logs_what_it_can_not_do(
     worker.wait_for_log(r"unique='until_expired'.*the call's options are ignored")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["retried", "retried_once"])
 def test_a_retry_runs_in_the_other_version_and_its_key_stays_reserved(
     task: str,
@@ -360,7 +359,6 @@ def reserved(client: redis.Redis) -> bool:
     return any(value and value.startswith("r") for value in values)
 
 
-@pytest.mark.slow
 def test_copies_that_one_version_put_back_run_in_the_other(
     deploy: Deploy,
     load_app: Callable[..., ModuleType],
@@ -396,7 +394,6 @@ def test_copies_that_one_version_put_back_run_in_the_other(
 
 
 @swept
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["late", "once_late"])
 def test_what_a_killed_worker_ran_is_run_again_by_the_other_version(
     task: str,
@@ -431,7 +428,6 @@ def finished(journal: Journal, task_id: str) -> list[bool]:
     return [run.finished for run in journal.runs() if run.task_id == task_id]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", ["late", "once_late"])
 def test_a_message_delivered_again_to_the_other_version_waits_and_is_dropped(
     task: str,
@@ -457,7 +453,6 @@ def test_a_message_delivered_again_to_the_other_version_waits_and_is_dropped(
     assert_clean(journal, redis_client)
 
 
-@pytest.mark.slow
 def test_a_release_hands_the_key_over_to_a_waiter_of_the_other_version(
     deploy: Deploy,
     journal: Journal,
@@ -487,7 +482,6 @@ def waiting(client: redis.Redis) -> int:
     return sum(client.zcard(key) for key in queues)
 
 
-@pytest.mark.slow
 def test_beats_of_both_versions_elect_one_leader_and_send_no_tick_twice(
     deploy: Deploy,
     environment: dict[str, str],
@@ -520,7 +514,6 @@ def test_beats_of_both_versions_elect_one_leader_and_send_no_tick_twice(
     assert longest_gap(sent) < ttl + 2
 
 
-@pytest.mark.slow
 def test_on_rabbitmq_the_other_version_runs_what_a_killed_worker_ran(
     deploy: Deploy,
     short_lived: None,

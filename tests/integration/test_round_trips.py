@@ -75,6 +75,7 @@ def warm(worker: StartWorker, pools: ModuleType, journal: Journal, counted: Coun
     counted.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acks_late", [False, True])
 def test_an_uncontended_task_costs_two_round_trips(
     acks_late: bool,
@@ -94,6 +95,7 @@ def test_an_uncontended_task_costs_two_round_trips(
     assert counted.calls() == {"evalsha": 40}
 
 
+@pytest.mark.slow
 def test_a_skip_costs_one_round_trip(
     worker: StartWorker, load_app: LoadApp, journal: Journal, counted: Counted
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_skip_costs_one_round_trip(
     assert other.alive
 
 
+@pytest.mark.slow
 def test_a_worker_without_work_sends_nothing(
     worker: StartWorker, load_app: LoadApp, journal: Journal, counted: Counted
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_period_stands_however_its_message_ends(
         assert bodies_of(stage, call) == bodies, period.name
 
 
+@pytest.mark.slow
 def test_a_period_stands_when_its_body_is_killed_or_its_time_is_over(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
@@ -240,6 +241,7 @@ print(begin, time.time(), *ids)
 """
 
 
+@pytest.mark.slow
 def test_of_all_calls_from_4_processes_one_is_published_per_period(stage: Stage, name: str) -> None:
     command = [sys.executable, "-c", CALLS, name]
     processes = [Process(command, env=stage.environment).start() for _ in range(4)]

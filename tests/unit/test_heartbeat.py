@@ -717,6 +717,7 @@ def test_a_lease_that_is_added_while_a_sweep_reads_the_others_is_renewed_in_time
     assert is_woken or (pause is not None and pause <= 2)
 
 
+@pytest.mark.slow
 def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
     clock = SystemClock()
     store = FlakyStore(clock)
