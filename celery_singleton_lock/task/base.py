@@ -38,8 +38,9 @@ hide_setting("SINGLETON_LOCK_URL")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# A name instead of the class: only a worker imports it, when it starts.
+# Names instead of the classes: only a worker imports them, when it starts.
 _STEP = "celery_singleton_lock.worker.bootstep:SingletonStep"
+_CONSUMER_STEP = "celery_singleton_lock.worker.bootstep:PoppedMessagesStep"
 _NOT_GIVEN = (None, None, None, None)
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class SingletonTask(_Base[P, R]):
         """Called by Celery when the class has its app."""
         super().on_bound(app)
         app.steps["worker"].add(_STEP)
+        app.steps["consumer"].add(_CONSUMER_STEP)
         if cls.track_started:
             # Celery writes STARTED before it calls the task. For a late twin, which will be
             # dropped, that would overwrite the result of the first run. It would also mark calls

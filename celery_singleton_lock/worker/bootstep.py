@@ -1,4 +1,4 @@
-"""The worker's bootstep: checks tasks and store, and prepares the prefork pool.
+"""The worker's bootsteps: they check tasks and store, and prepare the prefork pool.
 
 A bootstep that raises stops the worker; an exception in ``worker_init`` or ``worker_ready`` would
 only be logged. Importing this module imports what bodies need, before the pool forks.
@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 from celery import Celery, bootsteps
 
-from ..celery_compat import forks
+from ..celery_compat import forks, read_replies_to_sent_pops
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
 from ..core.store import Acquire, Release, Store
@@ -108,6 +108,19 @@ class SingletonStep(bootsteps.StartStopStep):
             EventPipe.turn(on=bool(dispatcher.enabled and (not groups or "task" in groups)))
         if EventPipe.switch[0]:
             self._events.start()
+
+
+class PoppedMessagesStep(bootsteps.StartStopStep):
+    """Started with each connection to the broker.
+
+    A put-back message has a countdown. When a countdown ends, kombu's Redis transport may keep a
+    message where the death of the worker loses it.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        read_replies_to_sent_pops(consumer.task_consumer.channel)
 
 
 def check_tasks(app: Celery, store: Store) -> None:
