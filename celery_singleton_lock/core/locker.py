@@ -217,10 +217,10 @@ class Locker:
             timeout, resent = timeout_for(lease.ttl), False
             try:
                 reply = self.store.release(request, timeout=timeout)
-            except StoreUnavailable:
-                # The first try may have been carried out and its reply lost. Then "not ours" is
-                # the reply to the second try although the lease was released properly.
-                resent = True
+            except StoreUnavailable as exc:
+                # If the first try was sent, it may have been carried out and its reply lost. Then
+                # "not ours" is the reply to the second try although the lease was released.
+                resent = exc.was_sent
                 reply = self.store.release(request, timeout=timeout)
         except StoreError as exc:
             self._report_failed(lease, str(exc), frees_in=lease.ttl)

@@ -99,8 +99,10 @@ def test_a_name_that_no_sentinel_knows_is_refused(sentinels: Sentinels) -> None:
 
 def test_no_sentinel_is_store_unavailable() -> None:
     url = f"sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}?master_name=m"
-    with closing(store_of(url)) as store, pytest.raises(StoreUnavailable, match="no sentinel"):
+    unavailable = pytest.raises(StoreUnavailable, match="no sentinel")
+    with closing(store_of(url)) as store, unavailable as caught:
         ask(store, new_key(), new_token())
+    assert not caught.value.was_sent
 
 
 @pytest.mark.parametrize(
@@ -122,8 +124,9 @@ def test_what_the_sentinels_name_is_refused_while_it_is_a_replica(sentinels: Sen
     replica, _ = sentinels.replicas()
     with closing(store_of(sentinels.url)) as store:
         store._connections._master = ("127.0.0.1", replica.port)
-        with pytest.raises(StoreUnavailable, match="is no master"):
+        with pytest.raises(StoreUnavailable, match="is no master") as caught:
             ask(store, new_key(), new_token())
+        assert not caught.value.was_sent
         assert fence(store, new_key())
 
 

@@ -306,6 +306,17 @@ def test_a_release_whose_reply_was_lost_is_sent_again(bench: Bench, carried_out:
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, doubt]
 
 
+def test_a_loss_met_by_a_release_whose_first_try_was_never_sent_is_reported(bench: Bench) -> None:
+    lease = bench.locker.acquire(call())
+    assert isinstance(lease, Lease)
+    unsent = StoreUnavailable("connection refused")
+    unsent.was_sent = False
+    bench.store.cues["release"] = [(False, unsent)]
+    bench.store.free(KEY, None)
+    bench.locker.release(lease, give(lease))
+    assert bench.events[-1].name is EventName.LEASE_LOST
+
+
 class Interrupted(BaseException):
     """A soft time limit, or SIGTERM."""
 

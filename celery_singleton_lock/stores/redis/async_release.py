@@ -189,8 +189,8 @@ class PendingReleases:
         """
         try:
             reply = self._release(pending.request, pending.timeout)
-        except StoreUnavailable:
-            pending.unanswered = True
+        except StoreUnavailable as exc:
+            pending.unanswered |= exc.was_sent
             raise
         if reply is Relation.OURS:
             self.end(pending, Relation.OURS)
@@ -207,7 +207,7 @@ class PendingReleases:
                 outcome = self._release(pending.request, timeout)
                 break
             except StoreUnavailable as exc:
-                pending.unanswered = True
+                pending.unanswered |= exc.was_sent
                 outcome = exc
             except StoreError as exc:
                 outcome = exc

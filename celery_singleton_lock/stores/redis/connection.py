@@ -306,16 +306,14 @@ class Connections:
             idle.closed = True
             _close_all(idle)
 
-    def failure(
-        self, error: Exception, *, was_idle: bool = False, was_sent: bool = True
-    ) -> StoreError:
+    def failure(self, error: Exception, *, was_idle: bool = False) -> StoreError:
         """This library's error for an error of redis-py or of the operating system."""
         if isinstance(error, redis.exceptions.AuthenticationError):
             return StoreError(f"the store refuses the login: {error}")
         if isinstance(error, _BROKEN):
             self.drop()
             unavailable = StoreUnavailable(f"the store doesn't answer: {error}")
-            unavailable.was_idle, unavailable.was_sent = was_idle, was_sent
+            unavailable.was_idle = was_idle
             return unavailable
         return StoreError(f"the store refuses: {error}")
 
@@ -332,6 +330,13 @@ class Connections:
         """Check a new connection before its first use. A plain server needs no check."""
 
     def _connect(self, timeout: float, idle: _Idle) -> Connection:
+        try:
+            return Connection(self, self._connected(timeout), idle)
+        except StoreUnavailable as exc:
+            exc.was_sent = False  # whatever was asked before, such as a sentinel
+            raise
+
+    def _connected(self, timeout: float) -> Any:
         client = self.new(timeout)
         try:
             client.connect()
@@ -340,8 +345,8 @@ class Connections:
             client.disconnect()
             if not isinstance(exc, _READ_ERRORS):
                 raise
-            raise self.failure(exc, was_sent=False) from exc
-        return Connection(self, client, idle)
+            raise self.failure(exc) from exc
+        return client
 
     def _of_this_thread(self) -> list[_Idle]:
         thread = native.socket_owner()
