@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import isfinite
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -29,11 +30,12 @@ _sorted_json: Final = json.JSONEncoder(sort_keys=True).encode
 _TEXT_OF: Final[Mapping[type, Callable[[Any], str]]] = {
     str: json.encoder.encode_basestring_ascii,
     int: int.__repr__,
+    float: lambda value: repr(value) if isfinite(value) else _sorted_json(value),
     bool: {True: "true", False: "false"}.__getitem__,
     type(None): {None: "null"}.__getitem__,
 }
 #: The types that JSON transports unchanged.
-SCALARS: Final = frozenset({*_TEXT_OF, float})
+SCALARS: Final = frozenset(_TEXT_OF)
 
 
 class PerTask:

@@ -9,6 +9,7 @@ makes it longer decides whether that is worth it, and does the same.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Final
@@ -53,6 +54,13 @@ def key(site: Site) -> Instructions:
     return least(lambda: site.ours.singleton_rest(["k"], {}, as_sent=False))
 
 
+def key_of_all(site: Site) -> Instructions:
+    """The same where the key is made of all arguments: a number of each kind."""
+    signature = inspect.signature(lambda number, seconds: None)
+    make = KeyMaker(None, signature, json.dumps)
+    return least(lambda: make((7, 0.5), {}))
+
+
 def task(site: Site) -> Instructions:
     """A task that does nothing, beyond the same without a lease."""
     plain = least(lambda: site.run(site.plain))
@@ -94,6 +102,7 @@ WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "refused acquire, redis": (refusal, 1322),
     "refused acquire on one host, redis": (refusal_on_one_host, 1565),
     "key of a template, redis": (key, 135),
+    "key of all arguments, redis": (key_of_all, 169),
     "task, redis": (task, 2714),
     "skipped task, redis": (skip, 6840),
     "publish without a claim, redis": (publishing, 220),
