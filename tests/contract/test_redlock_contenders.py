@@ -241,27 +241,31 @@ def test_processes_never_hold_a_key_at_once_and_all_make_progress(
     assert overlaps(holds_of_processes(nodes, contenders, 10)) == []
 
 
+def stalling(
+    nodes: RedlockNodes, count: int, *, at_most: float, pause: float
+) -> Callable[[threading.Event], None]:
+    """Stop ``count`` of the nodes, for ``at_most`` seconds, again after a ``pause`` at most."""
+
+    def stall(over: threading.Event) -> None:
+        while not over.is_set():
+            with nodes.paused(random.sample(range(5), count)):
+                over.wait(random.uniform(0.01, at_most))
+            over.wait(random.uniform(0, pause))
+
+    return stall
+
+
 @pytest.mark.slow
 def test_processes_never_hold_a_key_at_once_while_nodes_stall(nodes: RedlockNodes) -> None:
-    def stall_two_at_a_time(over: threading.Event) -> None:
-        while not over.is_set():
-            with nodes.paused(random.sample(range(5), 2)):
-                over.wait(random.uniform(0.01, 0.2))
-            over.wait(random.uniform(0, 0.05))
-
-    holds = holds_of_processes(nodes, 4, 40, meanwhile=stall_two_at_a_time)
+    stalls = stalling(nodes, 2, at_most=0.2, pause=0.05)
+    holds = holds_of_processes(nodes, 4, 40, meanwhile=stalls)
     assert overlaps(holds) == []
 
 
 @pytest.mark.slow
 def test_processes_never_hold_a_key_at_once_while_majorities_stall(nodes: RedlockNodes) -> None:
-    def stall_three_at_a_time(over: threading.Event) -> None:
-        while not over.is_set():
-            with nodes.paused(random.sample(range(5), 3)):
-                over.wait(random.uniform(0.01, 0.1))
-            over.wait(random.uniform(0, 0.2))
-
-    holds = holds_of_processes(nodes, 4, 25, meanwhile=stall_three_at_a_time)
+    stalls = stalling(nodes, 3, at_most=0.1, pause=0.2)
+    holds = holds_of_processes(nodes, 4, 25, meanwhile=stalls)
     assert overlaps(holds) == []
 
 

@@ -7,10 +7,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import redis
 
 from tests.harness.processes import POLL, TIMEOUT, Process
+
+Answer = TypeVar("Answer")
 
 #: With the pause between two of them: 0.2 s.
 _EMPTY_LOOKS = 20
@@ -55,8 +58,8 @@ def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> N
     wait_until(all_ended, "every delivery ended: one ran, the others were put back or dropped")
 
 
-def wait_until(condition: Callable[[], object], what: str, *, timeout: float = TIMEOUT) -> None:
-    """Wait for something that nothing announces.
+def wait_until(condition: Callable[[], Answer], what: str, *, timeout: float = TIMEOUT) -> Answer:
+    """Wait until ``condition()`` is true, which nothing announces; what it returned.
 
     Raises:
         AssertionError: It did not come true within ``timeout`` seconds.
@@ -64,8 +67,8 @@ def wait_until(condition: Callable[[], object], what: str, *, timeout: float = T
     deadline = time.monotonic() + timeout
     while True:
         late = time.monotonic() > deadline  # read first: the last look comes after the deadline
-        if condition():
-            return
+        if answer := condition():
+            return answer
         assert not late, f"waited {timeout:g} s in vain until {what}"
         time.sleep(POLL)
 

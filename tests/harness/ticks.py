@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,6 +137,20 @@ class Beats:
         """SIGKILL one."""
         process.kill()
         self.running.remove(process)
+
+    def resign(self, process: CeleryBeat) -> None:
+        """SIGTERM the leader, and wait for its clean end."""
+        self.running.remove(process)
+        process.terminate()
+        assert process.wait() == 0
+        assert "singleton resigned" in process.log
+
+    def wake(self, process: CeleryBeat) -> float:
+        """SIGCONT one that stood still, and wait until it stands by; when that was."""
+        woken, seen = time.time(), len(process.lines)
+        process.cont()
+        process.wait_for_log("singleton standing-by", since=seen)
+        return woken
 
     def prepare(self, process: CeleryBeat, signal_name: str, place: str) -> None:
         """Have ``process`` send itself a signal, once, at its next send (see the app)."""

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from tests.harness.processes import Process
 from tests.harness.serve import ServeProcess
+from tests.harness.ticks import Ticks
 from tests.integration.stage import APP, Stage, open_stage
 
 
@@ -25,6 +27,12 @@ def stage(
     app = getattr(request.module, "APP", APP)
     with open_stage(url, tmp_path_factory.mktemp(name), app) as stage:
         yield stage
+
+
+@pytest.fixture
+def ticks(redis_client: redis.Redis) -> Ticks:
+    """What beats have sent to the queue ``celery``, which no worker consumes."""
+    return Ticks(redis_client)
 
 
 @pytest.fixture

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
+from celery.beat import ScheduleEntry, Scheduler
 
 from tests.apps.gate import Gate
 from tests.harness.app_module import fresh_module
+from tests.harness.deliveries import wait_until as wait_until
 from tests.harness.journal import VARIABLE, Journal, Record
 from tests.harness.worker import CeleryWorker
 
@@ -20,8 +21,6 @@ APP = "tests.apps.semantics"
 
 # Seconds: for two cores that others use too. Nothing waits that long when all is well.
 PATIENCE = 60.0
-
-Answer = TypeVar("Answer")
 
 
 class Stage:
@@ -97,6 +96,19 @@ class Stage:
         value = self.redis.get(self.key(name))
         return value[0] if value else None
 
+    def send_by_beat(self, task: Any, name: str, *, times: int, **options: Any) -> list[Any]:
+        """Have Beat's scheduler send an entry that calls ``task`` with ``name``; the results."""
+        scheduler = Scheduler(app=self.app.app, lazy=True)
+        entry = ScheduleEntry(
+            name="nightly",
+            task=task.name,
+            args=(name,),
+            schedule=60,
+            app=self.app.app,
+            options=options,
+        )
+        return [scheduler.apply_async(entry, advance=False) for _ in range(times)]
+
     def starts(self, name: str) -> list[Record]:
         """The starts of the bodies of ``name``."""
         return [r for r in self.journal.records() if r.event == "start" and r.key == name]
@@ -109,17 +121,6 @@ def open_stage(
     """A stage on an empty database."""
     with ExitStack() as stack:
         yield Stage(url, directory, stack, name, env)
-
-
-def wait_until(condition: Callable[[], Answer], what: str, timeout: float = PATIENCE) -> Answer:
-    """Wait until ``condition()`` is true, for what nothing announces; returns what it returned."""
-    deadline = time.monotonic() + timeout
-    while True:
-        late = time.monotonic() > deadline
-        if answer := condition():
-            return answer
-        assert not late, f"waited {timeout:g} s in vain until {what}"
-        time.sleep(0.02)
 
 
 def put_back(result: Any, sequence: int = 1) -> str:

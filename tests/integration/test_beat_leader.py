@@ -56,11 +56,6 @@ def beats(beat: StartBeat, load_app: LoadApp, environment: dict[str, str]) -> Be
     return Beats(start, load_app(APP).app, Path(environment["AMBUSH"]))
 
 
-@pytest.fixture
-def ticks(redis_client: redis.Redis) -> Ticks:
-    return Ticks(redis_client)
-
-
 @pytest.mark.slow
 def test_killed_leaders_are_replaced_and_no_tick_comes_twice(beats: Beats, ticks: Ticks) -> None:
     beats.add(3)
@@ -94,9 +89,7 @@ def test_a_leader_that_stood_still_and_wakes_stands_by(beats: Beats, ticks: Tick
     stopped.stop()
     beats.leader(but=stopped)
     ticks.wait_for(2)
-    woken, seen = time.time(), len(stopped.lines)
-    stopped.cont()
-    stopped.wait_for_log("singleton standing-by", since=seen)
+    woken = beats.wake(stopped)
     ticks.wait_for(3)
     sent = ticks.of()
     # The tick that was authorized before the stop, at most.
@@ -114,9 +107,7 @@ def test_a_leader_stopped_before_it_asks_is_refused_by_the_store(
     beats.prepare(stopped := beats.leader(), "SIGSTOP", "authorize")
     leader = beats.leader(but=stopped)
     ticks.wait_for(2)
-    woken, seen = time.time(), len(stopped.lines)
-    stopped.cont()
-    stopped.wait_for_log("singleton standing-by", since=seen)
+    woken = beats.wake(stopped)
     ticks.wait_for(3)
     assert {tick.beat for tick in ticks.of() if tick.sent_at > woken} == {leader.pid}
     assert faults(ticks.of(), EVERY) == []
@@ -131,9 +122,7 @@ def test_a_leader_stopped_between_authorization_and_send_sends_late_and_once(
     beats.prepare(stopped := beats.leader(), "SIGSTOP", "send")
     beats.leader(but=stopped)
     ticks.wait_for(2)
-    woken, seen = time.time(), len(stopped.lines)
-    stopped.cont()
-    stopped.wait_for_log("singleton standing-by", since=seen)
+    woken = beats.wake(stopped)
     ticks.wait_for(3)
     sent = ticks.of()
     # It carries the tick that was authorized, which no other's tick has.
@@ -152,10 +141,7 @@ def test_a_clean_stop_hands_over_at_once_and_loses_nothing(
     beats.add(2)
     ticks.wait_for(2)
     stopped = beats.leader()
-    beats.running.remove(stopped)
-    stopped.terminate()
-    assert stopped.wait() == 0
-    assert "singleton resigned" in stopped.log
+    beats.resign(stopped)
     beats.leader()
     ticks.wait_for(3)
     sent = ticks.of()

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import redis
 
 from tests.harness.deliveries import wait_until
 from tests.harness.ticks import Beats, Ticks, faults, longest_gap
@@ -51,11 +50,6 @@ def beats(
 ) -> Beats:
     elected = partial(start, scheduler="singleton")
     return Beats(elected, load_app(APP).app, Path(environment["AMBUSH"]))
-
-
-@pytest.fixture
-def ticks(redis_client: redis.Redis) -> Ticks:
-    return Ticks(redis_client)
 
 
 def wait_until_clock(moment: float) -> None:
@@ -106,9 +100,7 @@ def test_leaders_stopped_for_longer_than_their_ttl_never_send_again(
         stopped.stop()
         beats.leader(but=stopped)
         ticks.wait_for(2)
-        seen = len(stopped.lines)
-        stopped.cont()
-        stopped.wait_for_log("singleton standing-by", since=seen)
+        beats.wake(stopped)
         ticks.wait_for(2)
     assert faults(ticks.of(), 1) == []
 

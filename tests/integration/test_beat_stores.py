@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import redis
 
 from tests.harness.redlock_nodes import RedlockNodes
 from tests.harness.ticks import Beats, Ticks, faults
@@ -68,11 +67,6 @@ def beats(
     return Beats(start, load_app(APP).app, Path(environment["AMBUSH"]))
 
 
-@pytest.fixture
-def ticks(redis_client: redis.Redis) -> Ticks:
-    return Ticks(redis_client)
-
-
 def test_a_killed_leader_is_replaced_by_one_and_no_tick_comes_twice(
     beats: Beats, ticks: Ticks
 ) -> None:
@@ -98,9 +92,7 @@ def test_a_leader_that_stood_still_and_wakes_sends_nothing_twice(
     stopped.stop()
     beats.leader(but=stopped)
     ticks.wait_for(2)
-    seen = len(stopped.lines)
-    stopped.cont()
-    stopped.wait_for_log("singleton standing-by", since=seen)
+    beats.wake(stopped)
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []
 
@@ -109,10 +101,7 @@ def test_a_leader_that_resigns_hands_over_at_once(beats: Beats, ticks: Ticks) ->
     beats.add(2)
     ticks.wait_for(2)
     stopped = beats.leader()
-    beats.running.remove(stopped)
-    stopped.terminate()
-    assert stopped.wait() == 0
-    assert "singleton resigned" in stopped.log
+    beats.resign(stopped)
     beats.leader()
     ticks.wait_for(3)
     assert faults(ticks.of(), EVERY) == []

@@ -14,6 +14,7 @@ import pytest
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.runtime import Runtime
+from tests.harness.bodies import power_cut
 from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
 from tests.harness.journal import Journal
@@ -106,10 +107,7 @@ def test_a_killed_workers_keys_are_free_within_ttl_and_its_jobs_run_again(
     results = [crash.late.delay(name, "all") for name in names]
     journal.wait_for_starts(4)
     assert all(record(crash.app, key) for key in keys)
-    pids = process.group()
-    at = process.kill_group()
-    for pid in pids:
-        journal.death(pid, at)
+    at = power_cut(process, journal)
     wait_until(
         lambda: not any(record(crash.app, key) for key in keys),
         "the keys are free",

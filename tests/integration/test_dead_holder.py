@@ -21,6 +21,7 @@ from celery import Celery
 from celery_singleton_lock import LockConflict, hold
 from celery_singleton_lock.core.process import identity_of_this_process
 from celery_singleton_lock.runtime import Runtime
+from tests.harness.bodies import power_cut
 from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, events
 from tests.harness.processes import Process
@@ -55,14 +56,6 @@ def crash(load_app: LoadApp, environment: dict[str, str], monkeypatch: Any) -> M
 @pytest.fixture
 def broker(redis_client: redis.Redis) -> RedisBroker:
     return RedisBroker(redis_client)
-
-
-def power_cut(worker: CeleryWorker, journal: Journal) -> None:
-    """SIGKILL the worker and its pool, and write down who died."""
-    pids = worker.group()
-    at = worker.kill_group()
-    for pid in pids:
-        journal.death(pid, at)
 
 
 def begin_and_kill(

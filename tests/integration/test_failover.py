@@ -123,6 +123,23 @@ def start_of(task: Any, journal: Journal, *args: str) -> Any:
     return result
 
 
+def assert_undisturbed(
+    crash: ModuleType, process: CeleryWorker, journal: Journal, running: Any
+) -> None:
+    """The body that holds "k" ends well, and the next one then gets the key and a higher fence."""
+    key = crash.early.lock_key("k", "")
+    crash.open_gate("all")
+    [run] = journal.runs("k")
+    assert running.get(timeout=30) == run.data["mark"]
+    assert "singleton lease-lost" not in process.log
+    wait_until(lambda: record_of(crash.app, key) is None, "the key is free")
+    crash.open_gate("late")
+    assert not is_skipped(crash.early.delay("k", "late").get(timeout=30))
+    first, second = journal.runs("k")
+    assert first.fence < second.fence, "the counter came along"
+    assert journal.overlaps() == []
+
+
 def test_a_body_goes_on_over_a_failover_and_nobody_else_gets_its_key(
     store: Any,
     load: Callable[[str, str], ModuleType],
@@ -139,16 +156,19 @@ def test_a_body_goes_on_over_a_failover_and_nobody_else_gets_its_key(
     wait_until_renewed(crash.app, key)
     late = [crash.early.delay("k", "late") for _ in range(5)]
     assert all(is_skipped(result.get(timeout=30)) for result in late)
-    crash.open_gate("all")
-    [run] = journal.runs("k")
-    assert running.get(timeout=30) == run.data["mark"]
-    assert "singleton lease-lost" not in process.log
-    wait_until(lambda: record_of(crash.app, key) is None, "the key is free on the new master")
-    crash.open_gate("late")
-    assert not is_skipped(crash.early.delay("k", "late").get(timeout=30))
-    first, second = journal.runs("k")
-    assert first.fence < second.fence
-    assert journal.overlaps() == []
+    assert_undisturbed(crash, process, journal, running)
+
+
+def assert_the_fence_refuses(fenced: ModuleType, journal: Journal, stale: Any) -> None:
+    """After its successor has written, the write of ``stale`` changes nothing."""
+    fenced.open_gate("successor")
+    journal.wait_for_ends(1)
+    fenced.open_gate("stale")
+    assert stale.get(timeout=60) is False
+    before, after = journal.runs("k")
+    assert before.fence < after.fence
+    writer, last_fence = fenced.account().execute("SELECT * FROM account").fetchone()
+    assert (writer, last_fence) == ("successor", after.fence)
 
 
 def test_a_lease_that_was_not_replicated_is_lost_and_the_fence_refuses_its_stale_write(
@@ -175,14 +195,7 @@ def test_a_lease_that_was_not_replicated_is_lost_and_the_fence_refuses_its_stale
 
     wait_until(begun, "another body runs under the lost key", timeout=60)
     assert journal.overlaps(), "both run: this is what a store cannot exclude"
-    fenced.open_gate("successor")
-    journal.wait_for_ends(1)
-    fenced.open_gate("stale")
-    assert stale.get(timeout=30) is False
-    old, new = journal.runs("k")
-    assert old.fence < new.fence
-    writer, last_fence = fenced.account().execute("SELECT * FROM account").fetchone()
-    assert (writer, last_fence) == ("successor", new.fence)
+    assert_the_fence_refuses(fenced, journal, stale)
 
 
 def test_a_body_goes_on_while_the_slot_of_its_key_moves(
@@ -207,16 +220,7 @@ def test_a_body_goes_on_while_the_slot_of_its_key_moves(
     late = [crash.early.delay("k", "late") for _ in range(5)]
     assert all(is_skipped(result.get(timeout=30)) for result in late)
     wait_until_renewed(crash.app, key)
-    crash.open_gate("all")
-    [run] = journal.runs("k")
-    assert running.get(timeout=30) == run.data["mark"]
-    assert "singleton lease-lost" not in process.log
-    wait_until(lambda: record_of(crash.app, key) is None, "the key is free")
-    crash.open_gate("late")
-    assert not is_skipped(crash.early.delay("k", "late").get(timeout=30))
-    first, second = journal.runs("k")
-    assert first.fence < second.fence, "the counter moved with its slot"
-    assert journal.overlaps() == []
+    assert_undisturbed(crash, process, journal, running)
 
 
 def move_the_rest(

@@ -22,8 +22,15 @@ from celery_singleton_lock import claim_and_send, is_skipped
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Phase, Record
 from celery_singleton_lock.runtime import Runtime
-from tests.harness.deliveries import RedisBroker, received, told, wait_until, wait_until_settled
-from tests.harness.journal import Journal, events
+from tests.harness.bodies import (
+    assert_one_run_each,
+    ids,
+    power_cut,
+    wait_for_starts,
+    wait_until_received,
+)
+from tests.harness.deliveries import RedisBroker, told, wait_until, wait_until_settled
+from tests.harness.journal import Journal
 from tests.harness.keys import Keys
 from tests.harness.processes import ROOT, kill_process
 from tests.harness.worker import CeleryWorker
@@ -78,27 +85,6 @@ def held(app: Celery) -> list[Record]:
     """Every key of this test's prefix that is taken."""
     runtime = Runtime.of(app)
     return list(runtime.store.scan(runtime.keyspace.match_all()))
-
-
-def ids(results: list[Any]) -> set[str]:
-    return {result.id for result in results}
-
-
-def wait_for_starts(journal: Journal, results: list[Any], count: int) -> None:
-    """Wait until each of the tasks has begun ``count`` bodies."""
-
-    def all_begun(records: list[Any]) -> bool:
-        begun = [record.task_id for record in events(records, "start")]
-        return all(begun.count(task_id) >= count for task_id in ids(results))
-
-    journal.wait_for(all_begun, what=f"each has begun {count} bodies")
-
-
-def power_cut(worker: CeleryWorker, journal: Journal) -> None:
-    pids = worker.group()
-    at = worker.kill_group()
-    for pid in pids:
-        journal.death(pid, at)
 
 
 def assert_ran_twice(journal: Journal, results: list[Any]) -> None:
@@ -175,19 +161,13 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
 ) -> None:
     process = worker(CRASH, concurrency=len(KEYS) + 2)
     results = [crash.late.delay(key, "all") for key in KEYS]
-
-    def delivered_four_times() -> bool:
-        return all(received([process])[result.id] >= 4 for result in results)
-
-    wait_until(delivered_four_times, "all were delivered four times", timeout=60)
+    wait_until_received([process], results, 4)
     crash.open_gate("all")
     marks = [result.get(timeout=30) for result in results]
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
     assert set(told([process], "put-back")) == set(told([process], "dropped")) == ids(results)
-    assert [run.finished for run in journal.runs()] == [True] * len(KEYS)
-    assert {run.data["mark"] for run in journal.runs()} == set(marks)
-    assert journal.overlaps() == []
+    assert_one_run_each(journal, results, marks)
 
 
 def test_a_twin_that_arrives_after_the_success_is_dropped(
@@ -198,7 +178,7 @@ def test_a_twin_that_arrives_after_the_success_is_dropped(
     journal.wait_for_starts(1)
     # One process: what is queued now arrives after the success.
     broker.deliver_again(result.id)
-    wait_until(lambda: received([process])[result.id] >= 2, "it was delivered twice")
+    wait_until_received([process], [result], 2)
     crash.open_gate("all")
     process.wait_for_log(rf"singleton dropped: .*{result.id}.* reason=done")
     [run] = journal.runs("k")

@@ -26,6 +26,7 @@ from tests.harness.journal import Journal
 from tests.harness.sentinels import Sentinels, add_worker_login, client_of, partition
 from tests.harness.worker import CeleryWorker
 from tests.harness.zookeeper import ZooKeeperEnsemble
+from tests.integration.test_failover import assert_the_fence_refuses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -118,14 +119,7 @@ def test_a_holder_beside_the_old_master_goes_on_and_the_fence_refuses_its_stale_
     key = fenced.write.lock_key("k", "")
     assert store.left_on_the_old_side(key) > 0, "it is renewed there still"
     assert "singleton lease-lost" not in old_side.log
-    fenced.open_gate("successor")
-    journal.wait_for_ends(1)
-    fenced.open_gate("stale")
-    assert stale.get(timeout=60) is False
-    before, after = journal.runs("k")
-    assert before.fence < after.fence
-    writer, last_fence = fenced.account().execute("SELECT * FROM account").fetchone()
-    assert (writer, last_fence) == ("successor", after.fence)
+    assert_the_fence_refuses(fenced, journal, stale)
 
 
 def test_with_min_replicas_the_old_side_is_told_before_the_new_side_begins(

@@ -15,8 +15,9 @@ import pytest
 import redis
 
 from celery_singleton_lock import is_skipped
+from tests.harness.bodies import ids, power_cut, wait_for_starts
 from tests.harness.deliveries import RedisBroker, told, wait_until
-from tests.harness.journal import Journal, events
+from tests.harness.journal import Journal
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
 
@@ -47,28 +48,9 @@ def keys_of(count: int) -> list[str]:
     return [f"k{number}" for number in range(count)]
 
 
-def power_cut(worker: CeleryWorker, journal: Journal) -> None:
-    """SIGKILL the worker and its pool, and write down who died."""
-    pids = worker.group()
-    at = worker.kill_group()
-    for pid in pids:
-        journal.death(pid, at)
-
-
 def wait_until_free(client: redis.Redis, lock_keys: Iterable[str], *, timeout: float) -> None:
     names = list(lock_keys)
     wait_until(lambda: not client.exists(*names), f"{names} are free", timeout=timeout)
-
-
-def wait_for_starts(journal: Journal, task_ids: Iterable[str], count: int) -> None:
-    """Wait until each of the tasks has begun ``count`` bodies."""
-    ids = set(task_ids)
-
-    def all_begun(records: list[Any]) -> bool:
-        begun = [record.task_id for record in events(records, "start")]
-        return all(begun.count(task_id) >= count for task_id in ids)
-
-    journal.wait_for(all_begun, what=f"each of {ids} has begun {count} bodies")
 
 
 # Line 1: what is skipped.
@@ -94,12 +76,12 @@ def killed_holders_meet_duplicates(
     keys = keys_of(count)
     first = worker(CRASH, concurrency=count, queues=["first"])
     killed = [task.apply_async((key, "killed"), queue="first") for key in keys]
-    wait_for_starts(journal, ids(killed), 1)
+    wait_for_starts(journal, killed, 1)
     power_cut(first, journal)
     free_the_keys(keys)
     second = worker(CRASH, concurrency=count + 2, queues=["second"])
     duplicates = [task.apply_async((key, "duplicate"), queue="second") for key in keys]
-    wait_for_starts(journal, ids(duplicates), 1)
+    wait_for_starts(journal, duplicates, 1)
     late = [task.apply_async((key, "late"), queue="second") for key in keys]
     for result in late:
         result.get(timeout=30)
@@ -110,10 +92,6 @@ def killed_holders_meet_duplicates(
         result.get(timeout=30)
     crash.open_gate("killed")
     return killed, duplicates, late
-
-
-def ids(results: Iterable[Any]) -> set[str]:
-    return {result.id for result in results}
 
 
 @pytest.mark.slow
@@ -194,7 +172,7 @@ def retries_meet_duplicates(
     # The state is stored a moment before the first attempt lets go of its key.
     wait_for_the_keys(keys)
     duplicates = [task.delay(key, "duplicate") for key in keys]
-    wait_for_starts(journal, ids(duplicates), 1)
+    wait_for_starts(journal, duplicates, 1)
     crash.app.control.add_consumer("first", destination=[process.hostname])
     wait_until(lambda: turned_away(process, ids(retried)), "each retry met the duplicate")
     crash.open_gate("duplicate")
@@ -315,7 +293,7 @@ def test_a_job_whose_child_was_killed_runs_again(
     for start in journal.wait_for_starts(count):
         journal.death(start.pid, kill_process(start.pid))
     # Within the ttl of 60 s: nothing but the parent's release can have freed the keys.
-    wait_for_starts(journal, ids(results), 2)
+    wait_for_starts(journal, results, 2)
     crash.open_gate("killed")
     marks = [result.get(timeout=30) for result in results]
     broker.wait_until_empty()
@@ -339,10 +317,10 @@ def test_a_job_whose_worker_was_killed_runs_again(
     keys = keys_of(count)
     process = worker(CRASH, concurrency=count)
     results = [getattr(crash, name).delay(key, "killed") for key in keys]
-    wait_for_starts(journal, ids(results), 1)
+    wait_for_starts(journal, results, 1)
     power_cut(process, journal)
     worker(CRASH, concurrency=count)
-    wait_for_starts(journal, ids(results), 2)
+    wait_for_starts(journal, results, 2)
     crash.open_gate("killed")
     broker.wait_until_empty()
     assert [[run.finished for run in journal.runs(key)] for key in keys] == [[False, True]] * count

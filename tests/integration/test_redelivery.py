@@ -7,7 +7,7 @@ of them were delivered again several times.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +15,7 @@ import kombu
 import pytest
 import redis
 
+from tests.harness.bodies import assert_one_run_each, ids, wait_until_received
 from tests.harness.deliveries import (
     RedisBroker,
     received,
@@ -54,18 +55,6 @@ def crash(load_app: LoadApp, environment: dict[str, str], monkeypatch: Any) -> M
 @pytest.fixture
 def broker(redis_client: redis.Redis) -> RedisBroker:
     return RedisBroker(redis_client)
-
-
-def ids(results: Iterable[Any]) -> set[str]:
-    return {result.id for result in results}
-
-
-def wait_until_received(workers: list[CeleryWorker], task_ids: set[str], times: int) -> None:
-    wait_until(
-        lambda: all(received(workers)[task_id] >= times for task_id in task_ids),
-        f"all were delivered {times} times",
-        timeout=60,
-    )
 
 
 def assert_bounded(workers: list[CeleryWorker], results: list[Any], seconds: float) -> None:
@@ -111,10 +100,7 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     assert max(most) <= 3
     # The copies ended by themselves: the last word on every task is that one was dropped.
     assert set(told([process], "put-back")) == set(told([process], "dropped")) == ids(results)
-    assert [run.finished for run in journal.runs()] == [True] * count
-    assert {run.data["mark"] for run in journal.runs()} == set(marks)
-    assert [crash.app.AsyncResult(r.id).result for r in results] == marks
-    assert journal.overlaps() == []
+    assert_one_run_each(journal, results, marks)
 
 
 @swept
@@ -142,7 +128,7 @@ def test_a_twin_that_arrives_after_the_success_is_dropped(
     journal.wait_for_starts(1)
     # One process: what is queued now arrives after the success.
     broker.deliver_again(result.id)
-    wait_until_received([process], {result.id}, 2)
+    wait_until_received([process], [result], 2)
     crash.open_gate("all")
     process.wait_for_log(rf"singleton dropped: .*{result.id}.* reason=done")
     wait_until_settled([process], [result.id])
@@ -176,16 +162,13 @@ def test_messages_that_wait_in_a_worker_for_too_long_run_once_each(
     workers = [worker(CRASH, concurrency=1) for _ in range(2)]
     began = time.monotonic()
     results = [crash.late.delay(f"k{number}", "all") for number in range(count)]
-    wait_until_received(workers, ids(results), 3)
+    wait_until_received(workers, results, 3)
     crash.open_gate("all")
     marks = [result.get(timeout=60) for result in results]
     broker.wait_until_empty(timeout=60)
     wait_until_settled(workers, ids(results))
     assert_bounded(workers, results, time.monotonic() - began)
-    assert [run.finished for run in journal.runs()] == [True] * count
-    assert {run.data["mark"] for run in journal.runs()} == set(marks)
-    assert [crash.app.AsyncResult(r.id).result for r in results] == marks
-    assert journal.overlaps() == []
+    assert_one_run_each(journal, results, marks)
 
 
 @swept
@@ -197,15 +180,13 @@ def test_a_countdown_longer_than_the_visibility_timeout_ends_in_one_run(
     process = worker(CRASH, concurrency=4)
     began = time.monotonic()
     results = [crash.late.apply_async((f"k{number}", "all"), countdown=5) for number in range(4)]
-    wait_until_received([process], ids(results), 2)
+    wait_until_received([process], results, 2)
     crash.open_gate("all")
     marks = [result.get(timeout=30) for result in results]
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
     assert_bounded([process], results, time.monotonic() - began)
-    assert {run.data["mark"] for run in journal.runs()} == set(marks)
-    assert len(journal.runs()) == 4
-    assert journal.overlaps() == []
+    assert_one_run_each(journal, results, marks)
 
 
 @swept
@@ -215,6 +196,6 @@ def test_without_the_lock_messages_that_wait_for_too_long_run_several_times(
 ) -> None:
     workers = [worker(CRASH, concurrency=1) for _ in range(2)]
     results = [crash.unlocked.delay(f"k{number}", "all") for number in range(4)]
-    wait_until_received(workers, ids(results), 2)
+    wait_until_received(workers, results, 2)
     crash.open_gate("all")
     journal.wait_for_starts(5)

@@ -13,7 +13,8 @@ import redis
 from celery_singleton_lock import is_skipped
 from example_project.private_server import ServerNotFound, find_binary
 from tests.conftest import missing
-from tests.harness.deliveries import RedisBroker, received, told, wait_until, wait_until_settled
+from tests.harness.bodies import assert_one_run_each, ids, power_cut, wait_until_received
+from tests.harness.deliveries import RedisBroker, told, wait_until_settled
 from tests.harness.journal import Journal
 from tests.harness.keys import Keys
 from tests.harness.processes import kill_process
@@ -144,9 +145,7 @@ def test_the_jobs_of_a_killed_worker_run_again(
     process = worker(CRASH, concurrency=4)
     results = [crash.late.delay(key, "killed") for key in keys]
     journal.wait_for_starts(4)
-    pids, at = process.group(), process.kill_group()
-    for pid in pids:
-        journal.death(pid, at)
+    power_cut(process, journal)
     worker(CRASH, concurrency=4)
     journal.wait_for_starts(8)
     crash.open_gate("killed")
@@ -163,20 +162,13 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
 ) -> None:
     process = worker(CRASH, concurrency=6)
     results = [crash.late.delay(f"k{number}", "all") for number in range(4)]
-    ids = {result.id for result in results}
-    wait_until(
-        lambda: all(received([process])[task_id] >= 3 for task_id in ids),
-        "all were delivered three times",
-        timeout=60,
-    )
+    wait_until_received([process], results, 3)
     crash.open_gate("all")
     marks = [result.get(timeout=30) for result in results]
     broker.wait_until_empty()
-    wait_until_settled([process], ids)
-    assert set(told([process], "dropped")) == ids
-    assert [run.finished for run in journal.runs()] == [True] * 4
-    assert {run.data["mark"] for run in journal.runs()} == set(marks)
-    assert journal.overlaps() == []
+    wait_until_settled([process], ids(results))
+    assert set(told([process], "dropped")) == ids(results)
+    assert_one_run_each(journal, results, marks)
 
 
 # Nodes that go while a body runs.

@@ -729,18 +729,8 @@ def test_a_forked_publisher_has_connections_of_its_own(stage: Stage, name: str) 
 
 
 def test_beats_options_claim(stage: Stage, name: str) -> None:
-    from celery.beat import ScheduleEntry, Scheduler
-
-    scheduler = Scheduler(app=stage.app.app, lazy=True)
-    entry = ScheduleEntry(
-        name="nightly",
-        task=stage.app.blocker.name,
-        args=(name,),
-        schedule=60,
-        app=stage.app.app,
-        options={"queue": IDLE, "singleton": {"unique": "until_done", "unique_for": 55}},
-    )
-    results = [scheduler.apply_async(entry, advance=False) for _ in range(3)]
+    once = {"unique": "until_done", "unique_for": 55}
+    results = stage.send_by_beat(stage.app.blocker, name, times=3, queue=IDLE, singleton=once)
     assert len({result.id for result in results}) == 1
     assert ids_of(stage, name) == [results[0].id]
     assert 50 < claim(stage, stage.app.blocker, name).ttl <= 55

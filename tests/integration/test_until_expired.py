@@ -269,19 +269,8 @@ def test_a_call_by_name_shares_the_period_of_the_task(stage: Stage, name: str) -
 
 
 def test_a_schedule_entry_has_a_period(stage: Stage, name: str) -> None:
-    from celery.beat import ScheduleEntry, Scheduler
-
-    scheduler = Scheduler(app=stage.app.app, lazy=True)
-    entry = ScheduleEntry(
-        name="nightly",
-        task=stage.app.early.name,
-        args=(name,),
-        schedule=60,
-        app=stage.app.app,
-        options={"queue": name, "singleton": LONG},
-    )
-    ids = {scheduler.apply_async(entry, advance=False).id for _ in range(3)}
-    assert (len(ids), stage.redis.llen(name)) == (1, 1)
+    sent = stage.send_by_beat(stage.app.early, name, times=3, queue=name, singleton=LONG)
+    assert (len({result.id for result in sent}), stage.redis.llen(name)) == (1, 1)
 
 
 # Canvas: a duplicate is published, and its worker asks for the period.

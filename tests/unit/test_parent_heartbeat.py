@@ -690,6 +690,16 @@ class Stall:
         self.left.set()
 
 
+def assert_a_fork_waits_for(stall: Stall) -> None:
+    """Fork while the store is entered: the child finds that it was left."""
+    assert stall.entered.wait(30)
+    threading.Timer(0.2, stall.leave.set).start()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if stall.left.is_set() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def live_bench(ttl: float) -> tuple[Bench, Lease]:
     bench = Bench()
     clock: Any = SystemClock()
@@ -720,12 +730,7 @@ def test_a_child_is_forked_when_the_pulse_is_out_of_the_stores_client(
     live, lease = live_bench(ttl=0.6)
     live.store.before_renewal = stall = Stall()
     running(live)
-    assert stall.entered.wait(30)
-    threading.Timer(0.2, stall.leave.set).start()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if stall.left.is_set() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert_a_fork_waits_for(stall)
     lease.end()
 
 
@@ -871,12 +876,7 @@ def test_a_child_is_forked_when_no_retried_release_is_in_the_stores_client(
     live, lease = live_bench(ttl=60.0)
     stall = Stall()
     running(live).leave(lambda store: stall(), 60.0)
-    assert stall.entered.wait(30)
-    threading.Timer(0.2, stall.leave.set).start()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if stall.left.is_set() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert_a_fork_waits_for(stall)
     lease.end()
 
 
