@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -196,8 +197,10 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     assert len(meanwhile) <= (outage == "paused")
     assert all(tick.due is not None and tick.due < back for tick in meanwhile)
     assert faults(ticks.of(), EVERY) == []
-    # Told when it changes, not at each tick.
-    assert process.log.count("singleton store-unreachable") == 1
+    # Told when it changes, not at each tick. On a busy machine a renewal may time out later.
+    said = re.findall(r"singleton store-(unreachable|back)", process.log)
+    assert said[:2] == ["unreachable", "back"]
+    assert all(one != following for one, following in pairwise(said))
 
 
 @pytest.mark.slow
