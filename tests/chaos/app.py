@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from celery import Celery, signals
+from kombu.transport import redis as transport
 
 from celery_singleton_lock import (
     OnConflict,
@@ -216,10 +217,30 @@ class _LogLines(logging.Handler):
             _write("cancelled", task_id=job, by=record.singleton_data["by"])
 
 
+def _note_requeues() -> None:
+    """Have kombu note the messages that it has put into their queue again."""
+    broker: Any = transport
+    restore, push = broker.QoS.restore_by_tag, broker.Channel._do_restore_message
+    pushed: list[Any] = []
+
+    def pushing(self: Any, payload: Any, *args: Any, **kwargs: Any) -> None:
+        push(self, payload, *args, **kwargs)
+        pushed.append(payload["headers"])
+
+    def restoring(self: Any, *args: Any, **kwargs: Any) -> None:
+        pushed.clear()
+        restore(self, *args, **kwargs)  # the broker has done it
+        for headers in pushed[-1:]:
+            _write("requeued", task_id=headers["id"], copy=_copy(headers))
+
+    broker.QoS.restore_by_tag, broker.Channel._do_restore_message = restoring, pushing
+
+
 @signals.worker_init.connect(weak=False)
 def _prepare(**_: Any) -> None:
     # In workers, before they fork; never in the process of a campaign or a test.
     broken.break_on_purpose(os.environ.get("CHAOS_BROKEN", ""))
     logging.getLogger("celery_singleton_lock").addHandler(_LogLines())
+    _note_requeues()
     if VARIABLE in os.environ:
         dump_on_signal(History.from_env().directory)

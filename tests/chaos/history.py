@@ -4,6 +4,8 @@
     called      a call returned to its caller: ``call`` (its number), the job that does its work
     published   it was sent (again: it was put back); ``task``
     received    a worker's parent got a message; ``worker``, ``copy``
+    requeued    kombu put a message that was not acknowledged into its queue again: too old, or its
+                worker ends; ``copy``
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
                 ``task``, ``late`` (acknowledged late), ``attempt``,
                 ``planned`` (seconds)

@@ -16,9 +16,11 @@ A job is lost if it was published and neither succeeded nor ended in a way that 
   while nothing is broken gets no such excuse;
 * acknowledged early, and in the hands of a worker when that worker or its child was killed;
 * the newest copy of its message was never taken up. Either it never reached a worker, and broker or
-  worker were killed then: kombu's Redis transport pops a message and notes it in two steps. Or each
-  worker that it had reached was killed before it took it up, and it vanished so when it was to be
-  delivered again. Nothing of the lock runs between the publishing of a message and its taking up.
+  worker were killed then: kombu's Redis transport pops a message and notes it in two steps. Or
+  kombu had put it into its queue again (its body outlasted the visibility timeout), and then it
+  went the same way. Or each worker that it had reached was killed before it took it up, and it
+  vanished so when it was to be delivered again. Nothing of the lock runs between the publishing of
+  a message and its taking up.
 
 Each of these but success, skip and a newer call is counted, so that a report shows how often it
 was needed.
@@ -252,6 +254,9 @@ class _Ends:
         Args:
             records: Of one message and its deliveries, by time.
         """
+        if requeued := events(records, "requeued"):
+            # Nothing but the queue had it then, though a body may have been running.
+            records = [record for record in records if record.at >= requeued[-1].at]
         if events(records, "taken"):
             return False
         received = events(records, "received")

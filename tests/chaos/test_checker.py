@@ -491,6 +491,23 @@ def test_a_message_that_was_taken_up_has_not_vanished() -> None:
     assert story.kinds() == [Kind.JOB_LOST]
 
 
+def requeued_in_a_body(at: float) -> Story:
+    story = Story().published("j").received("j", 1).taken("j", 1.1)
+    story.add("requeued", at, task_id="j", copy=[0, 0])
+    return story.body("r", 2, 7, job="j", error="SystemExit")
+
+
+def test_a_message_requeued_in_its_body_may_vanish_when_something_was_killed_after_that() -> None:
+    assert requeued_in_a_body(5).kinds() == [Kind.JOB_LOST]
+    assert requeued_in_a_body(5).add("down", 6, worker="broker").kinds() == []
+    assert requeued_in_a_body(5).add("down", 4, worker="broker").kinds() == [Kind.JOB_LOST]
+
+
+def test_a_message_requeued_in_its_body_and_taken_up_again_has_not_vanished() -> None:
+    story = requeued_in_a_body(5).received("j", 5.5).taken("j", 5.6, pid=2)
+    assert story.add("down", 6, worker="broker").kinds() == [Kind.JOB_LOST]
+
+
 CLAIM = "csl:{x}:claim|newest|k: held: q j+b4 queued {}"
 
 

@@ -24,7 +24,7 @@ def test_a_message_popped_as_a_countdown_ends_survives_its_worker(
         clients = stage.redis.client_list()
         assert [c for c in clients if c["cmd"] == "brpop" and "b" in c["flags"]], clients
         stage.app.work.delay("second")
-        wait_until(lambda: stage.redis.hlen("unacked") == 2, "the broker knows both", 20.0)
+        wait_until(lambda: stage.redis.hlen("unacked") == 2, "the broker knows both", timeout=20.0)
         worker.kill_group()
 
         stage.open("first")
