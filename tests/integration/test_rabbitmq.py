@@ -218,7 +218,7 @@ def test_what_is_put_back_comes_to_its_own_queue_again(
     journal.wait_for_starts(1)
     waiting = crash.patient.apply_async(("k", "all"), **route)
     # Twice: what comes from a put-back is put back as well.
-    wait_until_received([process], {waiting.id}, 3)
+    wait_until_received([process], [waiting], 3)
     crash.open_gate("all")
     marks = [holder.get(timeout=30), waiting.get(timeout=30)]
     assert [run.data["mark"] for run in journal.runs("k")] == marks
