@@ -58,7 +58,7 @@ def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> N
     wait_until(all_ended, "every delivery ended: one ran, the others were put back or dropped")
 
 
-def wait_until(condition: Callable[[], Answer], what: str, *, timeout: float = TIMEOUT) -> Answer:
+def wait_until(condition: Callable[[], Answer], what: str, timeout: float = TIMEOUT) -> Answer:
     """Wait until ``condition()`` is true, which nothing announces; what it returned.
 
     Raises:
