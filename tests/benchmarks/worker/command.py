@@ -9,7 +9,7 @@ from typing import Final
 from tests.benchmarks.machine import conditions, seeded
 from tests.benchmarks.publication import publish
 from tests.benchmarks.worker import profile, report
-from tests.benchmarks.worker.contenders import OURS
+from tests.benchmarks.worker.contenders import CONTENDERS, OURS
 from tests.benchmarks.worker.laps import over
 from tests.benchmarks.worker.race import Plan, count, race
 from tests.benchmarks.worker.stage import Course, staged
@@ -38,11 +38,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", metavar="REVISION", help="an earlier one, run beside this one")
     parser.add_argument("--profiled", type=int, default=150, help="blocks of ours, part by part")
     parser.add_argument("--seed", type=int, help="of the order of the tasks; printed")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[one.name for one in CONTENDERS],
+        metavar="LOCK",
+        help="beside Celery alone, the raw pair and ours; may be repeated",
+    )
+    parser.add_argument("--run", type=int, metavar="N", help="messages of one lock in a row")
     parser.add_argument("--save", action="store_true", help="write docs/benchmarks.md")
 
 
 def benchmark(options: argparse.Namespace) -> None:
     """Run it; the tables go to standard output, and with ``--save`` into the docs."""
+    if options.save and (options.only or options.run):
+        raise SystemExit("--save is for the whole table: leave out --only and --run")
     seed = seeded(options.seed)
     work = options.work if options.work is not None else [0, 10]
     plan = Plan(
@@ -50,10 +60,11 @@ def benchmark(options: argparse.Namespace) -> None:
         starts=options.starts,
         blocks=options.blocks,
         order=random.Random(seed),
+        run=options.run,
     )
     how = f"{options.starts} starts of each worker, {options.blocks} blocks each, seed {seed}"
     about = conditions(_PACKAGES, how, options.before)
-    with staged(options.before) as stage:
+    with staged(options.before, options.only or ()) as stage:
         counts = count(stage)
         found = race(stage, plan)
         parts = profile.profile(stage, options.profiled, plan.order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,12 +59,16 @@ _BEFORE: Final = Contender(BEFORE, Role.INFORMATION, "locked_before")
 BY_NAME: Final = {contender.name: contender for contender in (*CONTENDERS, _BEFORE)}
 
 
-def contenders_of(seconds: float, *, before: bool = False) -> list[Contender]:
+def contenders_of(
+    seconds: float, *, before: bool = False, only: Collection[str] = ()
+) -> list[Contender]:
     """The contenders where bodies take ``seconds``: what is skipped has no body to compare.
 
     Args:
         seconds: Of a body.
         before: Whether the earlier revision of ours is among them.
+        only: Names of those that contend with Celery alone, the raw pair and ours; empty: all.
     """
     field = (*CONTENDERS, _BEFORE) if before else CONTENDERS
-    return [one for one in field if not (seconds and one.alike)]
+    chosen = {CELERY, RAW_PAIR, OURS, BEFORE, *only} if only else set(BY_NAME)
+    return [one for one in field if one.name in chosen and not (seconds and one.alike)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.benchmarks.wire import Count
-from tests.benchmarks.worker.contenders import BY_NAME, CELERY, contenders_of
+from tests.benchmarks.worker.contenders import BY_NAME, CELERY
 from tests.benchmarks.worker.laps import Block, Laps, as_block
 from tests.benchmarks.worker.stage import Course, Stage
 
@@ -32,12 +32,14 @@ class Plan:
         starts: How often each worker is started again.
         blocks: Of each course in each start, the same number in all pools.
         order: Shuffles the runs of each block.
+        run: Messages of one contender in a row; None: as many as suit the pool.
     """
 
     courses: Sequence[Course]
     starts: int
     blocks: int
     order: random.Random
+    run: int | None = None
 
 
 def race(stage: Stage, plan: Plan) -> dict[Course, Laps]:
@@ -50,7 +52,7 @@ def race(stage: Stage, plan: Plan) -> dict[Course, Laps]:
                 for course, laps in found.items():
                     if course.pool == pool:
                         laps.starts.append(
-                            [_block(stage, plan.order, course) for _ in range(plan.blocks)]
+                            [_block(stage, plan, course) for _ in range(plan.blocks)]
                         )
         print(f"start {start + 1} of {plan.starts} is done", flush=True)
     return found
@@ -61,7 +63,7 @@ def count(stage: Stage) -> dict[str, Count]:
     found = {}
     with stage.worker("solo", counting=True):
         warm_up(stage, "solo")
-        for contender in contenders_of(0.0, before=stage.before):
+        for contender in stage.contenders(0.0):
             sent = stage.block([contender] * _COUNTED_TASKS, 0.0).sent
             found[contender.name] = Count(
                 round(sent.requests / _COUNTED_TASKS), round(sent.round_trips / _COUNTED_TASKS)
@@ -72,7 +74,7 @@ def count(stage: Stage) -> dict[str, Count]:
 def warm_up(stage: Stage, pool: str) -> None:
     """Let every process of a new worker, and this one, have seen every contender."""
     tasks = _WARM_UP if pool == "solo" else 2 * _WARM_UP
-    field = contenders_of(0.0, before=stage.before)
+    field = stage.contenders(0.0)
     stage.block([one for one in field for _ in range(tasks)], 0.0, pairs=_WARM_UP)
 
 
@@ -83,8 +85,8 @@ def runs(names: Sequence[str], length: int, order: random.Random) -> list[str]:
     return [name for name in shuffled for _ in range(length)]
 
 
-def _block(stage: Stage, order: random.Random, course: Course) -> Block:
-    field = [one.name for one in contenders_of(course.seconds, before=stage.before)]
-    names = runs(field, _RUN[course.pool], order)
+def _block(stage: Stage, plan: Plan, course: Course) -> Block:
+    field = [one.name for one in stage.contenders(course.seconds)]
+    names = runs(field, plan.run or _RUN[course.pool], plan.order)
     seen = stage.block([BY_NAME[name] for name in names], course.seconds, pairs=_PAIRS)
     return as_block(names, seen)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, Final
@@ -23,7 +24,7 @@ from celery_singleton_lock import hold
 from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.before import exported
 from tests.benchmarks.wire import Count
-from tests.benchmarks.worker.contenders import BY_NAME, CELERY, Contender
+from tests.benchmarks.worker.contenders import BY_NAME, CELERY, Contender, contenders_of
 from tests.harness.app_module import fresh_module
 from tests.harness.worker import CeleryWorker
 
@@ -87,10 +88,11 @@ class Stage:
         locks: PrivateServer,
         app: ModuleType,
         environment: dict[str, str],
+        only: Collection[str] = (),
     ) -> None:
         self.locks = locks
-        #: Whether an earlier revision of ours is among the tasks.
-        self.before = "BEFORE" in environment
+        #: Who contends where bodies take some seconds.
+        self.contenders = partial(contenders_of, before="BEFORE" in environment, only=only)
         self._environment = environment
         self._app = app.app
         self._tasks = app.app.tasks
@@ -186,7 +188,7 @@ class Stage:
 
 
 @contextmanager
-def staged(before: str | None = None) -> Iterator[Stage]:
+def staged(before: str | None = None, only: Collection[str] = ()) -> Iterator[Stage]:
     """Private servers, and the app in this process; with a task of the revision ``before``."""
     with ExitStack() as stack:
         broker = stack.enter_context(PrivateServer(binary=find_binary()))
@@ -195,7 +197,7 @@ def staged(before: str | None = None) -> Iterator[Stage]:
         if before is not None:
             environment["BEFORE"] = str(stack.enter_context(exported(before)))
         app = stack.enter_context(fresh_module(_APP, {**os.environ, **environment}))
-        stage = Stage(broker, locks, app, environment)
+        stage = Stage(broker, locks, app, environment, only)
         with stage.held():
             yield stage
 
