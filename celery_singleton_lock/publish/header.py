@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ..core.lease import Token
@@ -60,7 +60,7 @@ class Delivery:
         tries: Number of consecutive conflicts, for the backoff.
         since: Time of the first of these conflicts, in seconds since the epoch; None: none.
         losses: Number of put-backs of this task after a lost lease.
-        options: The policy's options that the call set.
+        options: The policy's options that the call set; None: none.
         claim: The header's claim, not validated.
         period: The key of the period's claim, not validated; only of a duplicate in a canvas.
         called_at: Time of the call, for ``cancel_running``, in seconds since the epoch; None:
@@ -75,7 +75,7 @@ class Delivery:
     tries: int = 0
     since: float | None = None
     losses: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
     claim: Any = None
     period: Any = None
     called_at: float | None = None
@@ -145,7 +145,7 @@ class Delivery:
             "tries": self.tries,
             "since": self.since,
             "losses": self.losses,
-            "options": _plain(self.options),
+            "options": _plain(self.options or {}),
             "claim": self.claim,
             "requeued": self.requeued,
         }
