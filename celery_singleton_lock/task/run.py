@@ -95,6 +95,7 @@ _NOT_RUN: Final = (
     'The call has not run; send it again, or choose another on_conflict ("wait" and "retry" wait, '
     '"skip" ends quietly).'
 )
+# The actions with which a refused call waits at the worker.
 _WAITING: Final = (ConflictAction.WAIT, ConflictAction.CANCEL_RUNNING)
 _LEFT: Final = "lost to its own twin"
 # The number of lost leases after which a task fails: its store can't keep a lease.
