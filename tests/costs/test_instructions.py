@@ -18,6 +18,7 @@ import pytest
 
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.key import KeyMaker
+from celery_singleton_lock.stores.redis import connection as connections
 from tests.costs.instructions import Instructions, least
 from tests.costs.site import Site, open_site
 
@@ -67,6 +68,15 @@ def task(site: Site) -> Instructions:
     return least(lambda: site.run(site.ours), before=site.drain).beyond(plain)
 
 
+def task_after_a_pause(site: Site) -> Instructions:
+    """The same where the body and the time between tasks are longer: idle sockets are polled."""
+    checked_after, connections._CHECKED_AFTER = connections._CHECKED_AFTER, -1.0
+    try:
+        return task(site)
+    finally:
+        connections._CHECKED_AFTER = checked_after
+
+
 def skip(site: Site) -> Instructions:
     """A skipped call, beyond a task without a lease that does nothing."""
     plain = least(lambda: site.run(site.plain))
@@ -104,6 +114,7 @@ WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "key of a template, redis": (key, 135),
     "key of all arguments, redis": (key_of_all, 169),
     "task, redis": (task, 2714),
+    "task after a pause, redis": (task_after_a_pause, 2887),
     "skipped task, redis": (skip, 6840),
     "publish without a claim, redis": (publishing, 220),
     "publish with a claim, redis": (claim, 1700),
