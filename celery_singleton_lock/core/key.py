@@ -268,13 +268,19 @@ def stored_names(text: str) -> set[str]:
 
 def digest(text: str) -> str:
     """A short name for ``text`` that no other text has (BLAKE2b, 128 bits)."""
-    # Each process that declares tasks imports this module, but most of them compute no key.
+    return _blake2b()(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+# Each process that declares tasks imports this module, but most of them compute no key. Therefore
+# the hash is imported, and the patterns are compiled, at the first use. Cached: an import statement
+# for each key would cost as much as the hash.
+@cache
+def _blake2b() -> Callable[..., Any]:
     from hashlib import blake2b
 
-    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return blake2b
 
 
-# Therefore the patterns are compiled at the first use, too.
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
@@ -283,6 +289,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _printable(text: str) -> str:
     if len(text) > _MAX_RENDERED_CHARS:
         return f"~{digest(text)}"
+    if text.isalnum() and text.isascii():
+        return text  # usually a digest
     return _compiled(_UNPRINTABLE).sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 

@@ -12,13 +12,19 @@ from typing import Any, Final
 
 from celery import Celery
 
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.core.store import Acquire, Release
+from celery_singleton_lock.stores.redis import scripts
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.benchmarks.before import PACKAGE
 from tests.benchmarks.contest import Contender, Role
 
-__all__ = ["NAME", "TTL", "ours"]
+__all__ = ["NAME", "TTL", "ours", "store_alone", "through_redis_py"]
 
 #: Seconds: of every contender's locks.
 TTL: Final = 30
+
+_TIMEOUT: Final = 2.0
 
 NAME: Final = "celery-singleton-lock"
 _BEFORE: Final = f"{NAME}, the earlier revision"
@@ -36,6 +42,51 @@ def ours(url: str) -> Iterator[list[Contender]]:
         if find_spec(PACKAGE) is not None:
             contenders += stack.enter_context(_locker(PACKAGE, url, _BEFORE, Role.INFORMATION))
         yield contenders
+
+
+def store_alone(url: str) -> Contender:
+    """Our scripts on our connection: no run, no heartbeat, no events, and no loss is noticed."""
+    store = RedisStore(url)
+
+    def acquire(name: str) -> Acquire:
+        request = _request(name)
+        store.acquire(request, timeout=_TIMEOUT)
+        return request
+
+    def release(held: Acquire) -> None:
+        request = Release(keys=held.slots, token=held.token)
+        sent = store.release_async(request, timeout=_TIMEOUT, on_reply=lambda *_: None)
+        if not sent:  # the first of a connection
+            store.release(request, timeout=_TIMEOUT)
+
+    return Contender("our store", Role.FLOOR, acquire, release)
+
+
+def through_redis_py(client: Any) -> Contender:
+    """The same scripts through redis-py's client, which waits for the reply to each."""
+    for script in (scripts.ACQUIRE, scripts.RELEASE):
+        client.script_load(script.source)
+
+    def acquire(name: str) -> Acquire:
+        request = _request(name)
+        client.execute_command(*scripts.acquire_command(request, "0"))
+        return request
+
+    def release(held: Acquire) -> None:
+        request = Release(keys=held.slots, token=held.token)
+        client.execute_command(*scripts.release_command(request))
+
+    return Contender("our scripts through redis-py", Role.FLOOR, acquire, release)
+
+
+def _request(name: str) -> Acquire:
+    task_id = f"7c1f8f6e-0d0b-4b6c-9a52-{abs(hash(name)) % 10**12:012}"
+    return Acquire(
+        slots=(f"csl:{{benchmark:0}}:{name}",),
+        token=Token(task_id, 0, 0, "0123456789abcdef", "89abcdef"),
+        holder=Holder(task="benchmark", task_id=task_id, worker="w", pid=1, since=1.8e9),
+        ttl=TTL,
+    )
 
 
 @contextmanager

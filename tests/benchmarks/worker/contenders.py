@@ -42,6 +42,8 @@ BEFORE: Final = "celery-singleton-lock, the earlier revision"
 CONTENDERS: Final = (
     Contender(CELERY, Role.FLOOR, "plain"),
     Contender(RAW_PAIR, Role.FLOOR, "raw_pair"),
+    Contender("our scripts on our connection, in the body", Role.FLOOR, "store_alone"),
+    Contender("our scripts through redis-py, in the body", Role.FLOOR, "through_redis_py"),
     Contender("redis-py Lock in the body", Role.PEER, "redis_py_lock"),
     Contender("python-redis-lock in the body", Role.PEER, "python_redis_lock"),
     Contender("pottery Redlock in the body", Role.PEER, "pottery"),

@@ -18,7 +18,7 @@ from celery_heimdall import HeimdallTask
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
-from tests.benchmarks import peers
+from tests.benchmarks import ours, peers
 from tests.benchmarks.contest import Contender
 from tests.benchmarks.worker import own_app, parts
 from tests.benchmarks.worker.own_app import app
@@ -84,6 +84,8 @@ redis_py_lock = _in_body("redis_py_lock", peers.redis_py_lock(_client))
 python_redis_lock = _in_body("python_redis_lock", peers.python_redis_lock(_client))
 pottery = _in_body("pottery", peers.pottery_redlock([LOCK_URL]))
 raw_pair = _in_body("raw_pair", peers.raw_pair(_client))
+store_alone = _in_body("store_alone", ours.store_alone(LOCK_URL))
+through_redis_py = _in_body("through_redis_py", ours.through_redis_py(_client))
 
 
 @app.task(name="pairs", ignore_result=True)
