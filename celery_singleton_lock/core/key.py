@@ -268,7 +268,8 @@ def stored_names(text: str) -> set[str]:
 
 def digest(text: str) -> str:
     """A short name for ``text`` that no other text has (BLAKE2b, 128 bits)."""
-    return _blake2b()(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    name: str = _blake2b()(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return name
 
 
 # Each process that declares tasks imports this module, but most of them compute no key. Therefore
