@@ -8,7 +8,6 @@ to another thread's hub. Therefore the heartbeat and the store's connections use
 from __future__ import annotations
 
 import _thread
-import importlib
 import queue
 import select
 import sys
@@ -24,6 +23,9 @@ Throw = Callable[[type[BaseException], Callable[[], bool]], None]
 
 def _patched_by() -> str:
     """The library that has patched threads, ``"gevent"`` or ``"eventlet"``; empty: none."""
+    if type(_thread.start_new_thread) is BuiltinFunctionType:
+        return ""  # the cheap test comes first: most processes use neither
+    # Debuggers replace the function too, so its type alone proves nothing.
     gevent_monkey = sys.modules.get("gevent.monkey")
     if gevent_monkey is not None and gevent_monkey.is_module_patched("_thread"):
         return "gevent"
@@ -36,11 +38,11 @@ def _patched_by() -> str:
 def original(name: str, module: str = "_thread") -> Any:
     """The unpatched ``<module>.<name>``, even if gevent or eventlet has patched it already."""
     library = _patched_by()
+    if not library:
+        return getattr(sys.modules[module], name)
     if library == "gevent":
         return sys.modules["gevent.monkey"].get_original(module, name)
-    if library == "eventlet":
-        return getattr(sys.modules["eventlet.patcher"].original(module), name)
-    return getattr(importlib.import_module(module), name)
+    return getattr(sys.modules["eventlet.patcher"].original(module), name)
 
 
 def allocate_lock() -> Any:
@@ -50,8 +52,7 @@ def allocate_lock() -> Any:
 
 def is_patched() -> bool:
     """Whether Python's threads are greenlets here."""
-    # Debuggers replace the function too, so its type alone proves nothing.
-    return type(_thread.start_new_thread) is not BuiltinFunctionType and bool(_patched_by())
+    return bool(_patched_by())
 
 
 def get_ident() -> int:
@@ -62,14 +63,13 @@ def get_ident() -> int:
 def socket_owner() -> int:
     """The owner of a socket created here: the native thread if threads are patched; else 0."""
     if type(_thread.start_new_thread) is BuiltinFunctionType:
-        return 0  # the cheap test comes first: each command of a store calls this function
+        return 0  # inlined from `_patched_by`: each command of a store calls this function
     return get_ident() if is_patched() else 0
 
 
 def is_readable(sock: Any) -> bool:
     """Whether a read from ``sock`` returns at once, with data or with the end of the stream."""
-    # The cheap test comes first: a task with a body longer than some ms calls this twice.
-    poller = original("poll", "select")() if is_patched() else select.poll()
+    poller = original("poll", "select")()
     poller.register(sock.fileno(), select.POLLIN)
     return bool(poller.poll(0))
 
