@@ -43,12 +43,14 @@ class GatedStore(MemoryStore):
         self.acquires, self.releases = threading.Event(), threading.Event()
         self.acquires.set()
         self.releases.set()
-        self.asked = threading.Event()
+        self.asked, self.answered = threading.Event(), threading.Event()
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         self.asked.set()
         assert self.acquires.wait(20)
-        return super().acquire(request, timeout=timeout)
+        reply = super().acquire(request, timeout=timeout)
+        self.answered.set()
+        return reply
 
     def release(self, request: Release, /, *, timeout: float = 0) -> Any:
         assert self.releases.wait(20)
@@ -610,6 +612,7 @@ def test_a_cancelled_acquire_ends_at_once_and_what_was_granted_is_released(
         with pytest.raises(asyncio.CancelledError):
             await task  # although the store has not answered
         store.acquires.set()
+        await until(store.answered.is_set)  # until then, nothing is held either
         await until(lambda: len(Runtime.of(app).locker.heartbeat) == 0 and not store.held())
 
     run(main())
