@@ -36,20 +36,24 @@ CORRUPT: Final = Fault("members", "take the corrupt member out, and add it again
 _LOGIN: Final = Fault(
     "login", "correct user and password in singleton_lock_url; percent-encode :/@%"
 )
+_SCHEMES: Final = (
+    "does the server speak TLS at this port? rediss://, etcds:// and zks:// are with TLS, "
+    "redis://, etcd:// and zk:// without"
+)
+_CLOSED: Final = Fault("connection", f"{_SCHEMES}. If so, its log says why it closes connections")
 # Faults of a connection to any store: words of its error, the fault.
 _OF_CONNECTIONS: Final = (
     (
         "CERTIFICATE_VERIFY_FAILED",
         Fault("tls", "name the authority that signed the server's certificate in the URL (ca=...)"),
     ),
-    (
-        "SSL",
-        Fault(
-            "tls",
-            "does the server speak TLS at this port? rediss://, etcds:// and zks:// are with TLS, "
-            "redis://, etcd:// and zk:// without",
-        ),
-    ),
+    ("SSL", Fault("tls", _SCHEMES)),
+    # A server that gets TLS without speaking it, or the reverse, closes the connection. Depending
+    # on what it has read until then, the client sees an end, which is SSL's, or a reset.
+    ("reset by peer", _CLOSED),
+    ("Broken pipe", _CLOSED),
+    ("Remote end closed", _CLOSED),
+    ("closed by server", _CLOSED),
     ("resolve", Fault("name", "correct the host's name in singleton_lock_url, or repair DNS")),
     ("name resolution", Fault("name", "correct the host's name in the URL, or repair DNS")),
 )
@@ -122,7 +126,13 @@ _FAULTS: Final = {
     "etcd": (*_OF_ETCD, *_OF_CONNECTIONS),
     "zookeeper": (*_OF_ZOOKEEPER, *_OF_CONNECTIONS),
 }
-_UNREACHABLE: Final = Fault("reachability", "start the store, or correct singleton_lock_url")
+# Redis waits for the rest of what it takes for a command, and kazoo reports no error of TLS: with
+# the wrong scheme, both time out as if there were no server.
+_UNREACHABLE: Final = Fault(
+    "reachability",
+    "start the store, or correct singleton_lock_url: host, port, and whether it is with TLS "
+    "(rediss://, etcds://, zks://)",
+)
 _UNKNOWN: Final = Fault(
     "rights", f"grant what {DOCS}reference/options.html#rights lists for an ACL user"
 )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import socketserver
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -115,6 +119,38 @@ def test_a_store_that_is_away_is_an_error() -> None:
     app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
     (finding,) = found(app, "reachability")
     assert finding.severity is Severity.ERROR
+
+
+def test_tls_to_a_server_without_it_names_the_scheme(server: PrivateServer) -> None:
+    app = app_on("memory://")
+    app.conf.singleton_lock_url = server.url().replace("redis://", "rediss://")
+    (finding,) = found(app, "reachability")  # the server waits for the rest of a command
+    assert "with TLS (rediss://" in finding.remedy
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "etcd", "etcds"])
+def test_a_port_that_closes_connections_is_not_a_store_that_must_be_started(scheme: str) -> None:
+    with _Resetting(("127.0.0.1", 0), socketserver.BaseRequestHandler) as port:
+        threading.Thread(target=port.serve_forever, daemon=True).start()
+        app = app_on("memory://")
+        app.conf.singleton_lock_url = f"{scheme}://127.0.0.1:{port.server_address[1]}/"
+        (finding,) = found(app, "connection")
+        port.shutdown()
+    assert finding.severity is Severity.ERROR
+    assert "does the server speak TLS" in finding.remedy
+
+
+class _Resetting(socketserver.ThreadingTCPServer):
+    """Resets each connection once the client has sent something, as a TLS port does."""
+
+    daemon_threads = True
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.recv(1)
+        request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        request.close()
+
+    def shutdown_request(self, request: Any) -> None: ...
 
 
 @pytest.mark.slow

@@ -170,10 +170,16 @@ def test_a_login_that_etcd_refuses_is_no_missing_right_and_no_missing_quorum() -
 
 
 @pytest.mark.usefixtures("need_etcd")
-def test_tls_to_a_port_without_it_is_not_a_store_that_must_be_started() -> None:
-    with EtcdCluster(1) as cluster:
-        app = app_on(cluster.url("tls").replace("etcd://", "etcds://"))
-        assert "does the server speak TLS" in found(app, "tls")[0].remedy
+def test_a_wrong_scheme_is_not_taken_for_a_store_that_must_be_started(tmp_path: Path) -> None:
+    with EtcdCluster(1) as plain:
+        to_plain = findings(app_on(plain.url("tls").replace("etcd://", "etcds://")))
+    with EtcdCluster(1, tls=Certificates(tmp_path)) as secured:
+        url, _, _ = secured.url("tls").partition("?")
+        to_secured = findings(app_on(url.replace("etcds://", "etcd://")))
+    for told in (to_plain, to_secured):
+        (of_leases,) = (f for f in told if "doesn't answer" in f.text and f.subject != "members")
+        assert of_leases.subject in ("tls", "connection")  # an end, or a reset: see faults.py
+        assert "does the server speak TLS" in of_leases.remedy
 
 
 # --- ZooKeeper -----------------------------------------------------------------------------------
@@ -197,6 +203,13 @@ def test_a_member_alone_is_noted_and_is_asked_over_tls(tmp_path: Path) -> None:
     assert told.severity is Severity.OK
     assert "standalone" in told.text
     assert alone.severity is Severity.NOTE
+
+
+def test_tls_to_zookeeper_without_it_names_the_scheme(zookeeper: ZooKeeperEnsemble) -> None:
+    told = findings(app_on(zookeeper.url("tls").replace("zk://", "zks://")))
+    remedies = {finding.subject: finding.remedy for finding in told}
+    assert "with TLS (rediss://, etcds://, zks://)" in remedies["reachability"]
+    assert "does the server speak TLS" in remedies["members"]
 
 
 def test_nodes_that_belong_to_others_or_to_everybody_are_told(zookeeper: ZooKeeperEnsemble) -> None:
