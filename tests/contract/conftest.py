@@ -20,8 +20,8 @@ from example_project.private_server import (  # noqa: E402
     free_port,
 )
 from tests.conftest import missing  # noqa: E402
+from tests.harness.certificates import Certificates, find_openssl  # noqa: E402
 from tests.harness.redlock_nodes import RedlockNodes  # noqa: E402
-from tests.harness.tls import Certificates, find_openssl  # noqa: E402
 
 
 def program(find: Callable[[], str]) -> str:
@@ -46,23 +46,22 @@ def valkey() -> Iterator[PrivateServer]:
 
 @pytest.fixture(scope="package")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    openssl = find_openssl()
-    if openssl is None:
+    if find_openssl() is None:
         missing("openssl is not installed, and nothing else here makes certificates")
-    return Certificates.make(openssl, tmp_path_factory.mktemp("tls"))
+    return Certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="package")
 def tls_url(certificates: Certificates) -> Iterator[str]:
     port = free_port()
-    arguments = ["--tls-port", str(port), *certificates.server_arguments]
+    arguments = certificates.redis_arguments(port)
     private = PrivateServer(binary=program(find_binary), arguments=arguments)
     try:
         private.start()
     except ServerStartFailed as exc:
         missing(f"the server here was built without TLS: {exc}")
     with private:
-        yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.authority}"
+        yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.ca}"
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from celery_singleton_lock.core.store import (
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_key, new_token
+from tests.harness.certificates import Certificates
 from tests.harness.cluster import Cluster
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import MASTER, Sentinels
-from tests.harness.tls import Certificates
 
 # Several servers each: `make test` keeps memory, Redis and Valkey.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -83,7 +83,7 @@ def test_a_plain_connection_gets_nothing_from_a_port_that_speaks_tls(
 def test_kombus_form_speaks_tls_to_the_servers_and_not_to_the_sentinels(
     tls_sentinels: Sentinels, certificates: Certificates
 ) -> None:
-    options = {"master_name": MASTER, "ssl_ca_certs": str(certificates.authority)}
+    options = {"master_name": MASTER, "ssl_ca_certs": str(certificates.ca)}
     with closing(open_store(tls_sentinels.kombu_url, options=options)) as store:
         assert isinstance(ask(store, new_key(), new_token()), Granted)
     options = {"master_name": MASTER}  # the servers' port speaks nothing else

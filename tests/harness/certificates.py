@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+
+
+def find_openssl() -> str | None:
+    """The program; None where it is not installed."""
+    return shutil.which("openssl")
 
 
 class Certificates:
@@ -47,8 +53,16 @@ class Certificates:
 
     @property
     def query(self) -> str:
-        """Of a store's URL."""
+        """Of the URL of etcd or ZooKeeper, whose servers ask clients for a certificate."""
         return f"ca={self.ca}&cert={self.cert}&key={self.key}"
+
+    def redis_arguments(self, port: int) -> list[str]:
+        """Of a Redis server that speaks TLS on ``port``, to clients and to its replicas."""
+        return [
+            *("--tls-port", str(port), "--tls-replication", "yes", "--tls-auth-clients", "no"),
+            *("--tls-cert-file", str(self.cert), "--tls-key-file", str(self.key)),
+            *("--tls-ca-cert-file", str(self.ca)),
+        ]
 
 
 def _openssl(*arguments: str | Path) -> None:

@@ -10,9 +10,9 @@ import redis
 
 from celery_singleton_lock.stores.redis.cluster import slot_of
 from example_project.private_server import PrivateServer, free_port
+from tests.harness.certificates import Certificates
 from tests.harness.deliveries import wait_until
 from tests.harness.sentinels import client_of, link_of
-from tests.harness.tls import Certificates
 
 #: Seconds after which a silent node is thought to be down; its replica is elected 1 to 3 later.
 NODE_TIMEOUT = 1.0
@@ -48,7 +48,11 @@ class Cluster:
                 self._tls_ports.append(free_port())
                 options = self._options(bus_ports[-1])
                 if self._tls:
-                    options += [*self._tls.arguments(self._tls_ports[-1]), "--tls-cluster", "yes"]
+                    options += [
+                        *self._tls.redis_arguments(self._tls_ports[-1]),
+                        "--tls-cluster",
+                        "yes",
+                    ]
                 node = PrivateServer(arguments=options)
                 self.nodes.append(stack.enter_context(node))
             self._form(bus_ports)
@@ -64,7 +68,7 @@ class Cluster:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports())
         if self._tls is None:
             return f"redis+cluster://{hosts}"
-        return f"rediss+cluster://{hosts}?ssl_ca_certs={self._tls.authority}"
+        return f"rediss+cluster://{hosts}?ssl_ca_certs={self._tls.ca}"
 
     def master_of(self, key: str) -> PrivateServer:
         """The node that has the slot of ``key`` now, by those that live."""

@@ -12,9 +12,9 @@ from typing import Any, Self
 import redis
 
 from example_project.private_server import PrivateServer, find_binary, free_port
+from tests.harness.certificates import Certificates
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import Process
-from tests.harness.tls import Certificates
 
 MASTER = "mymaster"
 
@@ -78,7 +78,7 @@ class Sentinels:
         """In our own form."""
         hosts = ",".join(f"127.0.0.1:{self._names[port]}" for port in self.sentinel_ports)
         url = f"{'sentinels' if self._tls else 'sentinel'}://{hosts}/0?master_name={MASTER}"
-        return f"{url}&ssl_ca_certs={self._tls.authority}" if self._tls else url
+        return f"{url}&ssl_ca_certs={self._tls.ca}" if self._tls else url
 
     def name_of(self, server: PrivateServer) -> int:
         """The port by which the sentinels know a server."""
@@ -121,7 +121,7 @@ class Sentinels:
 
     def _start_server(self, stack: ExitStack, *arguments: str) -> PrivateServer:
         port = free_port()
-        tls = self._tls.arguments(port) if self._tls else []
+        tls = self._tls.redis_arguments(port) if self._tls else []
         server = PrivateServer(arguments=[*self._arguments, *tls, *arguments])
         self.servers.append(stack.enter_context(server))
         self._names[server.port] = port if self._tls else server.port
@@ -132,7 +132,7 @@ class Sentinels:
         port, tls_port = free_port(), free_port()
         self._names[port] = tls_port if self._tls else port
         path = Path(directory) / "sentinel.conf"
-        tls = self._tls.arguments(tls_port) if self._tls else []
+        tls = self._tls.redis_arguments(tls_port) if self._tls else []
         path.write_text(
             _CONFIG.format(
                 port=port,
