@@ -1,4 +1,7 @@
-"""At most one body per lock key at a time, for Celery tasks: across workers, hosts and crashes."""
+"""At most one body per lock key at a time, for Celery tasks: across workers, hosts and crashes.
+
+For maintainers, ``docs/explanation/architecture.md`` says where each change is made.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from .task.context import current_lease
     from .task.decorator import singleton_task
     from .task.hold import hold
-    from .task.options import LockOptions, TaskOptions
+    from .task.option_types import LockOptions, TaskOptions
 
 __version__ = "0.2.0"
 
@@ -52,7 +55,7 @@ _LATER = {
     "SingletonTask": "task.base",
     "current_lease": "task.context",
     "hold": "task.hold",
-    **dict.fromkeys(("LockOptions", "TaskOptions"), "task.options"),
+    **dict.fromkeys(("LockOptions", "TaskOptions"), "task.option_types"),
     "is_skipped": "publish.values",
     "singleton_task": "task.decorator",
 }

@@ -89,8 +89,8 @@ class Settings:
         beat_ttl: Seconds for which a dead leader blocks the others: long enough for a leader whose
             host stalls for seconds, short enough for entries that are due meanwhile.
         beat_poll: Seconds between two tries of a standby candidate.
-        bridge: Whether the keys of the package that this one replaces are honoured too. None: by
-            the bases of ``migration``, and not by the RedBeat scheduler.
+        bridge: Whether the key of the old package (celery-once, celery-singleton, celery-heimdall,
+            RedBeat) is acquired too. None: yes for the bases of ``migration``, no for RedBeat.
         visibility_timeout: Seconds after which the broker delivers an unacknowledged message
             again; None for brokers that wait for the connection to end.
     """

@@ -1,8 +1,10 @@
 """The heartbeat: one thread per process renews all leases of the process and declares losses.
 
 Overview
-    Each lease is renewed every ttl/3. The first renewal comes up to a tenth early. Leases that are
-    due before the next sweep are renewed together, in batches of `Capabilities.renewal_batch`.
+    Each lease is renewed three times in the time that the store guarantees (`interval_of`): every
+    ttl/3, or sooner where `Capabilities.trusted` is less than the whole ttl. The first renewal
+    comes up to a tenth early. Leases that are due before the next sweep are renewed together, in
+    batches of `Capabilities.renewal_batch`.
 
 Guarantees
     A lease that the store no longer has is lost at its next renewal. A renewal without a reply is

@@ -34,7 +34,8 @@ _TEXT_OF: Final[Mapping[type, Callable[[Any], str]]] = {
     bool: {True: "true", False: "false"}.__getitem__,
     type(None): {None: "null"}.__getitem__,
 }
-#: The types that JSON transports unchanged.
+#: The types that JSON transports unchanged. An argument of another type goes through the encoder of
+#: kombu; a type for which users register an encoder there needs nothing here.
 SCALARS: Final = frozenset(_TEXT_OF)
 
 

@@ -14,15 +14,16 @@ Guarantees
     the last refusal. If a wake-up, the store's memory or the woken client is lost, the delay is
     half a second. A client that leaves or vanishes is counted in the wait queue for at most 1.5 s.
     A refused client looks once whether the holder's process is proven dead (`process`); then it
-    frees that lease and asks again.
+    frees that lease and asks again. A store with a wait queue wakes the client that has waited
+    longest, and refuses other clients meanwhile.
 
 Non-guarantees
     A release may not reach the store: then the ttl frees the key. When the task ends, the kernel
     has accepted an asynchronous release, but the store may not have received it. If its connection
     breaks then, the release is resent with the next request of the process, or within a third of
     the ttl. If the process dies before that, the worker's parent or the ttl frees the key.
-    An order of polling clients. A position in the queue after a reconnect. A store with a wait
-    queue wakes the client that has waited longest, and refuses other clients meanwhile.
+    Polling clients acquire the key in no particular order. A client that reconnects may lose its
+    place in the wait queue.
 
 State model::
 
@@ -44,10 +45,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from random import random
 from typing import Any, Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
+from .backoff import backoff
 from .clock import Clock
 from .events import Event, EventName, Events
 from .heartbeat import NOTES_TIMEOUT, Heartbeat, LossHandler, notes_on, timeout_for
@@ -81,7 +82,6 @@ _LONGEST_POLL: Final = 0.5
 _AFTER_THE_END: Final = 0.002
 # The time of three tries, so that a slow client keeps its position in the queue.
 _COUNTED: Final = 3 * _LONGEST_POLL
-_MAX_DOUBLINGS: Final = 30
 _UNKNOWN: Final = (
     "the release got no reply, and the store no longer had the lease when the release was sent "
     "again: the first try released it, or it had been lost before; the store does not say which"
@@ -541,13 +541,3 @@ class Waiter:
         """End the waiting; never raises a StoreError."""
         if self._ticket is not None:
             self._ticket.leave(counted=self._counted)
-
-
-def backoff(delay: float, max_delay: float, tries: int) -> float:
-    """Seconds: ``delay`` doubled ``tries`` times, at most ``max_delay``, half of it jitter.
-
-    This is "equal jitter": clients that contended once don't contend again at the same time, and no
-    client returns at once (M. Brooker, "Exponential Backoff And Jitter", 2015).
-    """
-    top: float = min(max_delay, delay * 2 ** min(tries, _MAX_DOUBLINGS))
-    return top * (0.5 + 0.5 * random())

@@ -1,6 +1,6 @@
 """All that is known about one task id: its result, its keys and markers, and its workers' replies.
 
-Nothing here was written for this purpose: a task costs the same whether it is explained or not.
+It reads only what is stored for other purposes: a task records nothing for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the metrics of all systems count: their names, without prefix and unit, and their labels."""
+"""The counters and histograms of all monitoring systems; `prometheus` and others export them.
+
+Names are without prefix and unit.
+"""
 
 from __future__ import annotations
 
@@ -31,5 +34,5 @@ HISTOGRAMS: Final[Mapping[EventName, tuple[str, str, str]]] = {
     EventName.ACQUIRED: ("wait", "Time that an acquired lease was waited for.", "waited"),
     EventName.RELEASED: ("hold", "Time for which a released lease was held.", "held"),
 }
-# From a skip's neighbour to a nightly job.
+#: Upper bounds in seconds: from a body of 10 ms to a nightly job of 24 h.
 BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)

@@ -1,4 +1,4 @@
-"""Counters and histograms for Prometheus; needs the package ``prometheus-client``.
+"""The rows of `metrics` as counters and histograms of Prometheus; needs ``prometheus-client``.
 
 `celery singleton serve` feeds them from worker events, so prefork workers need no multiprocess
 directory. A process that exposes its own metrics can use them as a sink instead.

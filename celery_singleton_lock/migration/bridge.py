@@ -44,7 +44,8 @@ from ..task.base import SingletonTask, validate
 
 logger = logging.getLogger("celery_singleton_lock")
 
-#: The end of a claim of which the old package has none: a lost message blocks its key this long.
+#: Seconds until a claim expires if the old package set no expiry. A lost message blocks its key as
+#: long.
 A_DAY: Final = 86400.0
 
 # Deletes a key if it has the given value.

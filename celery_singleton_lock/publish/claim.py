@@ -165,8 +165,8 @@ class Claim:
     def yields(self) -> bool:
         """Whether the message must not run while another message has the claim.
 
-        With ``until_done`` the other message does the work. With ``until_start`` the message was
-        published to cause a later run, and its own run is one.
+        With ``until_done`` it yields, because the other message does the work. With ``until_start``
+        it never does: its caller needs a run that starts after the call, and its own run is one.
         """
         return self.duplicate and self.unique is Unique.UNTIL_DONE
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
 
     from ..runtime import Runtime
-    from .options import LockOptions
+    from .option_types import LockOptions
     from .run import TaskRun
 
 logger = logging.getLogger("celery_singleton_lock")

@@ -20,7 +20,8 @@ from ..core.store import Relation
 from ..policy import ConflictAction, OnConflict
 from ..publish.header import Delivery
 
-#: The delay of a put-back in seconds. It doubles at each try, up to the second number.
+#: The delay of a put-back in seconds. It doubles at each try, up to the second number, and half of
+#: it is jitter (`core.backoff`).
 Pace = tuple[float, float]
 # For an earlier attempt of the same task, which releases within milliseconds: it published its
 # retry from inside its body.

@@ -57,8 +57,9 @@ Steps: TypeAlias = Generator[Wait, None, None]
 class Block:
     """The lease of one block of ``hold()``, from its acquisition to its release.
 
-    Its owner runs the steps of :meth:`acquire` and waits between them, on any thread, and so it
-    does with :meth:`release`. :meth:`enter` and :meth:`leave` belong into the block's own context.
+    The owner iterates :meth:`acquire` and :meth:`release`, and waits as each step says; both may
+    run on any thread. :meth:`enter` and :meth:`leave` must run in the block's own `contextvars`
+    context.
 
     Args:
         key: The part after the scope.

@@ -15,7 +15,7 @@ from ..policy import OPTIONS
 from .base import SingletonTask, singleton_base, validate
 
 if TYPE_CHECKING:
-    from .options import TaskOptions
+    from .option_types import TaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")

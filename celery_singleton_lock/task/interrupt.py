@@ -1,5 +1,5 @@
 """Interruption, from the heartbeat's thread, of a task body: its lease is lost, or a newer call
-cancels it.
+cancels it. What becomes of the task then is decided in `run` (``TaskRun._interrupted``).
 
 Guarantees
     ``LeaseInterrupt`` is raised only between the first and the last instruction of the body that is

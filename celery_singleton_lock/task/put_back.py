@@ -1,5 +1,8 @@
 """Putting a message back: a copy with the same id is published before this delivery is given up.
 
+The message of a killed pool child is not put back here; Celery or the broker requeues it (see
+`worker.dead_child`).
+
 Guarantees
     The copy keeps id, arguments, serializer, queue, priority, expiry, time limits, headers, parent,
     root, group, chord, links and the user's retry count. The function returns once the broker has
@@ -21,7 +24,7 @@ from kombu import Exchange, Queue
 
 from ..celery_compat import delays_natively, driver_of
 from ..publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
-from ..worker.request import reached_with_delay, without_delay
+from ..worker.origin import reached_with_delay, without_delay
 
 
 def publish_copy(task: Any, request: Any, header: Mapping[str, Any], delay: float) -> float:

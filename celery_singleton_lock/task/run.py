@@ -32,9 +32,9 @@ State model::
     any      -> SETTLED   settle: what is held is released, an early release is marked as done, the
                           claim of a run without a lease is changed
 
-    In OPEN, the run may have a lease. Without one, the message's claim is open: no reply of the
-    store has changed it. If a request is noted then, the outcome of the acquire is unknown, so
-    settle releases by token.
+    In OPEN, ``_lease`` may be None. Then no reply of the store has changed the message's claim, so
+    settle changes it. If the acquire was sent too (``_asked``), it may have been granted without a
+    reply, so settle also releases by token.
 
 Failure handling
     No reply to the acquire: ``on_store_error``. No reply from the broker to a put-back: the message
@@ -58,11 +58,12 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, Task
 from kombu.exceptions import EncodeError
 
 from ..celery_compat import acks_failures, driver_of, fail_as_body
+from ..core.backoff import backoff
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Phase
-from ..core.locker import Locker, Waiter, backoff
+from ..core.locker import Locker, Waiter
 from ..core.store import (
     UNSETTLED,
     Acquire,

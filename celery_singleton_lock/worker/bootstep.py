@@ -2,6 +2,10 @@
 
 A bootstep that raises stops the worker; an exception in ``worker_init`` or ``worker_ready`` would
 only be logged. Importing this module imports what bodies need, before the pool forks.
+
+None of them handles SIGTERM. In a warm shutdown bodies run to their end and keep their leases: the
+heartbeat of their process does not stop at exit (`runtime`), and the heartbeat of the worker's
+parent stops after the pool.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.task.base import _settle_rest
-from celery_singleton_lock.worker.request import SingletonRequestMixin
+from celery_singleton_lock.worker import request as worker_request
 from tests.harness.journal import Journal, events
 
 app = Celery("loss", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -44,7 +44,7 @@ WITHOUT = os.environ.get("WITHOUT", "").split(",")
 if "postrun" in WITHOUT:
     signals.task_postrun.disconnect(_settle_rest)
 if "parent" in WITHOUT:
-    SingletonRequestMixin._settle_leases = lambda self, *_: None  # type: ignore[method-assign]
+    worker_request.settle_leases = lambda *_: None
 
 TTL = float(os.environ.get("TTL", "3"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "loss", "ttl": TTL}

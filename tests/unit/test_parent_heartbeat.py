@@ -28,8 +28,8 @@ from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from celery_singleton_lock.worker import fork_locks, shared_memory
+from celery_singleton_lock.worker.dead_child import _ask
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
-from celery_singleton_lock.worker.request import _ask
 from celery_singleton_lock.worker.shared_memory import (
     NOTES,
     RunningLease,

@@ -1,0 +1,277 @@
+"""The leases and the claim of a message that no pool child runs, or not for long.
+
+Overview
+    The worker's parent (prefork) releases the leases that a dead child noted in shared memory, and
+    settles the claim of its message. All of this runs in the parent's main thread, in the hooks of
+    `worker.request`.
+
+Guarantees
+    The key of a dead child is free before its message is requeued or its failure is reported.
+
+Non-guarantees
+    A release before the child's death is proven: a revoked body that swallowed SystemExit ran for
+    7 s more, and Celery reports a hard time limit while the child is still alive. After a hard time
+    limit the key is marked as dying for a second.
+    The end of the whole worker: then the broker redelivers the message, and `core.process` proves
+    the holder dead, or the ttl frees the key.
+
+State model
+    A child's leases and the claim of its message, by the event that Celery reports::
+
+        hard time limit  --> lease dying; claim kept as long, or queued if the message is requeued
+        child is dead    --> lease released; claim freed, or queued if the message is requeued
+        SystemExit       --> the child has settled its lease; claim as above, with acks_late
+        revoked, expired --> no lease; claim freed
+
+Failure handling
+    If the store does not answer, the parent waits for one reply only. It passes that release and
+    the following ones to the parent heartbeat, which retries until the ttl has freed the key.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+
+from .. import celery_compat
+from ..core.events import Event, EventName
+from ..core.lease import Holder, Kind, Token
+from ..core.store import ClaimChange, Relation, Release, Store
+from ..errors import StoreError, StoreUnavailable
+from ..publish.claim import Claim
+from ..publish.header import call_of, header_of
+from ..runtime import Runtime
+from .parent_heartbeat import ParentHeartbeat
+from .shared_memory import DeadLease, SharedMemory
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Seconds to wait for a reply. The parent serves all of its children and must not wait longer.
+_PARENT_TIMEOUT: Final = 1.0
+# Seconds for which a key is marked as dying. Celery sends TERM, waits 0.1 s, and sends KILL.
+_DYING_SECONDS: Final = 1.0
+# What the store's replies to a release mean for the log.
+_REPLIES: Final = {
+    Relation.OURS: "its lease is released",
+    Relation.NOT_OURS: "its lease had already ended",
+    Relation.TWIN: "another delivery of the message holds the key now",
+}
+
+
+def is_requeued(request: Any, exc: BaseException) -> bool:
+    """Whether Celery requeues the message of a child that ended by ``exc``."""
+    if isinstance(exc, TimeLimitExceeded):
+        return celery_compat.requeues_on_timeout(request.task)
+    if celery_compat.is_revoked(request):
+        return False
+    if celery_compat.is_cancelled(request):
+        return bool(request.task.acks_late)
+    # SystemExit is reported before the process ends, and Celery treats it as a lost worker too.
+    if not isinstance(exc, (WorkerLostError, SystemExit)):
+        return False
+    if celery_compat.retries_lost_worker(request.task):
+        retries, most = request.request_dict.get("retries") or 0, request.task.max_retries
+        return most is None or retries < most
+    return bool(request.task.acks_late and request.task.reject_on_worker_lost)
+
+
+def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -> None:
+    """Release the child's leases, or mark them as dying; only those with its tokens."""
+    memory = Runtime.lease_notes  # only prefork pools have one
+    if not isinstance(memory, SharedMemory) or request.worker_pid in (None, os.getpid()):
+        return
+    leases = memory.of_dead(request.worker_pid)
+    runtime = Runtime.of(request.app)
+    has_claim = False
+    fate = "is being killed" if become else "died"
+    if become:
+        memory.conclude(request.worker_pid)
+    for lease in leases:
+        note, token = lease.note, Token.parse(lease.note.token)
+        # The note of an earlier message stays until the store has confirmed its release. Its
+        # claim is another message's, and was settled with that message.
+        change = None
+        if note.claim and token.task_id == str(request.id):
+            has_claim, change = True, _claim_after(request, become, comes_back, note.claim)
+        ttl = _DYING_SECONDS if become else 0.0
+        call = Release(keys=note.keys, token=token, become=become, become_ttl=ttl, claim=change)
+        end = _End(
+            request, runtime, memory, lease, token, f"pool process {request.worker_pid} {fate}"
+        )
+        _ask(runtime.store, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
+    if become is None:
+        memory.settle(request.worker_pid)
+        if not has_claim:
+            settle_claim(request, comes_back)  # the child held no lease when it died
+
+
+def settle_claim(request: Any, comes_back: bool) -> None:
+    """Change the claim of a message that no body runs."""
+    change = _claim_after(request, None, comes_back)
+    if change is None:
+        return
+    runtime = Runtime.of(request.app)
+    token = Token(str(request.id), 0, 0, "-", call_of(_header(request)))
+    _ask(
+        runtime.store,
+        f"{request.task.name}[{request.id}] has ended with the claim {change.key}",
+        change.ttl or request.task.singleton_policy().unique_for,
+        lambda store: store.settle_claim(token, change, timeout=_PARENT_TIMEOUT),
+    )
+
+
+def _claim_after(
+    request: Any, become: Kind | None, comes_back: bool, key: str = ""
+) -> ClaimChange | None:
+    """The change of this message's claim when its child is dead or (``become``) dying.
+
+    Args:
+        become: See `settle_leases`.
+        comes_back: Whether the message is requeued.
+        key: The key of the claim, for a message whose publisher set no claim.
+    """
+    policy = request.task.singleton_policy()
+    claim = Claim.from_header(_header(request).get("claim"), Runtime.of(request.app).keyspace)
+    if claim is None and key and policy.unique:
+        claim = Claim.of(policy, key)
+    if claim is None:
+        return None
+    if comes_back:
+        return claim.queued()
+    # The claim stays while the body may run, because a call published now would conflict with
+    # its lease.
+    return claim.granted(_DYING_SECONDS) if become else claim.freed()
+
+
+def _header(request: Any) -> Mapping[str, Any]:
+    return header_of(request.request_dict, str(request.id))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has this id."""
+    try:
+        os.kill(pid, 0)
+    except OSError as exc:
+        return not isinstance(exc, ProcessLookupError)
+    return True
+
+
+def _ask(
+    store: Store,
+    what: str,
+    ttl: float,
+    ask: Callable[[Store], object],
+    on_error: Callable[[object], None] = lambda why: None,
+) -> None:
+    """Run ``ask``, or pass it to the parent heartbeat if the store does not answer. Never raises.
+
+    If the store does not answer, the parent waits for it once, not for each lease of each dead
+    child.
+
+    Args:
+        store: The store for this thread.
+        what: Text for the log.
+        ttl: Seconds until the lease or claim expires in the store.
+        ask: A function that sends the request to its argument, a store.
+        on_error: Called if there is no reply now, with the reason.
+    """
+    heartbeat = ParentHeartbeat.running
+    why: object = "too many others wait for the store"
+    if heartbeat is None or not heartbeat.has_left:
+        try:
+            ask(store)
+            return
+        except StoreError as exc:
+            if heartbeat is not None and isinstance(exc, StoreUnavailable):
+                logger.warning("singleton: %s; freed when the store answers again (%s)", what, exc)
+                on_error(exc)
+                heartbeat.leave(ask, ttl)
+                return
+            why = exc
+    elif heartbeat.leave(ask, ttl):
+        on_error("others wait for the store")
+        return
+    on_error(why)
+    logger.warning(
+        "singleton: %s; it could not be freed (%s), and expires in %g s. To free it at once: "
+        "celery -A ... singleton release",
+        *(what, why, ttl),
+    )
+
+
+@dataclass(slots=True)
+class _End:
+    """The end of the lease of a dead child, and its event: the child can emit none.
+
+    The event is emitted once: with the reply, or when the store does not answer at first.
+    """
+
+    request: Any
+    runtime: Runtime
+    memory: SharedMemory
+    lease: DeadLease
+    token: Token
+    fate: str
+    reported: bool = False
+
+    @property
+    def what(self) -> str:
+        return f"{self.fate} while holding {self.lease.note.keys[0]}"
+
+    def reply(self, reply: Relation) -> None:
+        acquired_at, meaning = self.lease.acquired_at, _REPLIES.get(reply, str(reply))
+        if self.reported or self.lease.concluded:
+            logger.info("singleton: %s; %s", self.what, meaning)
+        elif reply is Relation.OURS:
+            self._emit(EventName.FREED, reason=self.fate)
+        elif acquired_at is None or self.memory.is_freeing(self.lease):
+            logger.info("singleton: %s; %s", self.what, meaning)
+        elif self.lease.running:
+            self._emit(EventName.FREED, reason=self.fate, detail=meaning)
+        else:  # the child's release was carried out, and the child died before the reply
+            held = round(self.runtime.clock.now() - acquired_at, 3)
+            self._emit(EventName.RELEASED, held=held)
+
+    def fail(self, why: object) -> None:
+        if self.lease.acquired_at is not None and not self.reported:
+            self._emit(EventName.RELEASE_FAILED, error=str(why), frees_in=self.lease.note.ttl)
+
+    def _emit(self, name: EventName, **data: Any) -> None:
+        self.reported = True
+        request, task_id, worker = self.request, self.token.task_id, self.runtime.worker
+        # A hold() in the body has an id of its own.
+        task = request.task.name if task_id == str(request.id) else ""
+        holder = Holder(task=task, task_id=task_id, worker=worker, pid=request.worker_pid or 0)
+        if name is EventName.FREED:
+            data["by"] = worker
+        self.runtime.events.emit(
+            Event(
+                name=name,
+                key=self.lease.note.keys[0],
+                task=task,
+                task_id=task_id,
+                lease=self.token.nonce,
+                holder=holder,
+                data=data,
+            )
+        )
+
+
+def _release(store: Store, *, call: Release, end: _End) -> None:
+    """Send ``call``. Send it again if an idle connection got no reply: it may have been dropped.
+
+    The parent's connection is idle between the deaths of two children.
+    """
+    try:
+        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+    except StoreUnavailable as exc:
+        if not exc.was_idle:
+            raise
+        reply = store.release(call, timeout=_PARENT_TIMEOUT)
+    end.reply(reply)
