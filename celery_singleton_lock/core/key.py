@@ -15,7 +15,7 @@ import string
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import isfinite
 from typing import Any, Final
 from urllib.parse import quote
@@ -350,12 +350,18 @@ class KeyMaker:
         signature: The signature of the task's body, without a bound ``self``.
         dumps: The serialiser's JSON encoder, which defines how a message transports an argument.
 
+    Attributes:
+        spec: The policy's ``key``.
+        rest_of: A function of args and kwargs: the key of this call, or None if a callable key says
+            "no lock for this call". It raises TypeError if the arguments don't fit the signature,
+            and LockKeyError if an argument has no JSON form, or the template or callable failed.
+
     Raises:
         TypeError: ``spec`` has an unsupported type.
         ValueError: The template has no placeholder, or names an argument that does not exist.
     """
 
-    __slots__ = ("_binder", "_collector", "_dumps", "_rest", "_signature", "spec")
+    __slots__ = ("_binder", "_collector", "_dumps", "_signature", "rest_of", "spec")
 
     @property
     def names_all(self) -> bool:
@@ -377,16 +383,7 @@ class KeyMaker:
         # The name of the ``**`` parameter.
         self._collector = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._dumps = dumps
-        self._rest = self._compile(spec)
-
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """The key of this call, or None if a callable key says "no lock for this call".
-
-        Raises:
-            TypeError: The arguments don't fit the task's signature.
-            LockKeyError: An argument has no JSON form, or the template or callable failed.
-        """
-        return self._rest(args, kwargs)
+        self.rest_of = self._compile(spec)
 
     def _compile(self, spec: KeySpec) -> Callable[[Sequence[Any], Mapping[str, Any]], str | None]:
         if spec is None:
@@ -394,16 +391,15 @@ class KeyMaker:
         if isinstance(spec, PerTask):
             return lambda args, kwargs: "*"
         if isinstance(spec, str):
-            template = _Template(spec, self._signature)
-            return lambda args, kwargs: template.render(self.bind(args, kwargs))
+            return _Template(spec, self._signature, self.bind).render
         if isinstance(spec, tuple):
             if not spec:
                 raise ValueError("key=() names no argument; for one key per task: key=PER_TASK")
             for name in spec:
                 _check_name(name, self._signature, f"key={spec!r}")
-            return lambda args, kwargs: self._digest_of_some(spec, args, kwargs)
+            return partial(self._digest_of_some, spec)
         if callable(spec):
-            return lambda args, kwargs: _call(spec, args, kwargs)
+            return partial(_call, spec)
         raise TypeError(
             f"key={spec!r} is a {type(spec).__name__}; write a template such as "
             '"account:{account_id}", a tuple of argument names, PER_TASK or a callable'
@@ -501,8 +497,10 @@ class _Template(string.Formatter):
     The worker of a pydantic task has a dict where its publisher had a model.
     """
 
-    def __init__(self, template: str, signature: inspect.Signature) -> None:
-        self._template = template
+    def __init__(
+        self, template: str, signature: inspect.Signature, bind: Callable[..., dict[str, Any]]
+    ) -> None:
+        self._template, self._bind = template, bind
         pieces = list(self.parse(template))
         fields = [field for _, field, _, _ in pieces if field is not None]
         if not fields:
@@ -531,16 +529,17 @@ class _Template(string.Formatter):
         # With two placeholders, ("a:b", "c") and ("a", "b:c") must not both render to "a:b:c".
         self._escapes = _escapes(literals) if len(fields) > 1 else {}
 
-    def render(self, arguments: dict[str, Any]) -> str:
+    def render(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        arguments = self._bind(args, kwargs)
         try:
             if self._plain is None:
                 return self.vformat(self._template, (), arguments)
-            return "".join(
-                [
-                    literal if name is None else literal + self.format_field(arguments[name], "")
-                    for literal, name in self._plain
-                ]
-            )
+            text = ""
+            for literal, name in self._plain:
+                text += literal
+                if name is not None:
+                    text += self.format_field(arguments[name], "")
+            return text
         except Exception as exc:
             raise LockKeyError(
                 f"key={self._template!r} can't be rendered from the arguments: {exc!r}"

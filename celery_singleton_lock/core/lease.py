@@ -101,24 +101,21 @@ class Token:
     retries: int
     nonce: str
     call: str = ""
-    # Computed at the first use and then kept: every operation on the lease needs it.
-    _attempt: str = field(default="", init=False, repr=False, compare=False)
+    #: Task id and call: the same for all attempts and deliveries.
+    task: str = field(init=False, repr=False, compare=False)
+    #: The token without its nonce: the same for all deliveries of one attempt.
+    attempt: str = field(init=False, repr=False, compare=False)
+    #: The whole token.
+    text: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def task(self) -> str:
-        """Task id and call: the same for all attempts and deliveries."""
+    def __post_init__(self) -> None:
         name = _quoted(self.task_id)
-        return f"{name}+{self.call}" if self.call else name
-
-    @property
-    def attempt(self) -> str:
-        """The token without its nonce: the same for all deliveries of one attempt."""
-        if not self._attempt:
-            self._attempt = f"{self.task}|{self.nesting}.{self.retries}"
-        return self._attempt
+        self.task = f"{name}+{self.call}" if self.call else name
+        self.attempt = f"{self.task}|{self.nesting}.{self.retries}"
+        self.text = f"{self.attempt}|{self.nonce}"
 
     def __str__(self) -> str:
-        return f"{self.attempt}|{self.nonce}"
+        return self.text
 
     @classmethod
     def parse(cls, text: str) -> Token:

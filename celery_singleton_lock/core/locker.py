@@ -144,7 +144,8 @@ class Locker:
         """
         lease, notes = None, self._lease_notes
         if notes is not None:
-            self._note(notes, request.slots, request)
+            claim = request.claim.key if request.claim else ""
+            notes.note(request.slots, request.token.text, request.ttl, claim)
         try:
             timeout = timeout_for(request.ttl)
             sent = self.clock.now()
@@ -187,7 +188,7 @@ class Locker:
                 )
             if notes is not None:
                 if len(request.slots) > 1:
-                    self._note(notes, (reply.key,), request)
+                    notes.note((reply.key,), request.token.text, request.ttl, claim)
                 lease.shared = notes.share(lease)
             self.heartbeat.add(lease, on_lost)
             if self._events.observes(_ACQUIRED):
@@ -333,14 +334,9 @@ class Locker:
             )
         )
 
-    @staticmethod
-    def _note(notes: LeaseNotes, keys: Sequence[str], request: Acquire) -> None:
-        claim = request.claim.key if request.claim else ""
-        notes.note(keys, str(request.token), request.ttl, claim)
-
     def _strike(self, token: Token) -> None:
         if self._lease_notes is not None:
-            self._lease_notes.strike(str(token))
+            self._lease_notes.strike(token.text)
 
     def _report_end(self, lease: Lease, request: Release, reply: Relation, resent: bool) -> None:
         """Report ``lease`` as released or lost; once, and not if its loss was reported before.

@@ -215,7 +215,7 @@ def add_header(
     headers = dict(message.get("headers") or {})  # Celery takes a list of pairs, too
     earlier = header_of(headers, task_id) if headers else {}
     if running is not None:
-        header = _within(running, message, task_id, earlier)
+        header = _within(running, message, task_id)
     elif message.get("retries") and "call" in earlier:
         # The worker parent retries the task of a lost child (`Task.retry_on_worker_lost`).
         header = {**earlier, "call": call_of(earlier)}
@@ -230,9 +230,7 @@ def add_header(
     return header
 
 
-def _within(
-    running: Any, message: Mapping[str, Any], task_id: str, earlier: Mapping[str, Any]
-) -> dict[str, Any]:
+def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str, Any]:
     """The header of a message that the ``running`` task publishes."""
     request = running.request
     delivery = Delivery.of(request)

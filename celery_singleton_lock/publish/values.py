@@ -69,11 +69,11 @@ def stable_rest(key_maker: KeyMaker, args: Any, kwargs: Any, serializer: str) ->
         LockKeyError: Reading one message twice yields two keys, so no duplicate would be found.
     """
     seen = as_sent(args, kwargs, serializer)
-    rest = key_maker(*seen)
+    rest = key_maker.rest_of(*seen)
     if serializer == "json" and not callable(key_maker.spec):
         return rest  # templates and digests of plain data are stable
     seen_again = as_sent(args, kwargs, serializer)
-    again = key_maker(*seen_again)
+    again = key_maker.rest_of(*seen_again)
     if again == rest:
         return rest
     raise LockKeyError(

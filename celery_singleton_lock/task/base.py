@@ -170,28 +170,22 @@ class SingletonTask(_Base[P, R]):
             TypeError: The arguments don't fit the task's signature.
             LockKeyError: No key can be computed from the arguments.
         """
-        rest = self.singleton_rest(args, kwargs, as_sent=True)
+        rest = self.singleton_rest(args, kwargs)
         keyspace = self._runtime().keyspace
         return None if rest is None else keyspace.lock(self.singleton_scope, rest)
 
-    def singleton_rest(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, as_sent: bool
-    ) -> str | None:
-        """The part of the key after the scope; None: no lock.
+    def singleton_rest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """The key after the scope, for arguments that were in no message; None: no lock.
 
-        Args:
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-            as_sent: Whether to convert the arguments as the task's own serializer does: JSON turns
-                tuples into lists, and members of a str-Enum into plain strings.
+        The task's serializer converts them: JSON turns tuples into lists, and members of a str-Enum
+        into plain strings.
 
         Raises:
             TypeError, LockKeyError: See :meth:`lock_key`.
         """
-        if as_sent:
-            args, kwargs = dump_models(self, args, kwargs, self.serializer)
-            args, kwargs = see_as_sent(args, kwargs, self.serializer)
-        return self.singleton_key_maker(args, kwargs)
+        args, kwargs = dump_models(self, args, kwargs, self.serializer)
+        args, kwargs = see_as_sent(args, kwargs, self.serializer)
+        return self.singleton_key_maker.rest_of(args, kwargs)
 
     def singleton_policy(self, options: Mapping[str, Any] | None = None) -> Policy:
         """This task's policy, with the ``options`` of one call on top."""

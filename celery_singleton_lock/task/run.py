@@ -139,7 +139,7 @@ class TaskRun:
     _arguments = ""  # the key of the message's newest arguments; empty: they can't be replaced
     _asked: Acquire | None = None  # the request without a reply
     _lease: Lease | None = None
-    _order: CallOrder | None = None  # of a task that a newer call may cancel
+    _cancelled: CallOrder | None = None  # in which a newer call has taken the place of this one
     _locker: Locker
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -261,8 +261,10 @@ class TaskRun:
 
     def _make_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         task, policy, keyspace = self.task, self.policy, self.runtime.keyspace
-        self._rest = rest = task.singleton_rest(args, kwargs, as_sent=self.eager)
-        self.key = keyspace.lock(policy.scope or task.name, rest or "")
+        # The arguments of an eager call were in no message.
+        rest_of = task.singleton_rest if self.eager else task.singleton_key_maker.rest_of
+        self._rest = rest = rest_of(args, kwargs)
+        self.key = keyspace.lock(task.singleton_scope, rest or "")
         if policy.unique is not None and rest is not None:
             self._make_claim()
 
@@ -317,7 +319,6 @@ class TaskRun:
             if rule.action is ConflictAction.CANCEL_RUNNING:
                 called_at = self.delivery.called_at
                 order = CallOrder(self.runtime, self.key, called_at, self.policy.ttl)
-                self._order = order
         waited, failures, reported, since = 0.0, 0, False, None
         max_hold = self._max_hold()
         try:
@@ -422,7 +423,12 @@ class TaskRun:
         # A retry that the body publishes keeps the time of the call.
         self.delivery = replace(self.delivery, called_at=order.called_at)
         self.request.__dict__[HEADER] = self.delivery.header()
-        order.watch(lease, self.policy.on_conflict.within, self._body.interrupt)
+
+        def cancel() -> None:
+            self._cancelled = order
+            self._body.interrupt()
+
+        order.watch(lease, self.policy.on_conflict.within, cancel)
 
     def _wait_as_newest(self, order: CallOrder, waiter: Waiter, refused: Refused) -> str:
         """Note the call, which waits for the holder; return the reservation that it replaces.
@@ -658,7 +664,7 @@ class TaskRun:
                 self._release_early(lease, Release.of(lease))
             raise
         except BaseException as error:
-            order = self._cancelled()
+            order = self._cancelled
             if order and (isinstance(error, Exception) or is_loss(error, interrupted=True)):
                 self._end_cancelled(order, lease, started=True)
             if lease.lost and is_loss(error, interrupted=self._body.fired):
@@ -668,14 +674,10 @@ class TaskRun:
             raise
         finally:
             held_lease.reset(reset)
-        if order := self._cancelled():  # the body swallowed the interruption
+        if order := self._cancelled:  # the body swallowed the interruption
             self._end_cancelled(order, lease, started=True)
         self._ended(lease, failed=False)
         return result
-
-    def _cancelled(self) -> CallOrder | None:
-        """The order in which a newer call has taken the place of this one; None: none has."""
-        return self._order if self._order and self._order.newer else None
 
     def _newest(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -718,7 +720,7 @@ class TaskRun:
             LockKeyError: The message can't be put back.
         """
         lease, task = self._lease, self.task
-        rest = task.singleton_rest(args, kwargs, as_sent=False)
+        rest = task.singleton_key_maker.rest_of(args, kwargs)
         if lease is None or rest is None or rest == self._rest:
             return
         reason = "the newest arguments have another key"
@@ -737,20 +739,23 @@ class TaskRun:
 
     def _on_lost(self, lease: Lease) -> str:
         """Handle the loss of the lease. Called on the heartbeat's thread."""
+        request = self.request
+        if request is None:
+            return "body-ended"  # the body's thread has settled the run meanwhile
         if self._outcome_of_loss() is OnLost.CONTINUE:
             return "continued"
         self._body.interrupt()
-        return "interrupted,requeued" if self._goes_back() else "interrupted,failed"
+        return "interrupted,requeued" if self._goes_back(request) else "interrupted,failed"
 
     def _outcome_of_loss(self) -> OnLost:
         return self.policy.on_lost or (OnLost.RETRY if self.acks_late else OnLost.FAIL)
 
-    def _goes_back(self) -> bool:
+    def _goes_back(self, request: Any) -> bool:
         """Whether the message of a body that is interrupted by a loss is put back."""
         return (
             self._outcome_of_loss() is OnLost.RETRY
             and self.delivery.losses < _MAX_LOSSES
-            and why_not(self.task, self.request) is None
+            and why_not(self.task, request) is None
         )
 
     def _ended(self, lease: Lease, *, failed: bool) -> None:
@@ -773,7 +778,7 @@ class TaskRun:
         # The body's check() may have noticed the loss first.
         self.runtime.locker.heartbeat.declare(lease)
         error = lease.lost_error()  # created before the release changes the lease
-        goes_back = self._goes_back()
+        goes_back = self._goes_back(self.request)
         self._release_early(lease, Release.of(lease, None if goes_back else self._freed_claim()))
         if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
@@ -845,7 +850,7 @@ class TaskRun:
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
-        if retry_in is not None and self.policy.hold_on_retry and not self._cancelled():
+        if retry_in is not None and self.policy.hold_on_retry and not self._cancelled:
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
 
@@ -874,7 +879,7 @@ class TaskRun:
         signature = getattr(retry, "sig", None)
         if signature is not None and self.key:
             try:
-                rest = self.task.singleton_rest(signature.args, signature.kwargs, as_sent=True)
+                rest = self.task.singleton_rest(signature.args, signature.kwargs)
             except (TypeError, ValueError):
                 return None
             if rest != self._rest:

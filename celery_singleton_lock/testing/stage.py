@@ -160,7 +160,7 @@ def hold_claim(task: Any, /, *args: Any, **kwargs: Any) -> Iterator[AsyncResult[
 
 
 def _rest_of(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    rest: str | None = task.singleton_rest(args, kwargs, as_sent=True)
+    rest: str | None = task.singleton_rest(args, kwargs)
     if rest is None:
         raise ValueError(f"{task.name} takes no lock for these arguments")
     return rest

@@ -241,7 +241,7 @@ class SharedMemory:
 
     def share(self, lease: Lease) -> SharedLease | None:
         """Let the parent renew a granted lease; None if the lease is not noted."""
-        token = str(lease.token)
+        token = lease.token.text
         notes, _ = self._processes.get(os.getpid(), _NO_NOTES)
         shared = notes.get(token)
         if shared is not None:
@@ -375,7 +375,8 @@ _NO_NOTES: Final[tuple[dict[str, SharedLease], deque[int]]] = ({}, deque())
 def _free_note(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
     """The offset of a note for a new lease. If none is free, the oldest closed note is reused.
 
-    The release of such a lease has failed, and its ttl has freed or will free the key.
+    The release of such a lease has failed, and its ttl has freed or will free the key. Or its
+    acquire is under way, beside more leases than a child has notes; then it has no note.
     """
     try:
         return free.popleft()

@@ -98,7 +98,7 @@ def test_nor_are_those_that_were_idle_for_longer(
     def ping_on_two() -> None:
         both = [connections.take(TIMEOUT) for _ in range(2)]
         for connection in both:
-            connection.send(pack([("PING",)]), 1)
+            connection.send(pack(("PING",)), 1)
             assert connection.replies() == [b"PONG"]
         for connection in both:
             connection.end()

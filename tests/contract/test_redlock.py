@@ -449,7 +449,7 @@ def test_a_release_without_a_reply_bars_its_token_for_a_minute(
     node = store._fanout.nodes[4]
     call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
     command = scripts.acquire_command(call, "0")
-    packed = scripts.pack([command])
+    packed = scripts.pack(command)
     assert node.acquire(call, command, packed, 0) == Granted(key=key, fence=None, ttl=0.0)
     node._unconfirmed[token] -= 60
     assert isinstance(node.acquire(call, command, packed, 0), Granted)

@@ -342,7 +342,7 @@ def test_a_call_that_is_lost_costs_no_more_than_a_look(desk: Desk, server: Priva
         with desk.hold():
             # Stands in for a host that stopped: it is first in the line, and takes the call along.
             before = desk.blocked()
-            thief.sendall(pack([("BLPOP", f"{desk.line}!", 0)]))
+            thief.sendall(pack(("BLPOP", f"{desk.line}!", 0)))
             wait_until(lambda: desk.blocked() > before, "the thief is first")
             waiting = desk.queue("second")
             desk.had.append("released")
@@ -356,7 +356,7 @@ def test_who_died_while_waiting_is_passed_over(desk: Desk, server: PrivateServer
     with desk.hold():
         before = desk.blocked()
         with socket.create_connection(("127.0.0.1", server.port)) as dead:
-            dead.sendall(pack([("BLPOP", f"{desk.line}!", 0)]))
+            dead.sendall(pack(("BLPOP", f"{desk.line}!", 0)))
             wait_until(lambda: desk.blocked() > before, "it is first")
             waiting = desk.queue("second")
         wait_until(lambda: desk.blocked() == before + 1, "the server knows")

@@ -52,13 +52,13 @@ def refusal_on_one_host(site: Site) -> Instructions:
 
 def key(site: Site) -> Instructions:
     """What a worker makes of the arguments of a call and a template."""
-    return least(lambda: site.ours.singleton_rest(["k"], {}, as_sent=False))
+    return least(lambda: site.ours.singleton_key_maker.rest_of(["k"], {}))
 
 
 def key_of_all(site: Site) -> Instructions:
     """The same where the key is made of all arguments: a number of each kind."""
     signature = inspect.signature(lambda number, seconds: None)
-    make = KeyMaker(None, signature, json.dumps)
+    make = KeyMaker(None, signature, json.dumps).rest_of
     return least(lambda: make((7, 0.5), {}))
 
 
@@ -108,17 +108,17 @@ def renewals(site: Site) -> Instructions:
 
 WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "acquire and release, memory": (cycle, 2416),
-    "acquire and release, redis": (cycle, 1773),
+    "acquire and release, redis": (cycle, 1757),
     "refused acquire, redis": (refusal, 1322),
-    "refused acquire on one host, redis": (refusal_on_one_host, 1565),
-    "key of a template, redis": (key, 135),
-    "key of all arguments, redis": (key_of_all, 169),
+    "refused acquire on one host, redis": (refusal_on_one_host, 1548),
+    "key of a template, redis": (key, 107),
+    "key of all arguments, redis": (key_of_all, 160),
     "task, redis": (task, 2714),
-    "task after a pause, redis": (task_after_a_pause, 2887),
+    "task after a pause, redis": (task_after_a_pause, 2877),
     "skipped task, redis": (skip, 6840),
     "publish without a claim, redis": (publishing, 220),
     "publish with a claim, redis": (claim, 1700),
-    "renewal of 200 leases, redis": (renewals, 26505),
+    "renewal of 200 leases, redis": (renewals, 23773),
 }
 
 
@@ -167,7 +167,8 @@ def test_a_look_at_the_signature_in_each_call_does_not_pass(
     counting, _ = WRITTEN_DOWN[path]
     site = open_for(path)
     known = counting(site).total  # of this Python, whichever it is
-    monkeypatch.setattr(KeyMaker, "bind", _looking(KeyMaker.bind))
+    for make in (site.ours.singleton_key_maker, site.unique.singleton_key_maker):
+        monkeypatch.setattr(make, "rest_of", _looking(make.rest_of))
     with pytest.raises(AssertionError, match=r"inspect\.py: _signature_from_function"):
         check(path, counting(site), known)
 

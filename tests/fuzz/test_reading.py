@@ -54,7 +54,7 @@ def test_any_argument_makes_a_key_that_is_a_name_in_the_store_or_no_key(
 ) -> None:
     maker = KeyMaker(spec, inspect.signature(body), dumps)
     try:
-        rest = maker((name,), {"other": other})
+        rest = maker.rest_of((name,), {"other": other})
     except LockKeyError:
         return  # the task fails with it, and its body doesn't run
     key = KEYSPACE.lock("scope", rest or "")

@@ -583,10 +583,15 @@ def test_a_cancellation_by_others_stays_one_and_releases(
 def test_a_timeout_around_the_block_is_a_timeout_and_releases(
     app: Celery, store: GatedStore
 ) -> None:
+    async def block() -> None:
+        async with asyncio.timeout(None) as timeout, hold("k", scope="s", app=app):
+            # From here on: a timeout that ends the acquire releases on another thread.
+            timeout.reschedule(asyncio.get_running_loop().time() + 0.05)
+            await asyncio.sleep(20)
+
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), hold("k", scope="s", app=app):
-                await asyncio.sleep(20)
+            await block()
         assert store.held() == []
 
     run(main())

@@ -32,7 +32,7 @@ def connected() -> Iterator[Connected]:
     client._parser.on_connect(client)
     connection = Connection(connections, client, connections._idle[0, TIMEOUT])
     with ours, theirs, closing(connection):
-        connection.send(pack([("PING",)]), 1)
+        connection.send(pack(("PING",)), 1)
         yield connection, theirs
 
 
@@ -50,7 +50,7 @@ def test_an_error_about_one_command_is_a_reply_among_others(
     connected: Connected, text: str, error: type[Exception]
 ) -> None:
     connection, theirs = connected
-    connection.send(pack([("PING",)]), 1)
+    connection.send(pack(("PING",)), 1)
     theirs.sendall(f"-{text}\r\n$7\r\ngranted\r\n".encode())
     first, second = connection.replies()
     assert isinstance(first, error)
@@ -89,7 +89,7 @@ def test_what_has_arrived_is_taken_without_waiting_and_later_reads_wait_again(
     assert connection.arrived() == [], "a part of a reply"
     theirs.sendall(b":7\r\n")
     assert connection.arrived() == [[b"a", 7]]
-    connection.send(pack([("PING",)]), 1)
+    connection.send(pack(("PING",)), 1)
     theirs.sendall(b"+AGAIN\r\n")
     assert connection.replies() == [b"AGAIN"]
     assert connection._client._sock.gettimeout() == TIMEOUT

@@ -40,7 +40,7 @@ def maker(spec: Any = None, function: Callable[..., Any] = sync) -> KeyMaker:
 
 
 def rest(spec: Any, *args: Any, **kwargs: Any) -> str | None:
-    return maker(spec)(args, kwargs)
+    return maker(spec).rest_of(args, kwargs)
 
 
 # --- all bound arguments -------------------------------------------------------------------------
@@ -49,11 +49,11 @@ def rest(spec: Any, *args: Any, **kwargs: Any) -> str | None:
 def test_equal_calls_written_five_ways_are_one_key() -> None:
     make = maker()
     keys = {
-        make((1, {"a": 1, "b": [2, 3]}), {}),
-        make((1,), {"options": {"a": 1, "b": [2, 3]}}),
-        make((), {"account_id": 1, "options": {"a": 1, "b": [2, 3]}, "deep": False}),
-        make((1, {"b": [2, 3], "a": 1}), {}),
-        make((1, {"a": 1, "b": (2, 3)}), {"deep": False}),
+        make.rest_of((1, {"a": 1, "b": [2, 3]}), {}),
+        make.rest_of((1,), {"options": {"a": 1, "b": [2, 3]}}),
+        make.rest_of((), {"account_id": 1, "options": {"a": 1, "b": [2, 3]}, "deep": False}),
+        make.rest_of((1, {"b": [2, 3], "a": 1}), {}),
+        make.rest_of((1, {"a": 1, "b": (2, 3)}), {"deep": False}),
     }
     assert len(keys) == 1
 
@@ -130,8 +130,8 @@ def test_what_one_argument_holds_cannot_pass_for_another() -> None:
 )
 def test_the_key_is_the_same_before_and_after_the_message(value: Any) -> None:
     make = maker()
-    sent = make((value,), {})
-    assert sent == make((loads(dumps(value)),), {})
+    sent = make.rest_of((value,), {})
+    assert sent == make.rest_of((loads(dumps(value)),), {})
     assert sent is not None
     assert len(sent) == 32
 
@@ -155,8 +155,18 @@ def test_arguments_that_do_not_fit_are_a_type_error() -> None:
 
 def test_collected_arguments_count() -> None:
     make = maker(None, anything)
-    assert make((1,), {"x": 2}) == make((1,), {"x": 2})
-    assert len({make((1,), {"x": 2}), make((1, 2), {}), make((1,), {"y": 2}), make((1,), {})}) == 4
+    assert make.rest_of((1,), {"x": 2}) == make.rest_of((1,), {"x": 2})
+    assert (
+        len(
+            {
+                make.rest_of((1,), {"x": 2}),
+                make.rest_of((1, 2), {}),
+                make.rest_of((1,), {"y": 2}),
+                make.rest_of((1,), {}),
+            }
+        )
+        == 4
+    )
 
 
 # --- templates -----------------------------------------------------------------------------------
@@ -216,7 +226,7 @@ def test_a_broken_template_is_refused_where_it_is_written(template: str) -> None
 
 
 def test_an_argument_of_a_var_keyword_may_be_named() -> None:
-    assert maker("x:{tenant}", by_name)((), {"tenant": 3}) == "x:3"
+    assert maker("x:{tenant}", by_name).rest_of((), {"tenant": 3}) == "x:3"
 
 
 @pytest.mark.parametrize("spec", ["x:{tenant}", ("tenant",)])
@@ -229,7 +239,7 @@ def test_a_template_that_cannot_be_rendered_says_why() -> None:
     with pytest.raises(LockKeyError, match="AttributeError"):
         rest("{account_id.nothing}", 1)
     with pytest.raises(LockKeyError, match="KeyError"):
-        maker("x:{tenant}", by_name)((), {})
+        maker("x:{tenant}", by_name).rest_of((), {})
 
 
 @given(one=st.tuples(st.text(), st.text()), other=st.tuples(st.text(), st.text()))
@@ -238,7 +248,7 @@ def test_two_placeholders_never_run_into_each_other(
 ) -> None:
     make = maker("a:{account_id}:{options}%")
     if one != other:
-        assert make(one, {}) != make(other, {})
+        assert make.rest_of(one, {}) != make.rest_of(other, {})
 
 
 def test_separators_in_values_are_escaped() -> None:

@@ -20,6 +20,7 @@ from celery_singleton_lock.publish.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
+from celery_singleton_lock.task.run import TaskRun
 from celery_singleton_lock.testing import ManualClock, SingletonStore, lose_lease
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -101,6 +102,23 @@ def test_the_retry_of_a_run_without_lease_and_claim_computes_no_key_again() -> N
     trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
     app.close()
     assert asked == ["k"]
+
+
+def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_body_ended() -> None:
+    """The heartbeat's thread may stop between its finding and the handler."""
+    app = Celery("settled", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=MemoryStore(ManualClock()), clock=ManualClock()))
+    kept: list[Any] = []
+
+    @singleton_task(app=app, name="work", shared=False, bind=True, acks_late=True)
+    def work(self: Any, name: str) -> None:
+        kept.extend((TaskRun.of(self.request), current_lease()))
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    app.close()
+    run, lease = kept
+    assert run._on_lost(lease) == "body-ended"
 
 
 def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once() -> None:

@@ -54,6 +54,7 @@ class PendingRelease:
         timeout: Seconds to wait for each reply if it is resent.
         on_reply: See `Store.release_async`.
         others: The releases of the same store.
+        keys: The keys of the lease, and that of the claim.
         reply: The reply to the first try, until it is passed to the caller.
         unanswered: Whether a try without a reply may have been carried out.
     """
@@ -62,6 +63,7 @@ class PendingRelease:
     timeout: float
     on_reply: OnReply
     others: PendingReleases
+    keys: Sequence[str]
     reply: Relation | None = None
     unanswered: bool = False
 
@@ -103,9 +105,11 @@ class PendingReleases:
 
     def begin(self, request: Release, timeout: float, on_reply: OnReply) -> PendingRelease:
         """Note a release before it is sent, so that ``drain`` finds it after any interruption."""
-        pending = PendingRelease(request, timeout, on_reply, self)
+        claim = request.claim
+        keys = request.keys if claim is None else (*request.keys, claim.key)
+        pending = PendingRelease(request, timeout, on_reply, self, keys)
         self._open.add(pending)
-        for key in _keys_of(request):
+        for key in pending.keys:
             self._latest[key] = pending
         return pending
 
@@ -196,7 +200,7 @@ class PendingReleases:
             self.end(pending, Relation.OURS)
 
     def _forget(self, pending: PendingRelease) -> None:
-        for key in _keys_of(pending.request):
+        for key in pending.keys:
             if self._latest.get(key) is pending:
                 self._latest.pop(key, None)
 
@@ -218,7 +222,3 @@ class PendingReleases:
 
 def _ignore(outcome: Relation | StoreError, unanswered: bool) -> None:
     """Replaces an ``on_reply`` that has been called."""
-
-
-def _keys_of(request: Release) -> tuple[str, ...]:
-    return request.keys if request.claim is None else (*request.keys, request.claim.key)

@@ -252,7 +252,7 @@ class NodeConnections(Connections):
                     connection = node.take(timeout)
                     taken.append(connection)
                     commands = [one for request in load for one in request.to_send()]
-                    connection.send(scripts.pack(commands), len(commands))
+                    connection.send(b"".join(map(scripts.pack, commands)), len(commands))
                     in_flight.append((address, load, connection))
                 except StoreError as exc:
                     self._fail(address, load, exc)

@@ -175,7 +175,7 @@ class Connections:
         """
         connection = self.take(timeout)
         try:
-            connection.send(pack(commands), len(commands))
+            connection.send(b"".join(map(pack, commands)), len(commands))
             replies = connection.replies()
         finally:
             connection.end()
@@ -235,7 +235,7 @@ class Connections:
             idle.append(connection)
             return False
         try:
-            connection.send(pack((command,)), 1)
+            connection.send(pack(command), 1)
             # Its reply is left to the connection's next use.
             connection.pending, connection._unread = pending, 0
         except StoreError:

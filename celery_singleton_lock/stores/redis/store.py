@@ -204,7 +204,7 @@ class RedisStore(Store):
     def _release(self, request: Release, timeout: float) -> Relation:
         (reply,) = self._pipeline([scripts.release_command(request)], timeout)
         self._loaded.add(Keyspace.shard(request.keys[0]))
-        return Relation(reply.decode())
+        return _RELATIONS[reply]
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
         if Keyspace.shard(request.keys[0]) not in self._loaded:

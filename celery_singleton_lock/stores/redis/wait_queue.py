@@ -148,7 +148,7 @@ class RedisTicket:
         connection = self.home().take(self.timeout)
         try:
             connection.replies()  # read the reply to a release pending on this connection
-            connection.send(pack([("BLPOP", f"{self.queue}!", _LONGEST_BLOCK)]), 1)
+            connection.send(pack(("BLPOP", f"{self.queue}!", _LONGEST_BLOCK)), 1)
         except BaseException:
             connection.end()
             raise

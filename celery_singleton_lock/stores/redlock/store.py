@@ -380,7 +380,7 @@ class RedlockStore(Store):
     def _acquire(self, request: Acquire, timeout: float) -> tuple[Votes, Verdict]:
         min_age = request.ttl if self._quarantine is None else self._quarantine
         command = scripts.acquire_command(request, fence_base="0")
-        packed = scripts.pack([command])
+        packed = scripts.pack(command)
         return self._fanout.ask(
             lambda node: node.acquire(request, command, packed, min_age),
             timeout,
@@ -457,7 +457,7 @@ class RedlockStore(Store):
         self, request: Release, timeout: float, decide: Callable[[Poll[Relation]], D]
     ) -> tuple[Poll[Relation], D]:
         command = scripts.release_command(request)
-        packed = scripts.pack([command])
+        packed = scripts.pack(command)
         return self._fanout.ask(
             lambda node: node.release(command, packed), timeout, decide, request
         )

@@ -80,7 +80,7 @@ def _only(name: str, operation: Callable[[str], Any]) -> Contender:
 
 def _key(task: Any) -> Callable[[str], Any]:
     numbers = count()
-    return lambda _: task.singleton_rest([next(numbers)], {"currency": "EUR"}, as_sent=False)
+    return lambda _: task.singleton_key_maker.rest_of([next(numbers)], {"currency": "EUR"})
 
 
 def _refused(runtime: Runtime) -> Callable[[str], Any]:

@@ -58,7 +58,7 @@ PARTS: Final = (
     Part(f"{_OURS}.task.base", "SingletonTask.__call__", _HOOKS),
     Part(f"{_OURS}.task.base", "SingletonTask.after_return", _HOOKS),
     Part(f"{_OURS}.task.run", "TaskRun.__init__", "the task run: message, policy, claim"),
-    Part(f"{_OURS}.task.base", "SingletonTask.singleton_rest", _KEY),
+    Part(f"{_OURS}.task.run", "TaskRun._make_key", _KEY),
     Part(f"{_OURS}.core.key", "Keyspace.lock", _KEY),
     Part(f"{_OURS}.task.run", "TaskRun.run", "the call, and running the body"),
     Part(f"{_OURS}.task.run", "TaskRun.settle", "settling: what becomes of the key"),

@@ -167,7 +167,7 @@ class Stage:
     def held(self) -> Iterator[None]:
         """Hold the lock of the calls that are all alike."""
         locked = self._tasks["locked"]
-        rest = locked.singleton_rest((_HELD, 0.0), {}, as_sent=True)
+        rest = locked.singleton_rest((_HELD, 0.0), {})
         with hold(rest, scope=locked.name, app=self._app):
             yield
 
