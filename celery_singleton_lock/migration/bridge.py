@@ -44,8 +44,8 @@ from ..task.base import SingletonTask, validate
 
 logger = logging.getLogger("celery_singleton_lock")
 
-#: Seconds until a claim expires if the old package set no expiry. A lost message blocks its key as
-#: long.
+#: Seconds until a claim expires if the old package set no expiry. A lost message blocks its key for
+#: that time.
 A_DAY: Final = 86400.0
 
 # Deletes a key if it has the given value.

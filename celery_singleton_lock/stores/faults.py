@@ -40,7 +40,7 @@ _SCHEMES: Final = (
     "does the server speak TLS at this port? rediss://, etcds:// and zks:// are with TLS, "
     "redis://, etcd:// and zk:// without"
 )
-_CLOSED: Final = Fault("connection", f"{_SCHEMES}. If so, its log says why it closes connections")
+_CLOSED: Final = Fault("connection", f"{_SCHEMES}. If the scheme is right, see its log")
 # Faults of a connection to any store: words of its error, the fault.
 _OF_CONNECTIONS: Final = (
     (

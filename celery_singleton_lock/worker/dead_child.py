@@ -1,4 +1,4 @@
-"""The leases and the claim of a message that no pool child runs, or not for long.
+"""The leases of a pool child that died or is being killed, and the claim of its message.
 
 Overview
     The worker's parent (prefork) releases the leases that a dead child noted in shared memory, and
@@ -82,7 +82,13 @@ def is_requeued(request: Any, exc: BaseException) -> bool:
 
 
 def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -> None:
-    """Release the child's leases, or mark them as dying; only those with its tokens."""
+    """Release the child's leases, or mark them as dying; only those with its tokens.
+
+    Args:
+        request: The worker's request of the message.
+        become: ``Kind.DYING`` while the child is being killed; None: it is dead.
+        comes_back: Whether the message is requeued.
+    """
     memory = Runtime.lease_notes  # only prefork pools have one
     if not isinstance(memory, SharedMemory) or request.worker_pid in (None, os.getpid()):
         return
