@@ -59,8 +59,9 @@ IN_WORKER: list[bool] = []
 
 
 @signals.worker_init.connect
-def _note_worker(**_: Any) -> None:
+def _prepare_worker(**_: Any) -> None:
     IN_WORKER.append(True)
+    RedisStore.acquire = _acquire_slowly  # type: ignore[method-assign]
 
 
 def pass_gate(gate: str | None) -> None:
@@ -278,9 +279,6 @@ def _acquire_slowly(store: RedisStore, call: Acquire, *, timeout: float) -> Gran
             journal.note("granted", key=reply.key, task_id=call.holder.task_id)
             time.sleep(TTL)
     return reply
-
-
-RedisStore.acquire = _acquire_slowly  # type: ignore[method-assign]
 
 
 class Failing(SingletonTask):

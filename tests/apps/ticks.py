@@ -18,7 +18,7 @@ from typing import Any
 
 from celery import Celery
 from celery.schedules import crontab
-from celery.signals import before_task_publish
+from celery.signals import beat_init, before_task_publish
 
 from celery_singleton_lock.core.store import Authorization, AuthorizeTick
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -50,7 +50,9 @@ def authorize_tick(self: RedisStore, call: AuthorizeTick, *, timeout: float) -> 
     return _authorize_tick(self, call, timeout=timeout)
 
 
-RedisStore.authorize_tick = authorize_tick  # type: ignore[method-assign]
+@beat_init.connect
+def prepare_beat(**_: Any) -> None:
+    RedisStore.authorize_tick = authorize_tick  # type: ignore[method-assign]
 
 
 @before_task_publish.connect

@@ -37,6 +37,19 @@ def _receivers_from(module: str, signal: Signal) -> list[Any]:
     return [f for f in functions if getattr(f, "__module__", None) == module]
 
 
+def _replaced_by(module: str) -> list[str]:
+    """The package's functions and methods that ``module`` has replaced by its own."""
+    ours = [m for name, m in list(sys.modules.items()) if name.startswith("celery_singleton_lock")]
+    classes = [value for m in ours for value in vars(m).values() if isinstance(value, type)]
+    owners: list[ModuleType | type] = [*ours, *classes]
+    return [
+        f"{owner.__name__}.{name}"
+        for owner in owners
+        for name, value in vars(owner).items()
+        if getattr(value, "__module__", None) == module
+    ]
+
+
 @contextmanager
 def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
     """Import ``name`` again under ``env``; at the end its app is closed and the copy forgotten.
@@ -53,6 +66,9 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
         # `@app.task` registers a task with every app that is made later in this process too. The
         # next copy would get this copy's functions under the same names.
         _ON_APP_FINALIZE.intersection_update(finalizers)
+        # A replacement would stay for all later tests of this process. An app makes it in its
+        # worker or beat, by `worker_init` or `beat_init`.
+        assert not (replaced := _replaced_by(name)), f"{name} has replaced {replaced} here"
         yield module
         module.app.close()
     finally:
