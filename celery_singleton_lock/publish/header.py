@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -38,6 +39,11 @@ _MARK_REDELIVERIES: Final = frozenset(("amqp", "redis"))
 
 # The fields that all attempts of a call have, beside its id and name.
 _OF_THE_CALL: Final = ("options", "claim", "called_at", "requeued")
+
+# A UUID of version 4, as Celery makes them.
+_RANDOM_ID: Final = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+)
 
 # The valid counts. No message is put back more often, so this library writes no larger number.
 _COUNTS: Final = range(10**9)
@@ -237,11 +243,15 @@ def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str,
     token = delivery.token
     before = request.__dict__.get(PUBLISHED, {}).get(task_id, 0)
     header: dict[str, Any] = {"id": task_id}
-    if before or task_id != token.task_id:
+    # A plain task has no call; a task that replaces it (`self.replace`) has its id, and is a call.
+    is_plain = not token.call and not hasattr(running, "singleton_policy")
+    if before or task_id != token.task_id or is_plain:
         # The call is named after the attempt: if the attempt runs again (its worker was killed
         # before it acknowledged the message), a chain link that it publishes again with the same id
         # is the same call. Several messages with one id are several calls.
-        header["call"] = _digest(f"{token.attempt}|{before}" if before else token.attempt)
+        attempt = _published_attempt(request, token)
+        named = f"{attempt}|{before}" if before else attempt
+        header["call"] = _digest(named) if attempt else os.urandom(4).hex()
     else:
         # A message with the task's own id is its next attempt: it waits until this attempt has
         # ended, and this attempt's marker does not apply to it. Celery counts retries and
@@ -259,6 +269,23 @@ def _within(running: Any, message: Mapping[str, Any], task_id: str) -> dict[str,
         if delivery.called_at is not None:
             header["called_at"] = delivery.called_at
     return header
+
+
+def _published_attempt(request: Any, token: Token) -> str:
+    """The running attempt's name in its redeliveries, and in no other message; empty if unknown.
+
+    A plain task has no call of ours, and its id may be fixed: ``options={"task_id": "import"}`` of
+    a beat entry. What it publishes under a fixed id in its second run is no copy of the first.
+    """
+    if token.call and not request.__dict__.get(UNNAMED_KEY):
+        return token.attempt
+    # kombu's virtual transports (Redis, SQS) set the tag when a message is published, and keep it
+    # when they restore the message. RabbitMQ numbers deliveries instead, outside the properties.
+    tag = (request.properties or {}).get("delivery_tag")
+    if tag:
+        return f"{token.attempt}|{tag}"
+    # An id that Celery made. If it is not, both messages run, one after the other.
+    return token.attempt if _RANDOM_ID.fullmatch(token.task_id) else ""
 
 
 def call_in_queue(call: str, queue: str) -> str:

@@ -189,6 +189,18 @@ def persistent(self: Any, name: str, left: int, how: str, gate: str | None = Non
         raise outcome
 
 
+@app.task(bind=True, acks_late=True)
+def dispatch(self: Any, name: str, how: str, gate: str | None = None) -> None:
+    """A plain task that publishes a singleton task, under the same id in each of its runs."""
+    try:
+        if how == "replace":
+            self.replace(late.si(name))
+        late.apply_async((name,), task_id=self.request.id if how == "own id" else f"{name}-child")
+    finally:
+        if gate is not None:
+            Gate(_client(os.getpid()), gate).wait()
+
+
 @app.task(bind=True)
 def note(self: Any, name: str) -> None:
     Journal.from_env().note(name, key=name, task_id=self.request.id)

@@ -119,6 +119,28 @@ def test_messages_sent_by_name_under_one_id_at_once_all_run(
     assert not overlap(stage, name)
 
 
+@pytest.mark.parametrize("how", ["fixed id", "own id", "replace"])
+def test_what_a_plain_task_with_a_fixed_id_publishes_runs_each_time(
+    stage: Stage, worker: CeleryWorker, name: str, how: str
+) -> None:
+    """As a beat entry with ``options={"task_id": ...}``."""
+    for number in range(3):
+        stage.app.dispatch.apply_async((name, how), task_id=name)
+        wait_until(lambda n=number: len(runs(stage, name)) == n + 1, "it has run", 20)
+
+
+@pytest.mark.parametrize("how", ["fixed id", "own id", "replace"])
+def test_what_a_redelivered_plain_task_publishes_again_is_dropped(
+    stage: Stage, worker: CeleryWorker, name: str, how: str
+) -> None:
+    stage.app.dispatch.apply_async((name, how, name), task_id=name)
+    wait_until(lambda: len(runs(stage, name)) == 1, "what it published first has run", 20)
+    RedisBroker(stage.redis).deliver_again(name)
+    worker.wait_for_log(rf"dropped: late\[{name}\S*\] .*reason=done")
+    assert len(runs(stage, name)) == 1
+    stage.open(name)
+
+
 def test_a_late_copy_of_a_message_that_requeued_itself_is_dropped(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

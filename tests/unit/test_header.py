@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery.app.task import Context
@@ -237,6 +238,37 @@ def test_what_a_task_publishes_several_times_under_one_id_are_as_many_calls() ->
     names = [running.publishes().token.call for _ in range(3)]
     assert names[0] == "c"
     assert len({*names}) == 3
+
+
+class Plain:
+    """A task without a lock, which publishes."""
+
+    def __init__(self, task_id: str, **fields: Any) -> None:
+        self.request = request(id=task_id, **fields)
+
+    def publishes(self, task_id: str) -> str:
+        """The name of the call."""
+        header = add_header({}, task_id=task_id, options=None, running=self)
+        return Delivery.of(request(id=task_id, **{HEADER: header})).token.call
+
+
+@pytest.mark.parametrize("child", ["plain", "child"])
+def test_what_a_plain_task_publishes_is_the_same_call_in_a_redelivery_only(child: str) -> None:
+    """RabbitMQ keeps no tag of a message: there a fixed id doesn't tell its deliveries apart."""
+    tagged = [
+        Plain("plain", properties={"delivery_tag": tag}).publishes(child) for tag in ("a", "a", "b")
+    ]
+    assert tagged[0] == tagged[1] != tagged[2]
+    assert Plain("plain").publishes(child) != Plain("plain").publishes(child)
+    random, other = str(uuid4()), str(uuid4())
+    assert Plain(random).publishes(child) == Plain(random).publishes(child)
+    assert Plain(random).publishes(child) != Plain(other).publishes(child)
+
+
+def test_what_a_task_named_after_its_queue_publishes_differs_by_message() -> None:
+    fields = {HEADER: {"id": "t-1", "call": "c"}, UNNAMED_KEY: True}
+    one, other = (Plain("t-1", **fields, properties={"delivery_tag": tag}) for tag in "ab")
+    assert one.publishes("child") != other.publishes("child")
 
 
 def test_what_was_not_sent_is_not_counted() -> None:
