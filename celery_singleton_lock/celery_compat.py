@@ -9,6 +9,7 @@ not fail if a cosmetic name is missing. Celery 5.5 to 5.7 is supported; "all" me
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -228,6 +229,15 @@ CONTEXT_FIELDS: Final = frozenset(vars(Context)) - CONTEXT_METHODS | {
 def is_revoked(request: Any) -> bool:
     """Whether the worker has revoked this request; ``_already_revoked``: all."""
     return bool(getattr(request, "_already_revoked", False))
+
+
+def is_revoked_here(task_id: str) -> bool:
+    """Whether this worker was told to revoke ``task_id``; not known in a prefork child.
+
+    ``celery.worker.state.revoked``: all. A process that is no worker does not import it.
+    """
+    state = sys.modules.get("celery.worker.state")
+    return state is not None and task_id in state.revoked
 
 
 def is_cancelled(request: Any) -> bool:

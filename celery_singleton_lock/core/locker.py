@@ -48,6 +48,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from ..errors import StoreError, StoreUnavailable
+from . import native
 from .backoff import backoff
 from .clock import Clock
 from .events import Event, EventName, Events
@@ -119,7 +120,8 @@ class Locker:
         self._down = self._outages.since
         self._lease_notes = lease_notes
         self._trusted = store.capabilities.trusted
-        self._releases_async = store.capabilities.releases_async
+        # The heartbeat's native thread can't read a reply from a greenlet's connection.
+        self._releases_async = store.capabilities.releases_async and not native.is_patched()
 
     def acquire(
         self,

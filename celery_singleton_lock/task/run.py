@@ -57,7 +57,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from ..celery_compat import acks_failures, driver_of, fail_as_body
+from ..celery_compat import acks_failures, driver_of, fail_as_body, is_revoked_here
 from ..core.backoff import backoff
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
@@ -840,8 +840,10 @@ class TaskRun:
             retry_in = self._retry_in(retval)  # calls the user's key function
         if self.claim is not None:
             replaced = self.request.__dict__.get(CONTINUED) == self.claim.key
+            # Celery acknowledges the message of a greenlet that `revoke(terminate=True)` ended.
+            comes_back = self.acks_late and not (state is None and is_revoked_here(self.request.id))
             claim = self.claim.after(
-                state, retval, comes_back=self.acks_late, retry_in=retry_in, replaced=replaced
+                state, retval, comes_back=comes_back, retry_in=retry_in, replaced=replaced
             )
         if lease is None or not is_done(self.task, state, retval):
             return self._bare_release(claim)

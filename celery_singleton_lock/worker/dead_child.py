@@ -89,8 +89,13 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
         become: ``Kind.DYING`` while the child is being killed; None: it is dead.
         comes_back: Whether the message is requeued.
     """
-    memory = Runtime.lease_notes  # only prefork pools have one
-    if not isinstance(memory, SharedMemory) or request.worker_pid in (None, os.getpid()):
+    memory = Runtime.lease_notes
+    if not isinstance(memory, SharedMemory):
+        # Only prefork pools have one. A greenlet has ended and released its lease before Celery
+        # reports it, but did not know whether the message is requeued.
+        settle_claim(request, comes_back)
+        return
+    if request.worker_pid in (None, os.getpid()):
         return
     leases = memory.of_dead(request.worker_pid)
     runtime = Runtime.of(request.app)

@@ -1,7 +1,8 @@
 """Singleton tasks that say what happens to them, for every pool, for Beat and for the CLI.
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
-object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; WITHOUT, the protection
+object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; UNOBSERVED=1: nothing
+is connected to `lease_released`; WITHOUT, the protection
 that a must-fail twin goes without: ``renewal``, ``native`` (the heartbeat becomes a thread like any
 other), ``lock`` (of `tick`).
 """
@@ -135,6 +136,18 @@ def interruptible(self: Any, key: str) -> None:
         time.sleep(0 if gate(key).exists() else 60)
 
 
+@singleton_task(
+    app=app,
+    bind=True,
+    key="{key}",
+    **{"unique": "until_done", "unique_for": 600, "acks_late": True, "ignore_result": True},
+)
+def unique_late(self: Any, key: str) -> None:
+    """Without a result: only the claim tells whether the call has ended."""
+    with Journal.from_env().run(key, task_id=self.request.id):
+        time.sleep(60)
+
+
 def _occupy(task_id: str, key: str, pause: Callable[[], None]) -> None:
     journal, begin, noted = Journal.from_env(), time.monotonic(), False
     with journal.run(key, task_id=task_id, fence=current_lease().fence_number):
@@ -159,8 +172,10 @@ def _write(event: Any, **_: Any) -> None:
 @worker_init.connect
 def _listen(**_: Any) -> None:
     # In workers alone: copies of this module in the test's process would hear each other's events.
-    for signal in (lease_acquired, lease_conflict, lease_lost, lease_released):
+    for signal in (lease_acquired, lease_conflict, lease_lost):
         signal.connect(_write)
+    if "UNOBSERVED" not in os.environ:  # a release waits for its reply if it is observed
+        lease_released.connect(_write)
 
 
 if "EARLY" in os.environ:

@@ -91,6 +91,51 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
     assert notes(journal, "lease-lost") == []
 
 
+@pytest.mark.parametrize(
+    ("pool", "how"),
+    [
+        ("gevent", "time_limit"),  # eventlet enforces none
+        ("gevent", "revoke"),
+        pytest.param("eventlet", "revoke", marks=eventlet.marks),
+    ],
+)
+def test_the_claim_of_a_greenlet_that_was_ended_is_free(
+    pool: str,
+    how: str,
+    worker: StartWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    """Celery acknowledges its message, although ``acks_late`` requeues others that have no end."""
+    pools = load_app(POOLS)
+    started(worker, pool)
+    limit = {"time_limit": 1} if how == "time_limit" else {}
+    ended = pools.unique_late.apply_async(("k",), **limit)
+    journal.wait_for_starts(1, key="k")
+    assert pools.unique_late.delay("k").id == ended.id
+    if how == "revoke":
+        ended.revoke(terminate=True)
+    wait_until_free(redis_client)
+    assert pools.unique_late.delay("k").id != ended.id
+    journal.wait_for_starts(2, key="k")
+
+
+@green_pool
+def test_a_release_is_not_reported_as_failed_when_a_green_worker_is_idle(
+    pool: str, worker: StartWorker, load_app: LoadApp, redis_client: redis.Redis
+) -> None:
+    """A heartbeat that looks for replies comes a third of the ttl after the release."""
+    pools = load_app(POOLS)
+    [process] = started(worker, pool, UNOBSERVED="1")
+    pools.gate("k").touch()
+    for _ in range(3):
+        pools.work.delay("k").get(timeout=20)
+        time.sleep(pools.TTL)
+    wait_until_free(redis_client)
+    assert "release-failed" not in process.log
+
+
 @pytest.mark.slow
 def test_without_renewal_the_same_duplicate_overlaps(
     worker: StartWorker, load_app: LoadApp, journal: Journal
