@@ -165,8 +165,10 @@ class Runtime:
         if not settings.url:
             raise SettingsError(
                 "there is nowhere to keep locks: neither the result backend nor the broker is "
-                'Redis. Set singleton_lock_url = "redis://host:6379/0". In tests without a server '
-                "use the pytest fixture singleton_store, or task_always_eager."
+                f"Redis, for the app {self.app.main or 'default'!r}. Set singleton_lock_url = "
+                '"redis://host:6379/0". If another app is meant, give app=..., call its '
+                "set_default() (current_app is per thread), or use -A on the command line. In "
+                "tests without a server, use the fixture singleton_store, or task_always_eager."
             )
         conf = self.app.conf
         one_process = conf.task_always_eager or has_broker_in_memory(conf)

@@ -210,6 +210,8 @@ def release(
         if token or force:
             raise click.UsageError("--token and --force are for one KEY; --yes does not ask")
         _release_all(ctx, chosen, reason, dry_run=dry_run, yes=yes, as_json=as_json)
+    if token and force:
+        raise click.UsageError("--token compares and --force does not: give one of them")
     held = inspection.find_key(app, key or "")
     name, freed = held.key if held else str(key), False
     if held and not dry_run:

@@ -40,6 +40,7 @@ _SCHEMES: Final = (
     "does the server speak TLS at this port? rediss://, etcds:// and zks:// are with TLS, "
     "redis://, etcd:// and zk:// without"
 )
+_NAME: Final = Fault("name", "correct the host's name in singleton_lock_url, or repair DNS")
 _CLOSED: Final = Fault("connection", f"{_SCHEMES}. If the scheme is right, see its log")
 # Faults of a connection to any store: words of its error, the fault.
 _OF_CONNECTIONS: Final = (
@@ -54,8 +55,11 @@ _OF_CONNECTIONS: Final = (
     ("Broken pipe", _CLOSED),
     ("Remote end closed", _CLOSED),
     ("closed by server", _CLOSED),
-    ("resolve", Fault("name", "correct the host's name in singleton_lock_url, or repair DNS")),
-    ("name resolution", Fault("name", "correct the host's name in the URL, or repair DNS")),
+    ("resolve", _NAME),
+    ("name resolution", _NAME),
+    ("Name or service not known", _NAME),  # glibc's; the next ones are of macOS and musl
+    ("nodename nor servname", _NAME),
+    ("Name does not resolve", _NAME),
 )
 _OF_REDIS: Final = (
     ("refuses the login", _LOGIN),

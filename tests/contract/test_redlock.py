@@ -513,7 +513,8 @@ def test_any_one_node_that_knows_of_the_tasks_own_attempts_is_enough(
         with redis.Redis.from_url(nodes[2].url()) as client:
             client.set(Keyspace.marker(key, token.attempt), state)
         assert relation(ask(store, key, token)) is expected
-        assert nodes.holders(key) == [""] * 5
+        # A node's grant may come after the answer of the one that knows; then so does its release.
+        wait_until(lambda key=key: not any(nodes.holders(key)), "all votes are given back")
     for held, expected in ((0, Relation.TWIN), (1, Relation.LATER)):
         key, token = new_key(), new_token()
         put_on(nodes, key, new_token(token.task_id, retries=held), 2)

@@ -121,6 +121,14 @@ def test_a_store_that_is_away_is_an_error() -> None:
     assert finding.severity is Severity.ERROR
 
 
+def test_a_host_that_has_no_address_is_an_error_of_its_name() -> None:
+    app = app_on("memory://")
+    app.conf.singleton_lock_url = "redis://no-such-host.invalid:6379/0"
+    (finding,) = found(app, "name")
+    assert finding.severity is Severity.ERROR
+    assert "DNS" in finding.remedy
+
+
 def test_tls_to_a_server_without_it_names_the_scheme(server: PrivateServer) -> None:
     app = app_on("memory://")
     app.conf.singleton_lock_url = server.url().replace("redis://", "rediss://")

@@ -169,6 +169,8 @@ def test_nowhere_to_keep_locks_stops_the_worker(
     line = refusal(worker(write_app(), wait=False))
     assert "neither the result backend nor the broker is Redis" in line
     assert "singleton_lock_url = " in line
+    assert "for the app " in line
+    assert "give app=..." in line
     assert "fixture singleton_store" in line
 
 
