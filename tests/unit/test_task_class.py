@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery, Task, signals
@@ -364,8 +365,9 @@ def test_what_an_attempt_publishes_twice_is_one_call_and_a_new_attempt_makes_ano
         self.request.called_directly = False
         return [link.delay(number).get(disable_sync_subtasks=False) for number in range(2)]
 
-    first, again = (publisher.apply(task_id="p", retries=0).get() for _ in range(2))
-    later = publisher.apply(task_id="p", retries=1).get()
+    task_id = str(uuid4())  # random, as Celery's own: a fixed id names no attempt
+    first, again = (publisher.apply(task_id=task_id, retries=0).get() for _ in range(2))
+    later = publisher.apply(task_id=task_id, retries=1).get()
     assert len({*first, *again}) == 1
     assert set(later).isdisjoint(first)
     outside = {link.delay(number).get() for number in range(3)}
