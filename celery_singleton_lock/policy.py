@@ -16,8 +16,9 @@ from .core.key import KeySpec
 
 _E = TypeVar("_E", bound=StrEnum)
 
-#: Seconds that ``on_conflict="retry"`` waits by default.
-DEFAULT_MAX_WAIT: Final = 3600.0
+# Seconds: the default ``max_wait`` up to version 0.2. Its publishers write it into messages though
+# no user has set it.
+_FORMER_MAX_WAIT: Final = 3600.0
 # Seconds. A lease is renewed every ttl/3 with a timeout of ttl/6, so one slow reply would lose a
 # shorter lease.
 MIN_TTL: Final = 0.3
@@ -165,7 +166,8 @@ class OnConflict:
     Attributes:
         delay: Seconds until the first put-back message is delivered; doubles, with jitter.
         max_delay: The longest pause between two tries, in seconds.
-        max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never.
+        max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never,
+            because this action is for calls that must not be lost.
         timeout: Seconds for which ``wait`` and ``cancel_running`` block the worker before FAILURE
             with LockConflict.
         within: Seconds between two looks of a holder for a newer call (``cancel_running``).
@@ -174,7 +176,7 @@ class OnConflict:
     action: ConflictAction
     delay: float = 1.0
     max_delay: float = 60.0
-    max_wait: float | None = DEFAULT_MAX_WAIT
+    max_wait: float | None = None
     timeout: float = 5.0
     within: float = 1.0
 
@@ -197,9 +199,15 @@ class OnConflict:
         cls,
         delay: float | timedelta = 1,
         max_delay: float | timedelta = 60,
-        max_wait: float | timedelta | None = DEFAULT_MAX_WAIT,
+        max_wait: float | timedelta | None = None,
     ) -> OnConflict:
-        """Put the message back with increasing delays and jitter (all in seconds)."""
+        """Put the message back until it runs, with increasing delays and jitter.
+
+        Args:
+            delay: Seconds until the first copy of the message may run.
+            max_delay: The longest pause between two tries, in seconds.
+            max_wait: Seconds after the first conflict until FAILURE with LockConflict; None: never.
+        """
         return cls(
             action=ConflictAction.RETRY,
             delay=seconds("OnConflict.retry(delay)", delay),
@@ -260,7 +268,8 @@ class OnConflict:
 
     def to_header(self) -> str | dict[str, Any]:
         """The form in a message; :meth:`of` reads it."""
-        if self == OnConflict.of(self.action):
+        # Retry is written in full, because a worker of version 0.2 reads the name as an hour.
+        if self.action is not ConflictAction.RETRY and self == OnConflict.of(self.action):
             return str(self.action)
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.action is not ConflictAction.CANCEL_RUNNING:
@@ -443,14 +452,14 @@ def _rule(base: Policy, checked: Mapping[str, Any], given: OnConflict) -> OnConf
     if not named and base.unique is Unique.UNTIL_START:
         return base.on_conflict
     if given.action is ConflictAction.RETRY:
-        if named and given.max_wait not in (None, DEFAULT_MAX_WAIT):
+        if named and given.max_wait not in (None, _FORMER_MAX_WAIT):
             raise ValueError(
                 f'unique="until_start" with max_wait={given.max_wait:g}: the one waiting call '
                 "stands for all others, so it waits as long as it takes. Drop max_wait"
             )
         return replace(given, max_wait=None)
     if not named:
-        return OnConflict.retry(max_wait=None)
+        return OnConflict.retry()
     if given.action in (ConflictAction.SKIP, ConflictAction.REVOKE):
         raise ValueError(
             f'unique="until_start" with on_conflict="{given.action}": the one waiting call stands '

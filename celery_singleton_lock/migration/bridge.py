@@ -38,7 +38,7 @@ from redis.exceptions import RedisError
 from redis.lock import Lock
 
 from ..errors import DuplicateTask, SettingsError
-from ..policy import ConflictAction, OnConflict, Policy, merge
+from ..policy import ConflictAction, Policy, merge
 from ..publish.claim import continues
 from ..task.base import SingletonTask, validate
 
@@ -195,7 +195,7 @@ class Bridge(SingletonTask[..., Any]):
     @cached_property
     def _policy(self) -> Policy:
         self.old_client()  # a wrong setting stops the worker, not its first task
-        options = {**self.lock_options(), "on_conflict": OnConflict.retry(max_wait=None)}
+        options = {**self.lock_options(), "on_conflict": "retry"}
         if self._bridges:
             options["unique"] = None
         else:

@@ -309,7 +309,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if hasattr(value, "total_seconds"):
             value = value.total_seconds()
-        plain[name] = value.to_header() if isinstance(value, OnConflict) else value
+        plain[name] = OnConflict.of(value).to_header() if name == "on_conflict" else value
     return plain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from celery import chord, group
 from celery.exceptions import TaskRevokedError, TimeoutError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
+from celery_singleton_lock.publish.header import HEADER
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, put_back, wait_until
 
@@ -98,6 +100,24 @@ def test_retry_ends_in_lock_conflict_after_max_wait(
     worker.wait_for_log(put_back(result, 2))  # it did wait in the broker
     stage.open(name)
     assert [start.task_id for start in stage.starts(name)] == [blocker.id]
+
+
+def test_a_call_that_has_waited_for_a_week_is_put_back_once_more(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """Nobody has set a bound, and the call must not be lost."""
+    stage.occupy(name)
+    task_id, a_week = str(uuid4()), 7 * 86400.0
+    first_conflict = {"attempt": "0.0", "tries": 9, "since": time.time() - a_week}
+    header = {"id": task_id, "call": "c1", **first_conflict}
+    stage.app.app.send_task(
+        stage.app.patient.name, (name,), task_id=task_id, headers={HEADER: header}
+    )
+    result = stage.app.app.AsyncResult(task_id)
+    worker.wait_for_log(put_back(result))
+    stage.open(name)
+    assert result.get(timeout=20) == 0
+    assert stage.journal.overlaps() == []
 
 
 def test_retry_runs_when_the_holder_has_ended(

@@ -109,6 +109,14 @@ def test_the_next_attempt_keeps_the_calls_options_and_nothing_else() -> None:
     assert read == Delivery(token=Token("t-1", 0, 1, "m"), started=True, options={"ttl": 30})
 
 
+@pytest.mark.parametrize("rule", ["retry", OnConflict.retry()], ids=repr)
+def test_a_call_that_never_gives_up_says_so_to_a_worker_of_version_0_2(rule: Any) -> None:
+    """That worker reads the bare name as a bound of an hour."""
+    header = add_header({}, task_id="t-1", options={"on_conflict": rule})
+    written = {"action": "retry", "delay": 1.0, "max_delay": 60.0, "max_wait": None}
+    assert {name: header["options"]["on_conflict"][name] for name in written} == written
+
+
 def test_a_calls_options_travel_as_plain_values() -> None:
     from datetime import timedelta
 

@@ -192,6 +192,12 @@ def test_a_wrong_rule_for_conflicts_is_refused_when_it_is_made(make: Any, cure: 
         make()
 
 
+@pytest.mark.parametrize("rule", ["retry", OnConflict.retry(), OnConflict.retry(delay=2)], ids=repr)
+def test_a_retry_never_gives_up_unless_its_user_sets_a_bound(rule: Any) -> None:
+    assert policy(on_conflict=rule).on_conflict.max_wait is None
+    assert policy(on_conflict=OnConflict.retry(max_wait=3600)).on_conflict.max_wait == 3600
+
+
 def test_a_rule_made_by_hand_is_the_rule_it_names() -> None:
     # An action that is a plain str would match none of the enum's members.
     rule = OnConflict(action="retry", delay=timedelta(seconds=3))  # type: ignore[arg-type]
@@ -258,7 +264,7 @@ def test_who_may_set_what() -> None:
 
 # --- unique="until_start": the one waiting call stands for all others ----------------------------
 
-FOR_EVER = OnConflict.retry(max_wait=None)
+FOR_EVER = OnConflict.retry()
 LAYERS = ["the app's settings", "the task", "the call"]
 
 
@@ -366,10 +372,12 @@ def test_a_layer_that_takes_it_back_gets_the_rule_as_it_was_said(unique: Any, ru
     assert layered(until_start, {**back, "on_conflict": rule}).on_conflict == said
     assert layered(until_start, back, {"on_conflict": rule}).on_conflict == said
     assert layered(until_start, back) == layered({}, back)
-    assert layered({}, {**until_start, "on_conflict": "retry"}, back).on_conflict.max_wait == 3600
+    bounded = OnConflict.retry(max_wait=7)
+    assert layered({"on_conflict": bounded}, until_start, back).on_conflict.max_wait == 7
 
 
-def test_a_wait_of_the_default_length_is_taken_for_one_that_nobody_named() -> None:
+def test_a_wait_of_the_former_default_is_taken_for_one_that_nobody_named() -> None:
+    """A publisher of version 0.2 writes it; with an error the worker would ignore all options."""
     made = policy(unique="until_start", on_conflict=OnConflict.retry(max_wait=3600))
     assert made.on_conflict == FOR_EVER
 
