@@ -48,8 +48,11 @@ logger = logging.getLogger("celery_singleton_lock")
 #: that time.
 A_DAY: Final = 86400.0
 
-# Deletes a key if it has the given value.
-_FREE: Final = "return redis.call('get',KEYS[1])==ARGV[1] and redis.call('del',KEYS[1]) or 0"
+# Deletes a key if it has the given value, or a value of the given length.
+_FREE: Final = """
+local value = redis.call('get', KEYS[1]) or ''
+return (value == ARGV[1] or #value == tonumber(ARGV[2])) and redis.call('del', KEYS[1]) or 0
+"""
 # Options that the old package's own options decide.
 _DECIDED: Final = frozenset(
     ("key", "scope", "limit", "unique", "unique_for", "on_duplicate", "debounce", "debounce_max")
@@ -89,8 +92,9 @@ class Bridge(SingletonTask[..., Any]):
     abstract = True
     #: Whether the old key is freed when the task has ended.
     frees_at_end = True
-    #: Whether the value of the old key is the id of the call that claimed it.
-    key_has_id = True
+    #: Length of the random token that the old package writes as the value of its key, and which
+    #: names no call; 0: it writes the id of the call, as the bridge does.
+    token_length = 0
 
     # --- what a subclass defines -----------------------------------------------------------------
 
@@ -150,7 +154,7 @@ class Bridge(SingletonTask[..., Any]):
                 return super().apply_async(args, kwargs, mine, *rest, **options)
         except BaseException:
             with suppress(RedisError):
-                client.eval(_FREE, 1, key, mine)
+                client.eval(_FREE, 1, key, mine, 0)
             raise
         return terms.answer(existing)
 
@@ -165,11 +169,8 @@ class Bridge(SingletonTask[..., Any]):
     def free_old_key(self, args: Any, kwargs: Any, task_id: str) -> None:
         """Free the claim of the call ``task_id``."""
         try:
-            key, client = self.old_key(args, kwargs), self.old_client()
-            if self.key_has_id:
-                client.eval(_FREE, 1, key, task_id)
-            else:
-                client.delete(key)
+            key = self.old_key(args, kwargs)
+            self.old_client().eval(_FREE, 1, key, task_id, self.token_length)
         except RedisError as exc:
             logger.warning(
                 "singleton: the old key of %s[%s] stays until it expires: %s",

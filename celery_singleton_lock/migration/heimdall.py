@@ -12,6 +12,7 @@ from kombu import serialization
 from redis import Redis
 
 from ..errors import SettingsError
+from ..publish.header import is_named
 from .bridge import Bridge, Existing, Terms, claim, client_of, refuse_unknown
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -82,11 +83,12 @@ class HeimdallTask(Bridge):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Called under the lease. celery-heimdall claims here too, for calls that Beat or send_task
         # has published without its apply_async.
-        mine = str(self.request.id)
-        if self._bridges and not self.request.called_directly:
+        request = self.request
+        if self._bridges and not request.called_directly:
+            mine = str(request.id)
             key, timeout = self.old_key(args, kwargs), self._option("unique_timeout")
             existing = claim(self.heimdall_redis, key, mine, timeout, None)
-            if existing is not None and existing.task_id != mine:
+            if existing is not None and existing.task_id != mine and not is_named(request):
                 what = f"{self.name}[{mine}] is skipped"
                 logger.info("singleton: %s: %s has its key", what, existing.task_id)
                 return None

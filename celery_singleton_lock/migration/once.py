@@ -38,7 +38,7 @@ class QueueOnce(Bridge):
 
     abstract = True
     once: Mapping[str, Any] = {}
-    key_has_id = False  # old publishers write a random token
+    token_length = 32  # redis-py's Lock: uuid1().hex
 
     @classmethod
     def lock_options(cls) -> dict[str, Any]:

@@ -202,6 +202,15 @@ def is_unnamed(request: Any, driver: str) -> bool:
     return bool(fields.get(UNNAMED_KEY)) or not header_of(fields, str(request.id))
 
 
+def is_named(request: Any) -> bool:
+    """Whether the publisher named the call of ``request``, as each ``apply_async`` of a task does.
+
+    A copy of a message that was sent by name has a header too, but it names no call.
+    """
+    fields = request.__dict__
+    return not fields.get(UNNAMED_KEY) and bool(call_of(header_of(fields, str(request.id))))
+
+
 def mint_nonce() -> str:
     """A unique name for one delivery."""
     return os.urandom(8).hex()

@@ -94,7 +94,9 @@ def import_feed(self: Any, name: str, seconds: float) -> str:
     return "skipped"
 
 
-def task(kind: str, base: type[Task] | None, **options: Any) -> Callable[..., Any]:
+def task(
+    kind: str, base: type[Task] | None, *, unique: str = "until_done", **options: Any
+) -> Callable[..., Any]:
     """A task of ``kind`` whose calls are equal if their names are."""
 
     def run(self: Any, name: str, seconds: float = 0.01) -> None:
@@ -104,15 +106,28 @@ def task(kind: str, base: type[Task] | None, **options: Any) -> Callable[..., An
     if SIDE == "done":
         from celery_singleton_lock import singleton_task
 
-        ours = {"unique": "until_done", "on_duplicate": "raise", "on_conflict": "retry"}
-        key = None if kind == "heimdall" else ("name",)
-        return singleton_task(app=app, bind=True, name=name, key=key, **ours)(run)
+        ours = {"unique": unique, "unique_for": 600, "on_conflict": "retry"}
+        key = None if "heimdall" in options else ("name",)
+        ours |= {"key": key, "on_duplicate": "raise"}
+        return singleton_task(app=app, bind=True, name=name, **ours)(run)
     return app.task(run, bind=True, name=name, base=base, **options)
 
 
 once = task("once", QueueOnce, once={"keys": ["name"]})
+once_until_start = task(
+    "once_until_start",
+    QueueOnce,
+    unique="until_start",
+    once={"keys": ["name"], "unlock_before_run": True},
+)
 singleton = task("singleton", Singleton, unique_on=["name"])
 heimdall = task("heimdall", HeimdallTask, heimdall={"unique": True})
+heimdall_period = task(
+    "heimdall_period",
+    HeimdallTask,
+    unique="until_expired",
+    heimdall={"unique": True, "unique_wait_for_expiry": True},
+)
 recipe_name = f"{__name__}.recipe"
 if SIDE == "old":
     recipe = app.task(import_feed, bind=True, name=recipe_name)
@@ -122,16 +137,16 @@ else:
     recipe = singleton_task(app=app, bind=True, name=recipe_name, key="{name}")(import_feed)
 
 
-def publish(kind: str, name: str, seconds: float) -> dict[str, Any]:
+def publish(kind: str, name: str, seconds: float, queue: str = "celery") -> dict[str, Any]:
     """Publish one call; say which call now has the work, or None if that is not said."""
     began = time.monotonic()
     try:
-        result = app.tasks[f"{__name__}.{kind}"].delay(name, seconds)
+        result = app.tasks[f"{__name__}.{kind}"].apply_async((name, seconds), queue=queue)
     except AlreadyQueued:
         result = None
     except AlreadyQueuedError:
         # celery-heimdall raises this if the key of the other call has gone meanwhile.
-        return publish(kind, name, seconds)
+        return publish(kind, name, seconds, queue)
     except Exception as exc:
         if type(exc).__name__ != "DuplicateTask":
             raise

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from celery import states
+from celery.utils import uuid
 
 from celery_singleton_lock.migration import (
     AlreadyQueued,
@@ -185,10 +186,15 @@ def check_each_end(tasks: ModuleType, client: redis.Redis, journal: Journal) -> 
     assert tasks.singleton.delay("a").get(timeout=30) == "ran"
     wait_until(lambda: not claims(client), "the claim is free")
     # The end of a message without a claim does not free another call's.
-    other = tasks.singleton.old_key(["c"], {})
-    client.set(other, "another call")
-    tasks.app.send_task(tasks.singleton.name, ["c"]).get(timeout=30)
-    assert client.getdel(other) == "another call"
+    for task in (tasks.singleton, tasks.once):
+        other, claimant = task.old_key(["c"], {}), uuid()
+        client.set(other, claimant)
+        tasks.app.send_task(task.name, ["c"]).get(timeout=30)
+        assert client.getdel(other) == claimant
+    # celery-once writes a token of redis-py's Lock, which names no call.
+    assert client.lock(tasks.once.old_key(["d"], {})).acquire()
+    tasks.app.send_task(tasks.once.name, ["d"]).get(timeout=30)
+    wait_until(lambda: not claims(client), "the end of a body frees it")
 
 
 def check_unlock_before_run(tasks: ModuleType, client: redis.Redis, journal: Journal) -> None:
@@ -215,6 +221,30 @@ def check_heimdalls_period(tasks: ModuleType, client: redis.Redis, conf: str) ->
         client.delete("h-lock:own-a")
         assert tasks.app.send_task(tasks.periodic.name, ["a"]).get(timeout=30) is False
         assert client.exists("h-lock:own-a")
+
+
+def test_heimdalls_base_runs_each_message_of_a_base_though_another_call_has_the_old_key(
+    worker: Callable[..., CeleryWorker],
+    load_app: Callable[..., ModuleType],
+    redis_client: redis.Redis,
+    redis_url: str,
+) -> None:
+    finish = {"singleton_lock_bridge": False, "singleton_lock_url": redis_url}
+    release_2 = load_app(APP, CONF=json.dumps(finish))
+    release_1 = load_app(APP, CONF="{}")
+    calls = [
+        (release_2.heimdall, {}),  # claimed by `unique`, which its header names
+        (release_2.periodic, {}),  # a period, which no header names
+        (release_1.heimdall, {}),
+        (release_1.heimdall, {"singleton": False}),
+    ]
+    results = [task.apply_async((f"n{n}",), **options) for n, (task, options) in enumerate(calls)]
+    unclaimed = release_1.app.send_task(release_1.heimdall.name, [f"n{len(calls)}"])
+    for number, (task, _) in enumerate([*calls, (release_1.heimdall, {})]):
+        redis_client.set(task.old_key([f"n{number}"], {}), "another call")
+    worker(APP, env={"CONF": "{}"})
+    assert [result.get(timeout=30) for result in results] == ["ran", True, "ran", "ran"]
+    assert unclaimed.get(timeout=30) is None
 
 
 @pytest.mark.slow
