@@ -28,6 +28,9 @@ from .clock import Clock
 _DRIFT_RATIO: Final = 0.01
 _DRIFT_CONSTANT: Final = 0.002
 _FOREVER: Final = float("inf")
+#: The task in the token of a key that is reserved for the client that was woken. No task id is
+#: quoted like this, so no delivery, release or renewal matches such a key.
+HANDOFF_TASK: Final = "%waiter"
 
 
 def drift(ttl: float) -> float:
@@ -186,6 +189,8 @@ class Holder:
         return {"task": self.task, "task_id": self.task_id, "worker": self.worker}
 
     def __str__(self) -> str:
+        if self.task_id == HANDOFF_TASK:
+            return "the client that has waited longest, for which the key is reserved"
         # A hold() has no task; its id contains the host and the process.
         name = f"{self.task}[{self.task_id}]" if self.task else self.task_id
         return f"{name} on {self.worker} (pid {self.pid})" if self.worker else name
@@ -210,13 +215,15 @@ class Record:
         A claim has its phase in the place of the fence, and its task's name in that of the token.
         """
         kind, token, fence, holder = value.split(" ", 3)
-        is_claim = kind == Kind.CLAIM
+        is_claim, task = kind == Kind.CLAIM, token.partition("|")[0]
+        if task == HANDOFF_TASK:
+            holder = "{}"  # the scripts of version 0.2 write English words as the task id
         return cls(
             key=key,
             kind=Kind(kind),
             token=token,
             fence=None if is_claim else int(fence) or None,
-            holder=Holder.from_json(holder, Token.task_id_of(token.partition("|")[0])),
+            holder=Holder.from_json(holder, Token.task_id_of(task)),
             ttl=ttl,
             phase=Phase(fence) if is_claim else None,
         )

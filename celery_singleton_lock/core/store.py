@@ -48,9 +48,6 @@ RENEWED: Final = None
 #: an earlier try without a reply may have been carried out.
 OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
 
-#: The task in the token of a key that is reserved for the client that was woken. No task id is
-#: quoted like this, so no delivery, release or renewal matches such a key.
-HANDOFF_TASK: Final = "%waiter"
 #: Seconds for which an operator's note on a release stays beside the key.
 NOTE_TTL: Final = 3600.0
 #: Seconds for which the arguments of a message outlive its claim, because the message may wait in

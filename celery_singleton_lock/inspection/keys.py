@@ -23,8 +23,7 @@ from celery import Celery
 from celery.utils.nodenames import gethostname
 
 from ..core.key import Keyspace, stored_names
-from ..core.lease import Kind, OperatorRelease, Record, Token
-from ..core.store import HANDOFF_TASK
+from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Record, Token
 from ..errors import SingletonLockError
 from ..runtime import Runtime
 from . import names
@@ -60,7 +59,8 @@ class HeldKey:
         phase: The phase of a claim (``queued``, ``running``, ``retrying``; ``published`` for the
             claim of a period); None: the key is no claim.
         task: The task's name; empty for a ``hold()``.
-        task_id: The task's id, or the id of the ``hold()``.
+        task_id: The task's id, or the id of the ``hold()``; empty for a key that is reserved for a
+            waiting client.
         worker: The worker's name, outside workers the host's. For a claim, the publisher's.
         pid: The process. For a claim, the publisher's.
         since: The time of the acquisition; for a claim, of the publication; None: unknown.
@@ -92,7 +92,7 @@ class HeldKey:
             state=_state(record),
             phase=_phase(record),
             task=holder.task,
-            task_id=holder.task_id,
+            task_id="" if holder.task_id == HANDOFF_TASK else holder.task_id,
             worker=holder.worker,
             pid=holder.pid,
             since=_moment(holder.since),
@@ -291,7 +291,7 @@ def _login() -> str:
 
 
 def _state(record: Record) -> str:
-    if record.token.startswith(f"{HANDOFF_TASK}|"):
+    if record.holder.task_id == HANDOFF_TASK:
         return "reserved for a waiting client"
     return f"claim, {_phase(record)}" if record.phase else _STATES[record.kind]
 

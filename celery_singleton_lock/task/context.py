@@ -64,13 +64,13 @@ class Block:
     Args:
         key: The part after the scope.
         scope: The scope.
-        ttl: Seconds.
+        ttl: Seconds; None: the app's ``singleton_lock_ttl``.
         longest: Seconds to wait for another holder.
     """
 
     __slots__ = ("_reset", "_runtime", "_unused", "key", "lease", "longest", "scope", "ttl")
 
-    def __init__(self, key: str, scope: str, ttl: float, longest: float) -> None:
+    def __init__(self, key: str, scope: str, ttl: float | None, longest: float) -> None:
         self._runtime: Runtime | None = None  # of the lease to release, if there is one
         self._unused = True
         self.key, self.scope, self.ttl, self.longest = key, scope, ttl, longest
@@ -119,7 +119,7 @@ class Block:
                 since=runtime.clock.wall(),
                 process=runtime.process,
             ),
-            ttl=self.ttl,
+            ttl=self.ttl or runtime.settings.policy.ttl,
         )
 
     def enter(self) -> Lease:

@@ -38,7 +38,8 @@ class hold:
     Args:
         key: The part after the scope: for ``key="account:{account_id}"``, ``"account:42"``.
         scope: The tasks' ``scope``, or a task's name.
-        ttl: Seconds for which a dead holder can block other clients.
+        ttl: Seconds for which a dead holder can block other clients; the app's
+            ``singleton_lock_ttl`` by default.
         wait: Seconds to wait for another holder.
         app: The app whose store is used; the current app by default.
 
@@ -59,14 +60,15 @@ class hold:
         key: str,
         *,
         scope: str,
-        ttl: float | timedelta = 60,
+        ttl: float | timedelta | None = None,
         wait: float | timedelta = 0,
         app: Celery | None = None,
     ) -> None:
         if not isinstance(key, str) or not key:  # type: ignore[redundant-expr]
             raise LockKeyError(f"hold({key!r}): give a non-empty str")
-        policy = merge(Policy(key=key), {"scope": scope, "ttl": ttl}, where=f"hold({key!r})")
-        self._block = Block(key, scope, policy.ttl, seconds("wait", wait))
+        given = {"scope": scope} if ttl is None else {"scope": scope, "ttl": ttl}
+        policy = merge(Policy(key=key), given, where=f"hold({key!r})")
+        self._block = Block(key, scope, None if ttl is None else policy.ttl, seconds("wait", wait))
         self._app = app
 
     def __enter__(self) -> Lease:

@@ -13,7 +13,7 @@ import redis
 from celery_singleton_lock.cli.commands import row_of, table
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.key import Keyspace
-from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Token
+from celery_singleton_lock.core.lease import Kind, LossReason, Phase, Record, Token
 from celery_singleton_lock.core.store import (
     RENEWED,
     Granted,
@@ -176,6 +176,19 @@ def test_operators_see_that_nobody_has_it(scene: Scene) -> None:
     assert kept.holder.task_id not in table([HeldKey.of(record)])
     assert [found.token for found in scene.store.scan(kept.key)] == [record.token]
     assert kept.key not in dict(scene.store.foreign_keys("csl:*"))
+
+
+def test_its_value_is_a_code_that_both_versions_read(scene: Scene) -> None:
+    """A worker of version 0.2 reads the task of the token as the holder's id."""
+    kept = scene.kept()
+    value = (scene.raw.get(kept.key) or b"").decode()
+    assert value == f"r %waiter|0.0|{kept.turn} 0 {{}}"
+    former = value.replace("{}", '{"task_id":"whoever has waited longest (kept for 0.5 s)"}')
+    read, read_former = (Record.parse(kept.key, text, 0.5) for text in (value, former))
+    assert read == read_former
+    assert str(read.holder) == "the client that has waited longest, for which the key is reserved"
+    assert read.holder.for_error()["task_id"] == "%waiter"
+    assert HeldKey.of(read_former).task_id == ""
 
 
 def test_an_operator_frees_it_like_any_other(scene: Scene) -> None:

@@ -212,6 +212,27 @@ def test_what_strikes_while_a_task_is_settled_leaves_no_lease_with_the_keeper(
     assert len(Runtime.of(celery_app).locker.heartbeat) == 0
 
 
+# The ttl of the block.
+
+
+def test_a_block_without_a_ttl_has_that_of_the_apps_settings(
+    celery_app: Celery, singleton_store: SingletonStore
+) -> None:
+    celery_app.conf.singleton_lock_ttl = 7
+    block = {"scope": "s", "app": celery_app}
+
+    @hold("function", **block)
+    def function() -> float:
+        return current_lease().ttl
+
+    async def coroutine() -> float:
+        async with hold("coroutine", **block) as lease:
+            return lease.ttl
+
+    with hold("block", **block) as lease, hold("given", ttl=5, **block) as given:
+        assert (lease.ttl, function(), asyncio.run(coroutine()), given.ttl) == (7, 7, 7, 5)
+
+
 # What outlives the block.
 
 

@@ -33,8 +33,7 @@ local function wait_queues()
     if not has_waiters(queue) then return false end
     if type(redis.pcall('RPUSH', list, handoff)) ~= 'number' then return false end
     redis.call('PEXPIRE', list, 500)
-    local kept = 'r %waiter|0.0|' .. handoff .. ' 0 {"task_id":"whoever has waited longest (kept for 0.5 s)"}'
-    redis.call('SET', key, kept, 'PX', 500)
+    redis.call('SET', key, 'r %waiter|0.0|' .. handoff .. ' 0 {}', 'PX', 500)
     return true
   end
   return {has_waiters = has_waiters, join = join, wake_next = wake_next}
