@@ -21,7 +21,13 @@ from .core.outages import Outages
 from .core.process import identity_of_this_process
 from .core.store import Store
 from .errors import SettingsError
-from .instrumentation import is_observed, log_event, send_signal, send_worker_event
+from .instrumentation import (
+    has_observers,
+    is_observed,
+    log_event,
+    send_signal,
+    send_worker_event,
+)
 from .settings import Settings, has_broker_in_memory, read_settings
 from .stores import open_store, shards_of
 
@@ -70,7 +76,12 @@ class Runtime:
     ) -> None:
         self.app = app
         self.clock = clock or SystemClock()
-        self.events = Events([send_worker_event, log_event, send_signal], is_observed)
+        self.events = Events(
+            [log_event, send_signal],
+            is_observed,
+            record=send_worker_event,
+            reaches_sinks=has_observers,
+        )
         #: Claims without a message that could not be freed: the name of the task, by key.
         self.orphans: dict[str, str] = {}
         #: The results of eager calls, by the key of their period's claim.

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from .lease import Holder, Lease
+from .observers import observers
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -68,19 +69,26 @@ class Events:
     """Passes each event to every sink. An exception of a sink never affects a lock.
 
     Args:
-        sinks: Called with each event.
+        sinks: Called with each event. They may block, so they may run on a thread of their own:
+            see `core.observers`.
         observes: Returns whether any sink currently uses events of a given name.
+        record: A sink that never blocks; called first, on the thread of the event.
+        reaches_sinks: Returns whether any of ``sinks`` currently uses events of a given name.
     """
 
     def __init__(
         self,
         sinks: list[Sink] | None = None,
-        observes: Callable[[EventName], bool] = lambda name: True,
+        observes: Callable[[EventName], Any] = lambda name: True,
+        *,
+        record: Sink = lambda event: None,
+        reaches_sinks: Callable[[EventName], Any] = lambda name: True,
     ) -> None:
         self.sinks: list[Sink] = list(sinks or [])
         #: Called before a per-task event is created. Most events have no listener, and creating an
         #: event costs more than this call.
         self.observes = observes
+        self._record, self._reaches_sinks = record, reaches_sinks
 
     def emit_for(self, lease: Lease, name: EventName, **data: Any) -> None:
         """Emit the grant of a lease, or its end, unless the worker parent has reported the end."""
@@ -103,10 +111,17 @@ class Events:
         )
 
     def emit(self, event: Event) -> None:
+        _pass(event, self._record)
+        if self._reaches_sinks(event.name):
+            observers.run(self._pass_on, event)
+
+    def _pass_on(self, event: Event) -> None:
         for sink in self.sinks:
-            try:
-                sink(event)
-            except Exception:
-                logger.exception(
-                    "singleton: the sink %r failed on the event %r", sink, str(event.name)
-                )
+            _pass(event, sink)
+
+
+def _pass(event: Event, sink: Sink) -> None:
+    try:
+        sink(event)
+    except Exception:
+        logger.exception("singleton: the sink %r failed on the event %r", sink, str(event.name))

@@ -11,6 +11,8 @@ Guarantees
     repeated until the deadline; then the lease is lost, and a later reply does not revive it.
     A loss is reported once, and before another client can hold the key, unless this thread starves.
     The replies of one batch take effect before the next batch is sent.
+    This thread runs no log handler and no receiver of a signal: see `core.observers`. The body of a
+    lost lease is interrupted before any observer of the loss runs.
 
 Non-guarantees
     This thread does not run while a C call in the body holds the GIL. In a prefork worker the
@@ -52,6 +54,7 @@ from .clock import Clock
 from .events import EventName, Events
 from .key import Keyspace
 from .lease import Lease, Loss, LossReason, Token, reason_of_loss, trust_of
+from .observers import observers
 from .outages import Outages
 from .store import Call, Renewal, Store
 
@@ -436,7 +439,8 @@ class Heartbeat:
         lease.reported = True
         lease.loss = Loss(reason=reason, at=min(self._clock.now(), lease.deadline), detail=detail)
         lease.end()
-        # The body is notified first, because it may be writing. The event can wait.
+        # The body is notified first, because it may be writing. The event can wait, and on the
+        # thread of a body that called check(), its observers may block.
         action = None
         try:
             action = on_lost(lease)
@@ -462,14 +466,15 @@ class Heartbeat:
         if not self._start.acquire(blocking=False):
             return  # two bodies added the first lease at once, and each started a thread
         self._running = True
-        while not self._closed:
-            try:
-                pause = self.sweep()
-            except Exception:
-                # This thread renews every lease of the process; it must not end.
-                logger.exception("singleton: the heartbeat failed; it goes on")
-                pause = _PAUSE_AFTER_FAILURE
-            self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))
+        with observers.elsewhere():
+            while not self._closed:
+                try:
+                    pause = self.sweep()
+                except Exception:
+                    # This thread renews every lease of the process; it must not end.
+                    logger.exception("singleton: the heartbeat failed; it goes on")
+                    pause = _PAUSE_AFTER_FAILURE
+                self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))
 
 
 @dataclass(slots=True)

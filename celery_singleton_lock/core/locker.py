@@ -66,6 +66,7 @@ from .lease import (
     reason_of_loss,
     trust_of,
 )
+from .observers import observers
 from .process import is_proven_dead
 from .store import Acquire, GrantedArguments, Refused, Relation, Release, Store, Trace
 
@@ -272,14 +273,23 @@ class Locker:
     def _on_reply(
         self, lease: Lease, request: Release, outcome: Relation | StoreError, resent: bool
     ) -> None:
+        """Report the end of ``lease``, often on the thread of another body.
+
+        That body may be waiting for its own grant, whose ttl runs.
+        """
         self.heartbeat.confirmed(lease)
-        if isinstance(outcome, StoreError):
-            self._report_failed(lease, str(outcome), frees_in=lease.ttl)
-            return
-        try:
-            self._report_end(lease, request, outcome, resent)
-        finally:
+        if outcome is Relation.OURS and not self._events.observes(_RELEASED):
+            lease.reported = True
             self._strike(lease.token)
+            return
+        with observers.elsewhere():
+            if isinstance(outcome, StoreError):
+                self._report_failed(lease, str(outcome), frees_in=lease.ttl)
+                return
+            try:
+                self._report_end(lease, request, outcome, resent)
+            finally:
+                self._strike(lease.token)
 
     def abandon(self, lease: Lease) -> None:
         """Leave ``lease`` to its ttl, because its release was interrupted."""

@@ -32,7 +32,8 @@ from .signals import (
 )
 from .worker_events import EventPipe, send_worker_event
 
-__all__ = ["EventPipe", "add_sink", "is_observed", "log_event", "send_signal", "send_worker_event"]
+__all__ = ["EventPipe", "add_sink", "has_observers", "is_observed"]
+__all__ += ["log_event", "send_signal", "send_worker_event"]
 __all__ += ["lease_acquired", "lease_conflict", "lease_freed", "lease_lost"]
 __all__ += ["lease_release_failed", "lease_released"]
 __all__ += ["call_cancelled", "call_dropped", "call_duplicate", "call_put_back"]
@@ -40,11 +41,17 @@ __all__ += ["beat_leading", "beat_resigned", "beat_standing_by", "store_back", "
 
 
 # The signal and the level of each event.
-_SINKS: Final = {name: (SIGNALS[name], LEVELS[name]) for name in EventName}
+_OBSERVERS: Final = {name: (SIGNALS[name], LEVELS[name]) for name in EventName}
 
 
 def is_observed(name: EventName) -> Any:
     """Whether any sink currently uses events of this name."""
     # One function for all sinks, because each task calls it several times.
-    signal, level = _SINKS[name]
+    signal, level = _OBSERVERS[name]
     return signal.receivers or logger.isEnabledFor(level) or EventPipe.switch[0]
+
+
+def has_observers(name: EventName) -> Any:
+    """Whether a receiver of signals or the log, which may block, uses events of this name."""
+    signal, level = _OBSERVERS[name]
+    return signal.receivers or logger.isEnabledFor(level)

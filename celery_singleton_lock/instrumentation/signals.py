@@ -1,7 +1,8 @@
 """Celery signals: one for each event.
 
-Each signal is sent in the process where the event happens. ``lease_lost`` is sent on the thread of
-the heartbeat, unless the body or the release detects the loss first. Receivers get ``sender`` (the
+Each signal is sent in the process where the event happens, on the thread of the body that it is
+about. What the heartbeat's thread detects, such as most losses, is sent on the thread of
+`core.observers`. Receivers get ``sender`` (the
 task's name) and ``event``, an :class:`~celery_singleton_lock.core.events.Event`.
 """
 

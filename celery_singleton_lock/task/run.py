@@ -751,12 +751,18 @@ class TaskRun:
         return self.policy.on_lost or (OnLost.RETRY if self.acks_late else OnLost.FAIL)
 
     def _goes_back(self, request: Any) -> bool:
-        """Whether the message of a body that is interrupted by a loss is put back."""
-        return (
+        """Whether the message of a body that is interrupted by a loss is put back.
+
+        The heartbeat's thread says so in the event, and the body's thread does it. The first of
+        them decides, because settings and queues may change between the two.
+        """
+        goes_back = (
             self._outcome_of_loss() is OnLost.RETRY
             and self.delivery.losses < _MAX_LOSSES
             and why_not(self.task, request) is None
         )
+        decided: bool = self.__dict__.setdefault("_is_put_back", goes_back)  # one atomic step
+        return decided
 
     def _ended(self, lease: Lease, *, failed: bool) -> None:
         """Handle the end of the body, by its result or by a failure."""

@@ -16,11 +16,12 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 import click
-from celery import Celery, bootsteps
+from celery import Celery, bootsteps, signals
 
 from ..celery_compat import forks, read_replies_to_sent_pops
 from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Token
+from ..core.observers import observers
 from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
@@ -60,6 +61,12 @@ def exit_on_wrong_settings() -> Iterator[None]:
             raise
         logger.critical("singleton: %s", exc)
         raise SystemExit(1) from None
+
+
+@signals.worker_process_shutdown.connect
+def _flush_observers(**_: Any) -> None:
+    """Wait for the observers of a pool child that ends. billiard's children run no `atexit`."""
+    observers.flush()
 
 
 class SingletonStep(bootsteps.StartStopStep):

@@ -60,6 +60,7 @@ from ..core import native
 from ..core.clock import Clock
 from ..core.heartbeat import interval_of, patience, retry_pause
 from ..core.lease import Holder, Lease, LossReason, Token, trust_of
+from ..core.observers import observers
 from ..core.process import lives
 from ..core.store import RENEWED, Renewal, Store
 from ..errors import StoreError, StoreUnavailable
@@ -234,16 +235,17 @@ class ParentHeartbeat:
     # Threads.
 
     def _run(self) -> None:
-        while not self._is_over():
-            try:
-                pause = self.sweep()
-                if self.has_left and not self._has_retry_thread:
-                    self._start_retry_thread()
-            except Exception:
-                # This thread renews the leases of all starving children, so it must not end.
-                logger.exception("singleton: the parent heartbeat failed; it continues")
-                pause = _PAUSE_AFTER_FAILURE
-            self._clock.sleep(pause)
+        with observers.elsewhere():
+            while not self._is_over():
+                try:
+                    pause = self.sweep()
+                    if self.has_left and not self._has_retry_thread:
+                        self._start_retry_thread()
+                except Exception:
+                    # This thread renews the leases of all starving children, so it must not end.
+                    logger.exception("singleton: the parent heartbeat failed; it continues")
+                    pause = _PAUSE_AFTER_FAILURE
+                self._clock.sleep(pause)
 
     def _start_retry_thread(self) -> None:
         self._has_retry_thread = True
@@ -254,9 +256,10 @@ class ParentHeartbeat:
 
     def _retry(self) -> None:
         try:
-            while (self._untried or self._unanswered) and not self._is_over():
-                self.catch_up()
-                self._clock.sleep(max(0.0, self._retry_at - self._clock.now()))
+            with observers.elsewhere():
+                while (self._untried or self._unanswered) and not self._is_over():
+                    self.catch_up()
+                    self._clock.sleep(max(0.0, self._retry_at - self._clock.now()))
         finally:
             self._has_retry_thread = False
 

@@ -2,14 +2,16 @@
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; SETTINGS, a JSON
 object of further settings; TTL, seconds; EARLY=1; TICK, seconds, for Beat; UNOBSERVED=1: nothing
-is connected to `lease_released`; WITHOUT, the protection
-that a must-fail twin goes without: ``renewal``, ``native`` (the heartbeat becomes a thread like any
-other), ``lock`` (of `tick`).
+is connected to `lease_released`; SLOW, an observer of losses that blocks until the gate
+``observer`` opens: ``signal``, or ``log``; WITHOUT, the protection that a must-fail twin goes
+without: ``renewal``, ``native`` (the heartbeat becomes a thread like any other), ``lock`` (of
+`tick`), ``observers`` (they run on the heartbeat's thread).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -23,6 +25,7 @@ from celery.signals import worker_init
 from celery_singleton_lock import (
     PER_TASK,
     current_lease,
+    hold,
     lease_acquired,
     lease_conflict,
     lease_lost,
@@ -31,6 +34,8 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.core.observers import ObserverThread
 from celery_singleton_lock.stores.redlock.fanout import Node
 from tests.harness.journal import Journal
 
@@ -57,6 +62,9 @@ if "TICK" in os.environ:
 WITHOUT = os.environ.get("WITHOUT")
 if WITHOUT == "renewal":
     Heartbeat.sweep = lambda self: None  # type: ignore[method-assign]
+if WITHOUT == "observers":
+    ObserverThread.run = lambda self, observe, *args: observe(*args)  # type: ignore[method-assign]
+    ObserverThread.defers = lambda self, record: False  # type: ignore[method-assign]
 if WITHOUT == "native":
     start_native_thread = native.start_new_thread
 
@@ -81,6 +89,14 @@ def work(self: Any, key: str) -> int:
     """Sleep, in short naps, until the gate opens; notes ``outlived`` after some ttls."""
     _occupy(self.request.id, key, pause=lambda: time.sleep(0.02))
     return os.getpid()
+
+
+@singleton_task(app=app, bind=True, key="{key}", ttl=TTL, on_lost="continue")
+def nested(self: Any, key: str) -> None:
+    """Holds two leases in one process."""
+    outer = current_lease()
+    with hold(key, scope="inner", ttl=TTL, app=app):
+        _occupy(self.request.id, key, pause=lambda: time.sleep(0.02), lease=outer)
 
 
 @singleton_task(
@@ -148,12 +164,13 @@ def unique_late(self: Any, key: str) -> None:
         time.sleep(60)
 
 
-def _occupy(task_id: str, key: str, pause: Callable[[], None]) -> None:
+def _occupy(task_id: str, key: str, pause: Callable[[], None], lease: Lease | None = None) -> None:
     journal, begin, noted = Journal.from_env(), time.monotonic(), False
-    with journal.run(key, task_id=task_id, fence=current_lease().fence_number):
+    lease = lease or current_lease()
+    with journal.run(key, task_id=task_id, fence=lease.fence_number):
         while not gate(key).exists():
             if not noted and time.monotonic() - begin > OUTLIVED * TTL:
-                journal.note("outlived", key=key, task_id=task_id, lost=current_lease().lost)
+                journal.note("outlived", key=key, task_id=task_id, lost=lease.lost)
                 noted = True
             pause()
 
@@ -169,11 +186,27 @@ def _write(event: Any, **_: Any) -> None:
     )
 
 
+def _block(event: Any = None, **_: Any) -> None:
+    Journal.from_env().note("observing", key="observer")
+    while not gate("observer").exists():
+        time.sleep(0.02)
+
+
+class _BlockingHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "singleton_event", "") == "lease-lost":
+            _block()
+
+
 @worker_init.connect
 def _listen(**_: Any) -> None:
     # In workers alone: copies of this module in the test's process would hear each other's events.
     for signal in (lease_acquired, lease_conflict, lease_lost):
         signal.connect(_write)
+    if os.environ.get("SLOW") == "signal":
+        lease_lost.connect(_block)
+    if os.environ.get("SLOW") == "log":
+        logging.getLogger("celery_singleton_lock").addHandler(_BlockingHandler())
     if "UNOBSERVED" not in os.environ:  # a release waits for its reply if it is observed
         lease_released.connect(_write)
 

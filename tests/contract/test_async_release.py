@@ -24,6 +24,7 @@ from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason
 from celery_singleton_lock.core.locker import Locker
+from celery_singleton_lock.core.observers import observers
 from celery_singleton_lock.core.store import (
     RENEWED,
     Acquire,
@@ -84,7 +85,9 @@ class Bench:
         self.clock = clock or ManualClock()
         self.events: list[Event] = []
         # As in most workers: what is released is logged at DEBUG, and no receiver is connected.
-        events = Events([self.events.append], lambda name: name is not EventName.RELEASED)
+        events = Events(
+            observes=lambda name: name is not EventName.RELEASED, record=self.events.append
+        )
         self.heartbeat = Heartbeat(store, self.clock, events)
         self.ledger = LeaseNotes()
         self.locker = Locker(store, self.clock, self.heartbeat, events, self.ledger)
@@ -140,6 +143,7 @@ def bench(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
     url = own_server.url(db=6)
     with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
         yield Bench(url, store, raw)
+    observers.reset()  # no thread has run what was passed to theirs
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -13,6 +13,7 @@ import redis
 
 from celery_singleton_lock import LeaseLost, is_skipped
 from celery_singleton_lock.core.key import Keyspace
+from celery_singleton_lock.runtime import Runtime
 from tests.harness.journal import Journal, Record
 from tests.harness.worker import CeleryWorker
 
@@ -89,6 +90,67 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
     assert journal.overlaps() == []
     assert [run.task_id for run in journal.runs("k")] == [first.id]
     assert notes(journal, "lease-lost") == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "slow"),
+    [
+        ("prefork", "signal"),
+        ("prefork", "log"),
+        ("threads", "signal"),
+        ("solo", "signal"),
+        ("gevent", "signal"),
+        pytest.param("eventlet", "signal", marks=eventlet.marks),
+    ],
+)
+def test_a_slow_observer_of_one_loss_costs_no_other_lease(
+    pool: str,
+    slow: str,
+    worker: StartWorker,
+    load_app: LoadApp,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    pools = load_app(POOLS)
+    started(worker, pool, SLOW=slow)
+    assert lose_one_of_two(pools, journal, redis_client) is False
+    pools.gate("observer").touch()
+    pools.gate("k").touch()
+    wait_until_free(redis_client)
+
+
+def test_with_observers_on_the_heartbeats_thread_the_other_lease_is_lost(
+    worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    pools = load_app(POOLS)
+    started(worker, "threads", SLOW="signal", WITHOUT="observers")
+    assert lose_one_of_two(pools, journal, redis_client) is True
+    pools.gate("observer").touch()
+    pools.gate("k").touch()
+
+
+def lose_one_of_two(pools: ModuleType, journal: Journal, redis_client: redis.Redis) -> bool:
+    """Take one of a body's two leases, whose observer blocks; whether the other is lost too."""
+    pools.nested.delay("k")
+    journal.wait_for_starts(1, key="k")
+    redis_client.delete(Runtime.of(pools.app).keyspace.lock("inner", "k"))
+    wait_for_note(journal, "observing")
+    return bool(wait_for_note(journal, "outlived").data["lost"])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", eventlet])
+def test_a_body_is_interrupted_before_any_observer_of_its_loss_has_returned(
+    pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
+) -> None:
+    # Not in the threads pool: there a blocking call ends first.
+    pools = load_app(POOLS)
+    started(worker, pool, SLOW="signal")
+    pools.interruptible.delay("k")
+    journal.wait_for_starts(1, key="k")
+    redis_client.delete(pools.interruptible.lock_key("k"))
+    journal.wait_for(lambda _: journal.runs("k")[0].finished, what="the end of the body")
+    wait_for_note(journal, "observing")
+    pools.gate("observer").touch()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.publish.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.task import run as run_module
 from celery_singleton_lock.task.interrupt import LeaseInterrupt, is_loss
 from celery_singleton_lock.task.run import TaskRun
 from celery_singleton_lock.testing import ManualClock, SingletonStore, lose_lease
@@ -119,6 +120,27 @@ def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_bod
     app.close()
     run, lease = kept
     assert run._on_lost(lease) == "body-ended"
+
+
+def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat's thread says it in the event, and the body's thread does it."""
+    app = Celery("lost", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=MemoryStore(ManualClock()), clock=ManualClock()))
+    seen: list[bool] = []
+
+    @singleton_task(app=app, name="work", shared=False, bind=True, on_lost="retry", key="{name}")
+    def work(self: Any, name: str) -> None:
+        run = TaskRun.of(self.request)
+        assert run is not None
+        seen.append(run._goes_back(self.request))
+        # The queues of the app change between the two.
+        monkeypatch.setattr(run_module, "why_not", lambda *_: "it has no queue any more")
+        seen.append(run._goes_back(self.request))
+
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    trace("t", ["k"], {}, {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"})
+    app.close()
+    assert seen == [True, True]
 
 
 def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once() -> None:
