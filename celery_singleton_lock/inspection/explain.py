@@ -26,8 +26,10 @@ _PLACES: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seven
 _UNSEEN: Final = (
     "Not visible here: a message in the queue of the broker, a result that has expired or was not "
     "stored (ignore_result), a call that was not published because it was a duplicate (its "
-    "publisher's log has a line 'singleton duplicate' with this id), and an id of another app, "
-    "broker or singleton_lock_prefix."
+    "publisher's log has a line 'singleton duplicate' with this id), a call whose worker was "
+    "killed as a whole (without acks_late its message was acknowledged before its body began, so "
+    "nothing is left of it when its lease has expired), and an id of another app, broker or "
+    "singleton_lock_prefix."
 )
 
 
@@ -168,11 +170,15 @@ def _running(facts: Facts) -> _Verdict | None:
     lease = facts.lease
     if lease is None or lease.state not in ("running", "being killed"):
         return None
-    age = _ago(facts.now, lease.since)
-    text = f"It runs now{age}, on {lease.worker} (pid {lease.pid}), and holds {lease.key}."
-    ago = None if facts.ttl is None else facts.ttl - lease.ttl
-    renewed = "" if ago is None or ago < 0 else f"was acquired or renewed {ago:.1f} s ago, and "
-    sentences = [text, f"Its lease {renewed}expires in {lease.ttl:.1f} s unless it is renewed."]
+    age, ago = _ago(facts.now, lease.since), facts.renewed_ago(lease)
+    where = f"on {lease.worker} (pid {lease.pid}), and holds {lease.key}."
+    renewed = "" if ago is None else f"was acquired or renewed {ago:.1f} s ago, and "
+    sentences = [
+        f"It runs now{age}, {where}",
+        f"Its lease {renewed}expires in {lease.ttl:.1f} s unless it is renewed.",
+    ]
+    if late := facts.overdue(lease):
+        sentences[0] = f"It has run{age}, {where} {_may_be_dead(late)}."
     if lease.state == "being killed":
         sentences = [f"Its process {lease.pid} on {lease.worker} is being killed."]
     return _Verdict(Fate.RUNNING, sentences, lease.key)
@@ -203,7 +209,7 @@ def _waiting(facts: Facts) -> _Verdict | None:
     place = rivals.index(facts.task_id) if facts.task_id in rivals else 0
     text = (
         f"It waits for its key as {_ordinal(place)} of {max(len(rivals), 1)}, "
-        f"{where}{_ago(facts.now, message.since)}: {_has(holder)}."
+        f"{where}{_ago(facts.now, message.since)}: {_has(facts, holder)}."
     )
     note = "The place counts tasks in workers that answered, by the time at which they began."
     return _Verdict(Fate.WAITING, [text, note], message.key, _row(holder))
@@ -218,7 +224,7 @@ def _put_back(facts: Facts) -> _Verdict | None:
     text = f"It was put back {times} (in this attempt) and will be tried again{again}."
     holder = _holder_of(facts, key)
     if holder is not None:
-        why = f"Now {_has(holder)}."
+        why = f"Now {_has(facts, holder)}."
     elif key is not None:
         why = f"{key} is free now."
     else:
@@ -251,7 +257,7 @@ def _received(facts: Facts) -> _Verdict | None:
     else:
         why = "All processes are busy, or it has a countdown or an eta."
     holder = _holder_of(facts, message.key)
-    sentences = [text, why, *([f"Now {_has(holder)}."] if holder else [])]
+    sentences = [text, why, *([f"Now {_has(facts, holder)}."] if holder else [])]
     return _Verdict(Fate.RECEIVED, sentences, message.key, _row(holder))
 
 
@@ -376,12 +382,21 @@ def _row(holder: HeldKey | None) -> Mapping[str, Any] | None:
     return {"task": holder.task, "task_id": holder.task_id, "worker": holder.worker}
 
 
-def _has(holder: HeldKey) -> str:
+def _has(facts: Facts, holder: HeldKey) -> str:
     since = f" since {_text(holder.since)}" if holder.since else ""
     name = f"{holder.task}[{holder.task_id}]" if holder.task else holder.task_id
     what = "holds" if holder.state == "running" else "has"
     state = "" if holder.state == "running" else f" ({holder.state})"
-    return f"{name} on {holder.worker} {what} {holder.key}{since}{state}"
+    late = facts.overdue(holder)
+    doubt = f". {_may_be_dead(late)}" if late else ""
+    return f"{name} on {holder.worker} {what} {holder.key}{since}{state}{doubt}"
+
+
+def _may_be_dead(late: float) -> str:
+    return (
+        f"The renewal of that lease is overdue by {late:.1f} s: its process may be dead, or "
+        "suspended (or its call has set a shorter ttl, and its worker did not answer)"
+    )
 
 
 def _then(facts: Facts, holder: Mapping[str, Any], key: str) -> str:
@@ -389,7 +404,7 @@ def _then(facts: Facts, holder: Mapping[str, Any], key: str) -> str:
     task_id, result = holder.get("task_id"), facts.holders_result
     for held in facts.others.values():
         if held.task_id == task_id and Keyspace.is_slot_of(key, held.key):
-            return f"Now {_has(held)}."
+            return f"Now {_has(facts, held)}."
     if result is not None and result.is_final:
         ended = f"It ended{_at(result.done_at)} ({result.state})"
     else:

@@ -15,11 +15,12 @@ from celery.backends.rpc import RPCBackend
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..celery_compat import limit_backend_timeouts, result_meta
+from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
 from ..core.store import MarkerState
 from ..errors import LockConflict
 from ..publish.values import is_skipped
-from ..runtime import Runtime
+from ..runtime import Runtime, singleton_tasks
 from .keys import HeldKey, held_keys
 
 # Seconds to wait for the result backend.
@@ -27,6 +28,8 @@ _BACKEND_TIMEOUT: Final = 2.0
 # Seconds to wait for further replies of the workers that have answered once. The last reply ends
 # the wait, and a worker takes up to a second for each.
 _FURTHER_TIMEOUT: Final = 5.0
+# The share of the interval by which a heartbeat may be late: then the worker's parent renews.
+_GRACE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,8 @@ class Facts:
         markers: The markers of its attempts.
         released: The note of an operator who released its key; None: none within an hour.
         message: The message in a worker; None: no worker that answered has it.
-        ttl: The ttl of the lease's task, unless its call set another; None: unknown.
+        ttls: The ttl of each singleton task, by name, unless a call sets another.
+        trusted: See `Capabilities`.
         others: The keys of all others, by name.
         active: The messages of singleton tasks that processes of workers work on.
         workers: The workers that answered.
@@ -108,7 +112,8 @@ class Facts:
     result: Result
     lease: HeldKey | None
     claim: HeldKey | None
-    ttl: float | None = None
+    ttls: Mapping[str, float] = field(default_factory=dict)
+    trusted: float = 1.0
     holders_result: Result | None = None
     others: Mapping[str, HeldKey] = field(default_factory=dict)
     markers: tuple[Marker, ...] = ()
@@ -123,6 +128,28 @@ class Facts:
         """How often the current attempt was put back, as far as its marker says."""
         return max((m.put_backs for m in self.markers if m.state is MarkerState.WAITING), default=0)
 
+    def renewed_ago(self, held: HeldKey) -> float | None:
+        """Seconds since a lease was acquired or renewed; None: its call has set another ttl."""
+        ttl = self.ttls.get(held.task)
+        if ttl is None or held.since is None:
+            return None
+        ago, age = ttl - held.ttl, (self.now - held.since).total_seconds()
+        # The clocks of the holder, which noted `since`, and of this host may differ a little.
+        return ago if 0 <= ago <= age + 1 else None
+
+    def overdue(self, held: HeldKey) -> float:
+        """Seconds by which the renewal of a lease is overdue; 0: it is not, or it is unknown.
+
+        A worker that answers that its process has the task is alive, so the call's ttl is shorter.
+        """
+        ago = self.renewed_ago(held)
+        is_alive = any(one.task_id == held.task_id for one in self.active)
+        if ago is None or held.state != "running" or is_alive:
+            return 0.0
+        ttl = self.ttls[held.task]
+        interval = interval_of(ttl, self.trusted)
+        return ago - interval if ago > interval * (1 + _GRACE) + timeout_for(ttl) else 0.0
+
 
 def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     """Read all facts. ``timeout``: seconds to wait for the replies of workers.
@@ -135,11 +162,9 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     # A task moves from a worker to the store, and from there to the result backend. They are read
     # in this order, so that a task that moves meanwhile is found later.
     message: InWorker | None = None
-    active: tuple[InWorker, ...] = ()
     is_revoked = False
     if not result.is_final:
         message, is_revoked = workers.find(task_id), workers.is_revoked(task_id)
-        active = workers.active() if message and message.state == "active" else ()
     own: list[HeldKey] = []
     others: dict[str, HeldKey] = {}
     for held in held_keys(app):
@@ -151,11 +176,12 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         result = _result(app, task_id)
     instead = _holder_in(result.value)
     lease = next((held for held in own if not held.is_claim), None)
-    return Facts(
+    facts = Facts(
         task_id=task_id,
         now=datetime.fromtimestamp(runtime.clock.wall(), UTC),
         lease=lease,
-        ttl=_ttl_of(app, lease.task) if lease else None,
+        ttls={task.name: task.singleton_policy().ttl for task in singleton_tasks(app)},
+        trusted=runtime.store.capabilities.trusted,
         claim=next((held for held in own if held.is_claim), None),
         others=others,
         markers=tuple(_markers(runtime, task_id)),
@@ -163,10 +189,13 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         result=result,
         holders_result=_result(app, instead) if instead else None,
         message=message,
-        active=active,
         workers=workers.names,
         is_revoked=is_revoked,
     )
+    needs_active = message is not None and message.state == "active"
+    if needs_active or any(map(facts.overdue, [*own, *others.values()])):
+        facts = replace(facts, active=workers.active())
+    return facts
 
 
 def _result(app: Celery, task_id: str) -> Result:
@@ -196,11 +225,6 @@ def _holder_in(value: Any) -> str:
     elif isinstance(value, LockConflict):
         holder = value.holder
     return str(holder.get("task_id") or "") if isinstance(holder, Mapping) else ""
-
-
-def _ttl_of(app: Celery, name: str) -> float | None:
-    task: Any = app.tasks.get(name)
-    return float(task.singleton_policy().ttl) if hasattr(task, "singleton_policy") else None
 
 
 def _markers(runtime: Runtime, task_id: str) -> Iterator[Marker]:

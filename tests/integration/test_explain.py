@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from celery_singleton_lock.inspection import Explanation, Fate
 from tests.harness.explanations import explained, text
 from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
-from tests.integration.stage import APP, Stage, wait_until
+from tests.integration.stage import APP, Stage, open_stage, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -230,6 +231,36 @@ def test_its_process_was_killed(stage: Stage, worker: CeleryWorker, name: str, h
     wait_until(lambda: holder in str(active()), "the parent knows that the body has started")
     os.kill(start.pid, signal.SIGKILL)
     assert "WorkerLostError" in text(explained(stage.app.app, holder, Fate.FAILED))
+
+
+def test_a_worker_that_was_killed_as_a_whole_is_not_said_to_run(
+    redis_url: str, tmp_path: Path
+) -> None:
+    env = {"LOCK_URL": redis_url, "PREFIX": "killed"}
+    with open_stage(redis_url, tmp_path, "tests.apps.fates", env) as stage:
+        app, worker = stage.app, stage.worker(concurrency=2)
+        dead = app.work.delay("a", gate="a")
+        explained(app.app, dead, Fate.RUNNING)
+        skipped = app.work.delay("a")
+        assert is_skipped(skipped.get(timeout=30))
+        short = app.work.apply_async(("b",), {"gate": "b"}, singleton={"ttl": 5})
+        alive = text(explained(app.app, short, Fate.RUNNING))
+        assert "overdue" not in alive
+        worker.kill_group()
+        found: list[Explanation] = []
+
+        def is_overdue() -> bool:
+            found[:] = [inspection.explain(app.app, dead.id, timeout=0.2)]
+            return "overdue" in text(found[0])
+
+        # After more than a third of the ttl, which is 10 s, and before its end.
+        wait_until(is_overdue, "the renewal is overdue", timeout=10)
+        assert "It has run since 20" in found[0].sentences[0]
+        assert "its process may be dead" in found[0].sentences[0]
+        then = inspection.explain(app.app, skipped.id, timeout=0.2)
+        assert "its process may be dead" in text(then), "also of the holder of another task's key"
+        gone = explained(app.app, dead, Fate.UNKNOWN, timeout=0.2)
+        assert "a call whose worker was killed as a whole" in gone.sentences[-1]
 
 
 def test_it_is_queued(stage: Stage, worker: CeleryWorker, name: str) -> None:
