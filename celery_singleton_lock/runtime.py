@@ -20,7 +20,7 @@ from .core.locker import LeaseNotes, Locker
 from .core.outages import Outages
 from .core.process import identity_of_this_process
 from .core.store import Store
-from .errors import SettingsError
+from .errors import SettingsError, StoreError
 from .instrumentation import (
     has_observers,
     is_observed,
@@ -30,6 +30,7 @@ from .instrumentation import (
 )
 from .settings import Settings, has_broker_in_memory, read_settings
 from .stores import open_store, shards_of
+from .stores.eviction import eviction_of
 
 if TYPE_CHECKING:
     from .core.threads import Threads
@@ -70,6 +71,8 @@ class Runtime:
     lease_notes: LeaseNotes | None = None
     #: The name of this worker, also set by the bootstep.
     worker_name = ""
+    #: Whether the worker refuses leases that its store may evict; also set by the bootstep.
+    may_evict = False
 
     def __init__(
         self, app: Celery, *, store: Store | None = None, clock: Clock | None = None
@@ -169,7 +172,32 @@ class Runtime:
                 self._locker = Locker(
                     store, self.clock, heartbeat, self.events, Runtime.lease_notes
                 )
+                if Runtime.may_evict:
+                    self._locker.guard = self._refuse_evictable
             return self._locker
+
+    def refuse_evictable_leases(self) -> None:
+        """Grant no lease in this process, or in a pool child, while the store may evict leases."""
+        Runtime.may_evict = True
+        self.locker.guard = self._refuse_evictable
+
+    def _refuse_evictable(self) -> None:
+        """Raise while the store may evict leases, which is asked before each acquire.
+
+        The requests are as rare as the tries of the messages, whose put-backs are delayed more and
+        more.
+
+        Raises:
+            StoreError: It may, or it does not answer.
+        """
+        found = eviction_of(self.store.info("memory"))
+        if found is not None and found.endangers:
+            raise StoreError(found.text)
+        self.locker.guard = None
+        logger.warning(
+            "singleton: %s does not endanger leases any more: they are granted",
+            self.settings.safe_url,
+        )
 
     def _first_store(self) -> Store:
         settings = self.settings

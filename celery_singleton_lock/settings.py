@@ -83,7 +83,7 @@ class Settings:
         prefix: First part of every key; apps with the same prefix share locks.
         policy: The defaults of this app's tasks.
         fence_base: Fences are above this number.
-        allow_eviction: Whether a server that may evict leases is accepted.
+        allow_eviction: Whether leases are taken on a server that may evict renewed ones.
         wait_replicas: The number of replicas that must acknowledge a grant before it counts.
         beat_name: The name of the election; Beats with the same name elect one leader.
         beat_ttl: Seconds for which a dead leader blocks the others: long enough for a leader whose

@@ -287,7 +287,8 @@ def _candidate(runtime: Runtime) -> Election:
     """The election of this process. A wrong setting ends ``celery beat`` with one log line."""
     with exit_on_wrong_settings():
         with suppress(StoreError):  # the first campaign reports it
-            check_eviction(runtime.store, runtime.settings)
+            if reason := check_eviction(runtime):
+                raise SettingsError(reason)
         check_leader_ttl(runtime)
         return Election(runtime)
 

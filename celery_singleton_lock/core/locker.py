@@ -33,6 +33,7 @@ State model::
                     +--no reply--> once more, same token --no reply--> release, StoreUnavailable
 
 Failure handling
+    The store may evict leases (`runtime`): the guard refuses each acquire, and nothing is sent.
     A request without a reply is sent twice: the second try uses a new connection. If the second
     release finds nothing, the trace of the key decides between a release that the first try carried
     out and a loss; if it can't, the event says so.
@@ -41,7 +42,7 @@ Failure handling
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -121,6 +122,8 @@ class Locker:
         self._down = self._outages.since
         self._lease_notes = lease_notes
         self._trusted = store.capabilities.trusted
+        #: Called before each acquire; raises StoreError while this process must take no lease.
+        self.guard: Callable[[], None] | None = None
         # The heartbeat's native thread can't read a reply from a greenlet's connection.
         self._releases_async = store.capabilities.releases_async and not native.is_patched()
 
@@ -145,6 +148,8 @@ class Locker:
             StoreError: The store refuses.
             StoreUnavailable: The store doesn't answer; nothing is held.
         """
+        if self.guard is not None:
+            self.guard()
         lease, notes = None, self._lease_notes
         if notes is not None:
             claim = request.claim.key if request.claim else ""

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from ..core.heartbeat import timeout_for
 from ..core.lease import drift
 from ..errors import StoreError, StoreUnavailable
+from ..stores.eviction import REMEDY, eviction_of
 from ..stores.faults import fault_of
 from ..stores.redis.cluster import Topology
 from ..stores.redis.connection import OPERATOR_TIMEOUT, Connections
@@ -260,18 +261,12 @@ def check_version(context: Context, server: Server) -> Findings:
 
 
 def check_eviction(context: Context, server: Server) -> Findings:
-    policy = server.info.get("maxmemory_policy", "noeviction")
-    limit = server.info.get("maxmemory", "0")
-    if policy != "noeviction":
-        severe = warning if limit == "0" else error
-        yield severe(
-            "eviction",
-            f"maxmemory-policy is {policy} (maxmemory {limit}): when memory is short, leases go "
-            "first and two bodies run at once",
-            "CONFIG SET maxmemory-policy noeviction, or a server of its own for locks",
-        )
+    """Whether the server may evict leases; an error if no worker takes any for that reason."""
+    if found := eviction_of(server.info):
+        is_refused = found.endangers and not context.settings.allow_eviction
+        yield (error if is_refused else warning)("eviction", found.text, REMEDY)
     elif server.info:
-        yield ok("eviction", policy)
+        yield ok("eviction", server.info.get("maxmemory_policy", "noeviction"))
 
 
 def check_persistence(context: Context, server: Server) -> Findings:

@@ -31,6 +31,7 @@ from ..publish.header import mint_nonce
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
 from ..stores import is_sentinel_url
+from ..stores.eviction import REMEDY, eviction_of
 from ..stores.faults import fault_of
 from .event_sender import EventSender
 from .parent_heartbeat import ParentHeartbeat
@@ -79,6 +80,7 @@ class SingletonStep(bootsteps.StartStopStep):
         app = worker.app
         Runtime.worker_name = worker.hostname
         ParentHeartbeat.running = None
+        Runtime.may_evict = False
         self._events = EventSender(app, EventPipe.open(), worker.hostname)
         EventPipe.turn(on=bool(worker.task_events))
         is_prefork = forks(worker.pool_cls)
@@ -254,7 +256,7 @@ def names_of(tasks: Iterable[Any]) -> str:
 
 
 def _check_store(runtime: Runtime) -> None:
-    """Refuse a store that may evict leases or that splits its keys; log if it can't be used now.
+    """Refuse a store that splits its keys; log if it may evict leases, or can't be used now.
 
     Raises:
         SettingsError: Leases in this store would not exclude each other.
@@ -263,7 +265,13 @@ def _check_store(runtime: Runtime) -> None:
     with _reporting_faults(runtime):
         if problems := store.problems(runtime.keyspace.lock("", "")):
             raise SettingsError(problems[0])
-        check_eviction(store, runtime.settings)
+        if reason := check_eviction(runtime):
+            runtime.refuse_evictable_leases()
+            logger.error(
+                "singleton: no locks: %s. Until then singleton tasks are put back, and the "
+                "worker's other tasks run",
+                reason,
+            )
         # Clients of etcd and ZooKeeper may start threads, and this process forks later.
         if store.capabilities.usable_before_fork:
             _try_out(runtime, store)
@@ -307,22 +315,20 @@ def _try_out(runtime: Runtime, store: Store) -> None:
     store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
 
 
-def check_eviction(store: Store, settings: Settings) -> None:
-    """Refuse a server that may evict leases: keys with a ttl are evicted first.
+def check_eviction(runtime: Runtime) -> str:
+    """Why the store must grant no leases, because its server may evict them; empty: it may.
+
+    A lesser risk is logged.
 
     Raises:
-        SettingsError: The server's memory is bounded and its policy evicts keys with a ttl.
+        SettingsError: Two addresses of a redlock:// URL lead to one server.
         StoreError: The server does not answer.
     """
-    memory = store.info("memory")  # empty if an ACL denies INFO
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if policy == "noeviction":
-        return
-    advice = (
-        f"the lock store {settings.safe_url} has maxmemory-policy {policy}: when memory is short "
-        "it removes leases, and two bodies run at once. Set maxmemory-policy noeviction"
-    )
-    if memory.get("maxmemory", "0") == "0" or settings.allow_eviction:
-        _warn(f"{advice} (no maxmemory is set, or eviction is allowed)")
-        return
-    raise SettingsError(f"{advice}, or accept it with singleton_lock_allow_eviction = True.")
+    found = eviction_of(runtime.store.info("memory"))
+    if found is None:
+        return ""
+    advice = f"{runtime.settings.safe_url}: {found.text}. To do: {REMEDY}"
+    if found.endangers and not runtime.settings.allow_eviction:
+        return f"{advice}, or accept it with singleton_lock_allow_eviction = True"
+    _warn(advice)
+    return ""

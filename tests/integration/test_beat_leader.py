@@ -317,7 +317,7 @@ def test_a_store_that_may_evict_ends_beat_at_its_start(
         client.config_set("maxmemory-policy", "volatile-ttl")
     process = beat(APP, scheduler="singleton", wait=False)
     assert process.wait() == 1
-    process.wait_for_log("CRITICAL.*maxmemory-policy volatile-ttl")
+    process.wait_for_log("CRITICAL.*maxmemory-policy is volatile-ttl")
 
 
 # Embedded in workers.

@@ -56,14 +56,33 @@ def test_a_sound_app_has_no_errors_and_no_warnings(server: PrivateServer, raw: A
     assert any("ms each" in finding.text for finding in all_of_them)
 
 
-def test_a_server_that_may_evict_leases_is_an_error(server: PrivateServer, raw: Any) -> None:
+@pytest.mark.parametrize(
+    ("policy", "limit", "severity"),
+    [
+        ("volatile-ttl", "0", Severity.WARNING),
+        ("volatile-lru", "100mb", Severity.WARNING),
+        ("volatile-lfu", "100mb", Severity.WARNING),
+        ("volatile-ttl", "100mb", Severity.ERROR),
+        ("volatile-random", "100mb", Severity.ERROR),
+        ("allkeys-lru", "100mb", Severity.ERROR),
+        ("allkeys-lfu", "100mb", Severity.ERROR),
+        ("allkeys-random", "100mb", Severity.ERROR),
+    ],
+)
+def test_a_server_that_evicts_leases_early_is_an_error_and_late_a_warning(
+    policy: str, limit: str, severity: Severity, server: PrivateServer, raw: Any
+) -> None:
+    raw.config_set("maxmemory-policy", policy)
+    raw.config_set("maxmemory", limit)
     app = app_on(server.url())
-    raw.config_set("maxmemory-policy", "volatile-lru")
-    (without_limit,) = found(app, "eviction")
-    raw.config_set("maxmemory", "100mb")
-    (with_limit,) = found(app, "eviction")
-    assert (without_limit.severity, with_limit.severity) == (Severity.WARNING, Severity.ERROR)
-    assert "noeviction" in with_limit.remedy
+    (finding,) = found(app, "eviction")
+    assert finding.severity is severity
+    assert policy in finding.text
+    assert "noeviction" in finding.remedy
+    app = app_on(server.url())
+    app.conf.singleton_lock_allow_eviction = True
+    (accepted,) = found(app, "eviction")
+    assert accepted.severity is Severity.WARNING
 
 
 def test_it_works_where_info_and_scan_are_denied(server: PrivateServer, raw: Any) -> None:

@@ -31,6 +31,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.store import Capabilities
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.settings import read_settings
 from celery_singleton_lock.stores import open_store
@@ -49,7 +50,7 @@ WriteApp = Callable[..., str]
 HEAD = """\
 import os
 from celery import Celery, Task, shared_task
-from celery_singleton_lock import SingletonTask, current_lease, is_skipped, singleton_task
+from celery_singleton_lock import SingletonTask, current_lease, hold, is_skipped, singleton_task
 
 app = Celery("site", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"] or None)
 app.conf.broker_connection_retry_on_startup = True
@@ -270,19 +271,64 @@ def test_a_plain_task_around_a_singleton_task_is_refused() -> None:
 # The store at the start.
 
 
-def test_a_server_that_may_evict_leases_stops_the_worker(
-    worker: StartWorker, write_app: WriteApp
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_server_that_may_evict_leases_grants_none_until_its_policy_is_corrected(
+    pool: str, worker: StartWorker, write_app: WriteApp, load_app: LoadApp
+) -> None:
+    app = write_app("""
+    @app.task
+    def plain():
+        return "plain"
+
+    @app.task
+    def holding():
+        with hold("anything", scope="site", app=app):
+            return "held"
+    """)
+    with (
+        server("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru") as evicting,
+        redis.Redis.from_url(evicting.url()) as client,
+    ):
+        process = worker(app, pool=pool, env={"LOCK_URL": evicting.url()})
+        process.wait_for_log(r"ERROR.*no locks: .*maxmemory-policy is allkeys-lru .*two bodies")
+        process.wait_for_log("noeviction.*or accept it with singleton_lock_allow_eviction = True")
+        tasks = load_app(app, LOCK_URL=evicting.url())
+        refused = tasks.greet.delay("you")
+        process.wait_for_log(r"WARNING.*store-unreachable: site_of_test\.greet.*allkeys-lru")
+        process.wait_for_log(r"singleton put-back: site_of_test\.greet.*reason=store")
+        assert tasks.plain.delay().get(timeout=30) == "plain", "other tasks of the worker run"
+        # A number of keys of the server, not of one task: no lease, and so no fence, was granted.
+        with pytest.raises(StoreError, match="allkeys-lru"):
+            tasks.holding.delay().get(timeout=30)
+        assert not client.keys("csl:*greet*")
+        assert not client.keys("csl:*site:*")
+        assert not refused.ready()
+        client.config_set("maxmemory-policy", "noeviction")
+        assert refused.get(timeout=60).startswith("hello you ")
+        process.wait_for_log("WARNING.*does not endanger leases any more")
+
+
+def test_a_server_that_may_evict_leases_is_accepted_by_a_setting(
+    worker: StartWorker, write_app: WriteApp, load_app: LoadApp
+) -> None:
+    app = write_app("app.conf.singleton_lock_allow_eviction = True")
+    with server("--maxmemory", "50mb", "--maxmemory-policy", "volatile-ttl") as evicting:
+        process = worker(app, env={"LOCK_URL": evicting.url()})
+        process.wait_for_log(r"WARNING.*maxmemory-policy is volatile-ttl")
+        result = load_app(app, LOCK_URL=evicting.url()).greet.delay("you")
+        assert result.get(timeout=30).startswith("hello you ")
+
+
+@pytest.mark.parametrize("policy", ["volatile-lru", "volatile-lfu"])
+def test_a_server_that_evicts_renewed_leases_last_is_a_warning(
+    policy: str, worker: StartWorker, write_app: WriteApp, load_app: LoadApp
 ) -> None:
     app = write_app()
-    with server("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru") as evicting:
-        line = refusal(worker(app, env={"LOCK_URL": evicting.url()}, wait=False))
-        assert "maxmemory-policy allkeys-lru" in line
-        assert "Set maxmemory-policy noeviction" in line
-        assert "singleton_lock_allow_eviction = True" in line
-        # Accepted knowingly, it is a warning.
-        allowed = write_app("app.conf.singleton_lock_allow_eviction = True", name="allowing")
-        process = worker(allowed, env={"LOCK_URL": evicting.url()})
-        process.wait_for_log(r"WARNING.*maxmemory-policy allkeys-lru")
+    with server("--maxmemory", "50mb", "--maxmemory-policy", policy) as evicting:
+        process = worker(app, env={"LOCK_URL": evicting.url()})
+        process.wait_for_log(rf"WARNING.*maxmemory-policy is {policy} \(maxmemory 52428800\)")
+        result = load_app(app, LOCK_URL=evicting.url()).greet.delay("you")
+        assert result.get(timeout=30).startswith("hello you ")
 
 
 def test_without_maxmemory_an_evicting_policy_is_a_warning(
@@ -290,7 +336,7 @@ def test_without_maxmemory_an_evicting_policy_is_a_warning(
 ) -> None:
     with server("--maxmemory-policy", "volatile-ttl") as evicting:
         process = worker(write_app(), env={"LOCK_URL": evicting.url()})
-        process.wait_for_log(r"WARNING.*maxmemory-policy volatile-ttl.*no maxmemory is set")
+        process.wait_for_log(r"WARNING.*maxmemory-policy is volatile-ttl.*a maxmemory.*not set")
 
 
 def test_a_server_that_evicts_nothing_is_no_warning(

@@ -65,6 +65,7 @@ from ...core.store import (
     Trace,
 )
 from ...errors import StoreError, StoreUnavailable
+from ..eviction import risk
 from ..urls import StoreUrl
 from . import scripts
 from .async_release import PendingReleases
@@ -433,16 +434,11 @@ class RedisStore(Store):
         return missing
 
     def info(self, section: str) -> dict[str, str]:
-        """One section of INFO. If a server may evict leases, it is the section of that server.
+        """One section of INFO, of the server that endangers leases most by evicting keys.
 
         Empty if the servers deny INFO.
         """
-        found: dict[str, str] = {}
-        for server in self.servers():
-            found = server.info(section)
-            if found.get("maxmemory_policy", "noeviction") != "noeviction":
-                break
-        return found
+        return max((server.info(section) for server in self.servers()), key=risk)
 
     def servers(self) -> Sequence[Connections]:
         """The connections to each server that has keys of this store."""

@@ -86,6 +86,7 @@ from ...core.store import (
 )
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ...policy import seconds
+from ..eviction import risk
 from ..redis import scripts
 from ..urls import StoreUrl
 from . import votes
@@ -278,7 +279,7 @@ class RedlockStore(Store):
         return any(self._ask_majority(lambda node: node.store.free(key, token, by)).answers)
 
     def info(self, section: str) -> dict[str, str]:
-        """One section of INFO, from a node that may evict leases if there is one.
+        """One section of INFO, of the node that endangers leases most by evicting keys.
 
         Raises:
             SettingsError: Two addresses lead to one server, which would have two votes.
@@ -292,7 +293,7 @@ class RedlockStore(Store):
                     f"{first.url} and {node.url} of the redlock:// URL are one server: its vote "
                     "would count twice. Name servers that fail independently"
                 )
-        return max(poll.answers, key=_may_evict)
+        return max(poll.answers, key=risk)
 
     def close(self) -> None:
         self._fanout.close()
@@ -461,11 +462,6 @@ class RedlockStore(Store):
         return self._fanout.ask(
             lambda node: node.release(command, packed), timeout, decide, request
         )
-
-
-def _may_evict(memory: dict[str, str]) -> bool:
-    policy = memory.get("maxmemory_policy", "noeviction")
-    return policy != "noeviction" and memory.get("maxmemory", "0") != "0"
 
 
 # --- the URL --------------------------------------------------------------------------------------
