@@ -51,7 +51,9 @@ _VISIBILITY_TIMEOUTS: Final = {
 }
 # Seconds. With any broker a twin may arrive an hour late: the broker keeps an unacknowledged
 # message assigned to a connection that it believes to be alive.
-_MIN_MARKER_TTL: Final = 3600.0
+_DEFAULT_MARKER_TTL: Final = 3600.0
+# Seconds. A twin of a running body is put back for up to 30 s, and then waits in its queue.
+_MIN_MARKER_TTL: Final = 60.0
 # The settings beside a URL that Celery reads: its TLS options and its transport options.
 _BESIDE: Final = {
     "result_backend": ("redis_backend_use_ssl", "result_backend_transport_options"),
@@ -91,6 +93,9 @@ class Settings:
         beat_poll: Seconds between two tries of a standby candidate.
         bridge: Whether the key of the old package (celery-once, celery-singleton, celery-heimdall,
             RedBeat) is acquired too. None: yes for the bases of ``migration``, no for RedBeat.
+        marker_ttl: Seconds for which a late twin is recognized, and for which a newer call is
+            remembered (``cancel_running``). An hour by default, or ``visibility_timeout`` if that
+            is longer.
         visibility_timeout: Seconds after which the broker delivers an unacknowledged message
             again; None for brokers that wait for the connection to end.
     """
@@ -128,16 +133,17 @@ class Settings:
     # no use.
     beat_poll: float = option(1.0, at_least, 0.05, " between two tries of a standby")
     bridge: bool | None = option(None, flag)
+    marker_ttl: float = option(
+        _DEFAULT_MARKER_TTL,
+        at_least,
+        _MIN_MARKER_TTL,
+        ", because a second delivery of a running task waits for up to 30 s before it looks again",
+    )
 
     @property
     def safe_url(self) -> str:
         """The URL with its password masked, for logs and errors."""
         return masked(self.url)
-
-    @property
-    def marker_ttl(self) -> float:
-        """Seconds for which a late twin is recognized."""
-        return max(self.visibility_timeout or 0.0, _MIN_MARKER_TTL)
 
     @property
     def longest_countdown(self) -> float | None:
@@ -180,7 +186,11 @@ def read_settings(app: Celery) -> Settings:
         connection_options=options,
         policy=policy,
         visibility_timeout=visibility_timeout,
-        **{"beat_name": app.main or "celery", **own},
+        **{
+            "beat_name": app.main or "celery",
+            "marker_ttl": max(visibility_timeout or 0.0, _DEFAULT_MARKER_TTL),
+            **own,
+        },
     )
 
 

@@ -3,8 +3,8 @@
 A body ends when the test opens its gate, so that a test decides what happens in mid-body, and waits
 for it to have happened, whatever the speed of the machine.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, PREFIX, TTL, VISIBILITY_TIMEOUT,
-QUEUE_TYPE and UNKNOWN_PROCESS if wanted.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, PREFIX, TTL, MARKER_TTL,
+VISIBILITY_TIMEOUT, QUEUE_TYPE and UNKNOWN_PROCESS if wanted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ if "LOCK_URL" in os.environ:
     app.conf.singleton_lock_url = os.environ["LOCK_URL"]
 if "PREFIX" in os.environ:
     app.conf.singleton_lock_prefix = os.environ["PREFIX"]
+if "MARKER_TTL" in os.environ:
+    app.conf.singleton_lock_marker_ttl = float(os.environ["MARKER_TTL"])
 if "VISIBILITY_TIMEOUT" in os.environ:
     app.conf.broker_transport_options = {
         "visibility_timeout": float(os.environ["VISIBILITY_TIMEOUT"]),

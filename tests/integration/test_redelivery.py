@@ -140,6 +140,35 @@ def test_a_twin_that_arrives_after_the_success_is_dropped(
         assert len(journal.runs("after k")) == 1
 
 
+def test_the_markers_of_done_and_of_waiting_messages_live_as_long_as_the_settings_say(
+    crash: ModuleType,
+    environment: dict[str, str],
+    worker: StartWorker,
+    journal: Journal,
+    redis_client: redis.Redis,
+) -> None:
+    environment["MARKER_TTL"] = "90"
+    process = worker(CRASH, concurrency=2)
+    done = crash.patient.delay("k", "all")
+    journal.wait_for_starts(1)
+    waiting = crash.patient.delay("k", "all")
+    process.wait_for_log(rf"singleton put-back: .*{waiting.id}")
+    longest = {}
+
+    def are_marked() -> bool:
+        for result in (done, waiting):
+            for key in redis_client.scan_iter(f"*done|{result.id}*"):
+                ttl_ms: Any = redis_client.pttl(key)
+                longest[result.id] = max(ttl_ms, longest.get(result.id, 0))
+        return len(longest) == 2
+
+    crash.open_gate("all")
+    wait_until(are_marked, "both have a marker", timeout=30)
+    # That of a put-back message lives for its delay in addition.
+    assert 30_000 < longest[done.id] <= 90_000
+    assert 30_000 < longest[waiting.id] <= 91_000
+
+
 @pytest.mark.slow
 def test_without_the_lock_a_twin_that_arrives_after_the_success_runs(
     crash: ModuleType, worker: StartWorker, journal: Journal, broker: RedisBroker
