@@ -5,16 +5,20 @@ The proxy drops them as a NAT does, without notifying either end.
 
 from __future__ import annotations
 
+import gc
 import socket
 import socketserver
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
@@ -30,7 +34,8 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway
-from celery_singleton_lock.stores.redis.connection import MAX_IDLE, Connections
+from celery_singleton_lock.stores.idle import MAX_IDLE
+from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.redis.wait_queue import RedisTicket, WaitQueues
@@ -39,6 +44,7 @@ from celery_singleton_lock.testing.contract import TIMEOUT, ask, new_key, new_to
 from celery_singleton_lock.testing.contract.steps import LONG, PUBLISHER, new_claim
 from example_project.private_server import PrivateServer
 from tests.chaos.proxy import Kind, Mode, Proxy
+from tests.harness.deliveries import wait_until
 from tests.harness.etcd import EtcdCluster
 
 # Seconds that a test waits for a reply which can't come.
@@ -55,6 +61,26 @@ class AheadClock(SystemClock):
 
     def now(self) -> float:  # type: ignore[override]
         return SystemClock.now() + self.ahead
+
+
+class PausedClock(AheadClock):
+    """Its sleepers wake when a test lets time pass."""
+
+    __slots__ = ("_passed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed = threading.Condition()
+
+    def let_pass(self, seconds: float) -> None:
+        with self._passed:
+            self.ahead += seconds
+            self._passed.notify_all()
+
+    def sleep(self, seconds: float) -> None:
+        until = self.now() + seconds
+        with self._passed:
+            assert self._passed.wait_for(lambda: self.now() >= until, timeout=60)
 
 
 @pytest.fixture
@@ -258,6 +284,104 @@ class HalfReplies(socketserver.BaseRequestHandler):
                 self.request.sendall(b"nce\r\n")
             else:
                 self.request.sendall(b"+OK\r\n" * data.count(b"*"))
+
+
+@pytest.fixture
+def paused() -> PausedClock:
+    return PausedClock()
+
+
+def woken(connections: Connections, raw: redis.Redis, count: int) -> list[RedisTicket]:
+    """Tickets of clients that have waited at the same time and were woken."""
+    line = Keyspace.wait_queue(new_key())
+    tickets = [
+        RedisTicket(WaitQueues(), line, "w", lambda: connections, TIMEOUT) for _ in range(count)
+    ]
+    for ticket in tickets:
+        assert ticket.wait(0) == ""
+    raw.rpush(f"{line}!", *map(str, range(count)))
+    for number, ticket in enumerate(tickets):
+        assert ticket.wait(TIMEOUT) == str(number)
+    return tickets
+
+
+def test_the_connections_of_a_burst_are_closed_when_they_were_idle_for_long(
+    server: PrivateServer, raw: redis.Redis, paused: PausedClock
+) -> None:
+    before = len(raw.client_list())
+    with closing(Connections(server.url(), clock=paused)) as connections:
+        woken(connections, raw, 40)
+        line = Keyspace.wait_queue(new_key())
+        waiting = RedisTicket(WaitQueues(), line, "w", lambda: connections, TIMEOUT)
+        assert waiting.wait(0) == ""
+        assert len(raw.client_list()) == before + 40
+        paused.let_pass(MAX_IDLE - 1)
+        connections.run([("PING",)], TIMEOUT)  # over the connection that was used last
+        paused.let_pass(2)
+        wait_until(lambda: len(raw.client_list()) == before + 2, "the others are closed")
+        raw.rpush(f"{line}!", "still there")
+        assert waiting.wait(TIMEOUT) == "still there"
+
+
+def test_connections_that_are_opened_after_a_burst_are_closed_too(
+    server: PrivateServer, raw: redis.Redis, paused: PausedClock
+) -> None:
+    before = len(raw.client_list())
+    with closing(Connections(server.url(), clock=paused)) as connections:
+        for _ in range(2):
+            woken(connections, raw, 40)
+            paused.let_pass(MAX_IDLE + 1)
+            wait_until(lambda: len(raw.client_list()) == before, "all are closed")
+            wait_until(lambda: not sweepers(), "no thread is left")
+
+
+def test_a_process_with_few_connections_starts_no_thread_for_them(
+    connections: Connections, raw: redis.Redis
+) -> None:
+    woken(connections, raw, 8)
+    assert not sweepers()
+
+
+def test_no_thread_keeps_unused_connections_alive(
+    server: PrivateServer, raw: redis.Redis, paused: PausedClock
+) -> None:
+    connections = Connections(server.url(), clock=paused)
+    woken(connections, raw, 9)
+    assert len(sweepers()) == 1
+    found = weakref.ref(connections)
+    del connections
+    gc.collect()
+    assert found() is None
+    paused.let_pass(MAX_IDLE + 1)
+    wait_until(lambda: not sweepers(), "the thread has ended")
+
+
+def sweepers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "singleton-idle"]
+
+
+def test_the_connections_to_etcd_of_a_burst_are_closed_when_they_were_idle_for_long(
+    etcd: EtcdCluster, paused: PausedClock
+) -> None:
+    here = psutil.Process()
+
+    def established() -> int:
+        return len([c for c in here.net_connections() if c.raddr and c.raddr.port == etcd.ports[0]])
+
+    url = StoreUrl.parse(f"etcd://127.0.0.1:{etcd.ports[0]}", port=2379)
+    with closing(Gateway(url, paused)) as gateway, ThreadPoolExecutor(20) as threads:
+        barrier = threading.Barrier(20)
+
+        def ask_etcd() -> None:
+            barrier.wait(TIMEOUT)
+            deadline = paused.now() + 10
+            gateway.request("kv/range", {"key": "a2V5"}, deadline, repeatable=False)
+
+        for asked in [threads.submit(ask_etcd) for _ in range(20)]:
+            asked.result()
+        assert established() > 8
+        paused.let_pass(MAX_IDLE + 1)
+        wait_until(lambda: established() == 0, "all are closed")
 
 
 def test_a_part_of_a_reply_to_a_ticket_breaks_no_other_connection() -> None:

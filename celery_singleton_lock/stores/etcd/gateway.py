@@ -6,8 +6,9 @@ Guarantees
     carried out is repeated only if it is ``repeatable``. Otherwise it raises StoreUnavailable.
 
 After any exception, also one that another thread raised between send and receive, the connection is
-closed and never used again. Under gevent idle connections are pooled by native thread, because a
-socket belongs to the hub of a thread.
+closed and never used again. A connection that was idle for longer than ``MAX_IDLE`` is not used; if
+a process has many, they are closed then (see ``stores.idle``). Under gevent idle connections are
+pooled by native thread, because a socket belongs to the hub of a thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import requests
@@ -23,6 +25,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from ...core import native
 from ...core.clock import Clock
 from ...errors import StoreError, StoreUnavailable
+from ..idle import MAX_IDLE, IdleSweep
 from ..urls import StoreUrl
 
 Body = Mapping[str, Any]
@@ -32,9 +35,6 @@ Reply = dict[str, Any]
 OPTIONS: Final = frozenset({"ca", "cert", "key", "api_path"})
 
 _MIN_TIMEOUT: Final = 0.01
-# Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
-# idle connections without notice; the shortest common timeout is 240 s.
-_MAX_IDLE: Final = 60.0
 # Status codes of gRPC, which the gateway passes on.
 _NOT_FOUND: Final = 5
 _UNAUTHENTICATED: Final = 16
@@ -68,6 +68,7 @@ class Gateway:
         self._member = 0  # The index of the member that answered last.
         self._token = ""
         self._idle: dict[tuple[int, str], deque[tuple[Any, float]]] = {}
+        self._sweep = IdleSweep(self.close_old, clock)
 
     def request(self, path: str, body: Body, deadline: float, *, repeatable: bool) -> Reply:
         """POST ``body`` to ``path`` and return the reply.
@@ -103,6 +104,20 @@ class Gateway:
                 may_repeat = tries_left and (repeatable or not exc.was_sent)
                 if not may_repeat or self._clock.now() >= deadline:
                     raise StoreUnavailable(f"the store doesn't answer: {exc}") from exc.__cause__
+
+    def close_old(self) -> None:
+        """Close this thread's connections that were idle for longer than ``MAX_IDLE``."""
+        oldest, thread = self._clock.now() - MAX_IDLE, native.socket_owner()
+        for (owner, _), idle in list(self._idle.items()):
+            if owner != thread:
+                continue
+            for entry in list(idle):
+                session, idle_since = entry
+                if idle_since >= oldest:
+                    break  # so are those after it, which were used later
+                with suppress(ValueError):  # in use by another thread again
+                    idle.remove(entry)
+                    session.close()
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -157,7 +172,7 @@ class Gateway:
         """A session with one connection: an idle one, or a new one."""
         try:
             session, idle_since = idle.pop()
-            if self._clock.now() - idle_since <= _MAX_IDLE:
+            if self._clock.now() - idle_since <= MAX_IDLE:
                 return session
             session.close()
         except IndexError:
@@ -170,6 +185,7 @@ class Gateway:
         session.verify = options.get("ca", True)
         if "cert" in options:
             session.cert = (options["cert"], options.get("key", options["cert"]))
+        self._sweep.opened(session)
         return session
 
 

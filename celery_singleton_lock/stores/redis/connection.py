@@ -12,7 +12,8 @@ Non-guarantees
 Idle connections
     Idle connections are pooled by timeout. Under gevent and eventlet they are also pooled by native
     thread, because a socket belongs to the hub of a thread. A connection that was idle for longer
-    than ``MAX_IDLE``, or that the server has closed, is not used. TCP keepalive probes the others.
+    than ``MAX_IDLE``, or that the server has closed, is not used; if a process has many, they are
+    closed then (see ``stores.idle``). TCP keepalive probes the others.
 
 The broker's pool is not used: its size and its retries belong to the broker. The defaults of
 redis-py blocked for 59 s on a dead link, and turned a lost reply into "not acquired".
@@ -41,6 +42,7 @@ from ...core import native
 from ...core.clock import Clock, SystemClock
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ...policy import suggestion
+from ..idle import MAX_IDLE, IdleSweep
 from ..urls import Address, StoreUrl
 from .async_release import PendingRelease
 from .scripts import Command, pack
@@ -52,10 +54,6 @@ _PORT: Final = 6379
 #: Seconds to wait for a reply to a request of the command line or the doctor. It may be long,
 #: because operators hold no lease meanwhile.
 OPERATOR_TIMEOUT: Final = 2.0
-
-#: Seconds after which an idle connection is closed instead of used. NATs and load balancers drop
-#: idle connections without notice; the shortest common timeout is 240 s.
-MAX_IDLE: Final = 60.0
 
 # The exceptions that redis-py raises while it reads. For a reply that is not RESP, int() raises a
 # ValueError.
@@ -133,10 +131,14 @@ class Connections:
             raise SettingsError(
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
-        self._idle: defaultdict[tuple[int, float], _Idle] = defaultdict(_Idle)
         self._clock = clock or SystemClock()
         #: The current time in seconds, to compute the age of idle connections.
         self.now = self._clock.now
+        self._have_none()
+
+    def _have_none(self) -> None:
+        self._idle: defaultdict[tuple[int, float], _Idle] = defaultdict(_Idle)
+        self._sweep = IdleSweep(self.close_old, self._clock)
 
     @property
     def address(self) -> str:
@@ -149,7 +151,7 @@ class Connections:
         other = object.__new__(Connections)
         other._options = {**self._options, "host": host, "port": port}
         other._make, other._clock, other.now = self._make, self._clock, self.now
-        other._idle = defaultdict(_Idle)
+        other._have_none()
         return other
 
     def home_of(self, key: str, timeout: float) -> Connections:
@@ -299,6 +301,17 @@ class Connections:
         for idle in self._of_this_thread():
             _close_all(idle)
 
+    def close_old(self) -> None:
+        """Close this thread's connections that were idle for longer than ``MAX_IDLE``."""
+        oldest = self.now() - MAX_IDLE
+        for idle in self._of_this_thread():
+            for connection in list(idle):
+                if connection.idle_since >= oldest:
+                    break  # so are those after it, which were used later
+                with suppress(ValueError):  # in use by another thread again
+                    idle.remove(connection)
+                    connection.close_idle()
+
     def close(self) -> None:
         """Close all idle connections. A connection in use is closed after its use."""
         while self._idle:
@@ -331,10 +344,12 @@ class Connections:
 
     def _connect(self, timeout: float, idle: _Idle) -> Connection:
         try:
-            return Connection(self, self._connected(timeout), idle)
+            connection = Connection(self, self._connected(timeout), idle)
         except StoreUnavailable as exc:
             exc.was_sent = False  # whatever was asked before, such as a sentinel
             raise
+        self._sweep.opened(connection)
+        return connection
 
     def _connected(self, timeout: float) -> Any:
         client = self.new(timeout)
@@ -366,7 +381,7 @@ class Connection:
         idle_since: The end of the last use, by the owner's clock; 0: it was never idle.
     """
 
-    __slots__ = ("_client", "_idle", "_owner", "_unread", "idle_since", "pending")
+    __slots__ = ("__weakref__", "_client", "_idle", "_owner", "_unread", "idle_since", "pending")
 
     def __init__(self, owner: Connections, client: Any, idle: _Idle) -> None:
         self._owner = owner
