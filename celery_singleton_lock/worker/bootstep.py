@@ -36,6 +36,7 @@ from ..stores.faults import fault_of
 from .event_sender import EventSender
 from .parent_heartbeat import ParentHeartbeat
 from .shared_memory import SharedMemory
+from .store_queue import StoreQueue
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -79,7 +80,7 @@ class SingletonStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         app = worker.app
         Runtime.worker_name = worker.hostname
-        ParentHeartbeat.running = None
+        StoreQueue.running = None
         Runtime.may_evict = False
         self._events = EventSender(app, EventPipe.open(), worker.hostname)
         EventPipe.turn(on=bool(worker.task_events))
@@ -103,15 +104,23 @@ class SingletonStep(bootsteps.StartStopStep):
         self._look_at_events(worker)
         worker.timer.call_repeatedly(_LOOK_AT_EVENTS, self._look_at_events, (worker,))
         runtime, memory = Runtime.of(worker.app), Runtime.lease_notes
+        # In a warm shutdown, bodies run until the worker's last step has stopped.
+        is_over = worker.blueprint.shutdown_complete.is_set
+        in_memory = runtime.store.capabilities.name == "memory"
+        open_store = (lambda: runtime.store) if in_memory else runtime.open_store
+        StoreQueue.running = StoreQueue(open_store, runtime.clock, is_over)
         if not runtime.store.capabilities.usable_before_fork:
             # A store of its own, because this process may fork again, to replace a child.
             with _reporting_faults(runtime), closing(runtime.open_store()) as store:
                 _try_out(runtime, store)
         if isinstance(memory, SharedMemory) and runtime.store.capabilities.renews_for_others:
             heartbeat = ParentHeartbeat(memory, runtime.open_store(), runtime.clock)
-            ParentHeartbeat.running = heartbeat
-            # In a warm shutdown, bodies run until the worker's last step has stopped.
-            heartbeat.start(worker.blueprint.shutdown_complete.is_set)
+            heartbeat.start(is_over)
+
+    def stop(self, worker: Any) -> None:
+        """Called by Celery when no more messages are received, before the pool ends."""
+        if StoreQueue.running is not None:
+            StoreQueue.running.flush()
 
     def _look_at_events(self, worker: Any) -> None:
         """Send events while the worker sends task events, which remote control may change."""

@@ -25,7 +25,9 @@ State model
 
 Failure handling
     If the store does not answer, the parent waits for one reply only. It passes that release and
-    the following ones to the parent heartbeat, which retries until the ttl has freed the key.
+    the following ones to the `StoreQueue`, which retries until the ttl has freed the key. The claim
+    of a message that was revoked or has expired is always freed there: no event of the message
+    depends on it, and there may be thousands at once.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ from ..errors import StoreError, StoreUnavailable
 from ..publish.claim import Claim
 from ..publish.header import call_of, header_of
 from ..runtime import Runtime
-from .parent_heartbeat import ParentHeartbeat
 from .shared_memory import DeadLease, SharedMemory
+from .store_queue import StoreQueue
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -124,17 +126,31 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
 
 def settle_claim(request: Any, comes_back: bool) -> None:
     """Change the claim of a message that no body runs."""
+    if settling := _settling(request, comes_back):
+        what, ttl, ask = settling
+        _ask(Runtime.of(request.app).store, what, ttl, ask)
+
+
+def discard_claim(request: Any) -> None:
+    """Free the claim of a message that is not run; the main thread does not wait for it."""
+    if settling := _settling(request, comes_back=False):
+        what, ttl, ask = settling
+        queue = StoreQueue.running
+        if queue is None or not queue.put(ask, ttl):
+            _ask(Runtime.of(request.app).store, what, ttl, ask)
+
+
+def _settling(
+    request: Any, comes_back: bool
+) -> tuple[str, float, Callable[[Store], object]] | None:
+    """The request that changes the claim of a message; the arguments of `_ask`."""
     change = _claim_after(request, None, comes_back)
     if change is None:
-        return
-    runtime = Runtime.of(request.app)
+        return None
     token = Token(str(request.id), 0, 0, "-", call_of(_header(request)))
-    _ask(
-        runtime.store,
-        f"{request.task.name}[{request.id}] has ended with the claim {change.key}",
-        change.ttl or request.task.singleton_policy().unique_for,
-        lambda store: store.settle_claim(token, change, timeout=_PARENT_TIMEOUT),
-    )
+    what = f"{request.task.name}[{request.id}] has ended with the claim {change.key}"
+    ttl = change.ttl or request.task.singleton_policy().unique_for
+    return what, ttl, lambda store: store.settle_claim(token, change, timeout=_PARENT_TIMEOUT)
 
 
 def _claim_after(
@@ -180,7 +196,7 @@ def _ask(
     ask: Callable[[Store], object],
     on_error: Callable[[object], None] = lambda why: None,
 ) -> None:
-    """Run ``ask``, or pass it to the parent heartbeat if the store does not answer. Never raises.
+    """Run ``ask``, or pass it to the `StoreQueue` if the store does not answer. Never raises.
 
     If the store does not answer, the parent waits for it once, not for each lease of each dead
     child.
@@ -192,20 +208,20 @@ def _ask(
         ask: A function that sends the request to its argument, a store.
         on_error: Called if there is no reply now, with the reason.
     """
-    heartbeat = ParentHeartbeat.running
+    queue = StoreQueue.running
     why: object = "too many others wait for the store"
-    if heartbeat is None or not heartbeat.has_left:
+    if queue is None or not queue.is_silent:
         try:
             ask(store)
             return
         except StoreError as exc:
-            if heartbeat is not None and isinstance(exc, StoreUnavailable):
+            if queue is not None and isinstance(exc, StoreUnavailable):
                 logger.warning("singleton: %s; freed when the store answers again (%s)", what, exc)
                 on_error(exc)
-                heartbeat.leave(ask, ttl)
+                queue.put(ask, ttl, unanswered=True)
                 return
             why = exc
-    elif heartbeat.leave(ask, ttl):
+    elif queue.put(ask, ttl):
         on_error("others wait for the store")
         return
     on_error(why)

@@ -6,12 +6,12 @@ Overview
     that children write to shared memory. It renews, with the child's own token, each lease that the
     child has not renewed in time, and writes the new deadline to shared memory. The child's
     ``check()`` and heartbeat read that deadline. The parent also releases the leases of dead
-    children (see ``request``). Releases that the store does not answer are retried here.
+    children: see `worker.dead_child`.
 
 Guarantees
     A lease is renewed while parent and child live and until its ``max_hold``, even if its body
     keeps the GIL. A body shorter than ttl/3, and a child whose heartbeat is on time, cost no round
-    trip here. There is one thread per worker, and a second one while releases are retried.
+    trip here. There is one thread per worker.
 
 Non-guarantees
     Renewal in other pools, where the body runs in the worker's own process; in a store that ties a
@@ -40,21 +40,18 @@ Failure handling
 
     The parent never declares a loss: it ignores the reply "not ours", which the child also gets.
 
-    Threads and forks: ``sweep`` runs on this module's thread, ``start`` and ``leave`` on the main
-    thread, which runs Celery's event loop and must not block. This class has its own store object,
-    so the parent's releases do not wait for renewals. Retried releases have their own thread,
-    because one part of the store (a shard, a node) may not answer, and renewals must not wait for
-    its timeout. A fork waits until both threads are outside of the store's client: locks that they
-    hold there (import, resolver, OpenSSL) would stay locked in the child.
+    Threads and forks: ``sweep`` runs on this module's thread, ``start`` on the main thread. This
+    class has its own store object, so the parent's releases do not wait for renewals. A fork waits
+    until the thread is outside of the store's client: locks that it holds there (import, resolver,
+    OpenSSL) would stay locked in the child.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import ClassVar, Final
+from typing import Final
 
 from ..core import native
 from ..core.clock import Clock
@@ -63,7 +60,7 @@ from ..core.lease import Holder, Lease, LossReason, Token, trust_of
 from ..core.observers import observers
 from ..core.process import lives
 from ..core.store import RENEWED, Renewal, Store
-from ..errors import StoreError, StoreUnavailable
+from ..errors import StoreError
 from .fork_locks import FORK_LOCKS
 from .shared_memory import LeaseNote, RunningLease, SharedMemory
 
@@ -76,26 +73,16 @@ _LOOK_EVERY: Final = 0.1
 _GRACE: Final = 0.1
 # Seconds until the next sweep after an unexpected exception.
 _PAUSE_AFTER_FAILURE: Final = 1.0
-# Seconds from a request that the store did not answer to the next one.
-_PAUSE_AFTER_SILENCE: Final = 1.0
-# The maximum number of releases that wait to be retried. The ttl frees the keys of further ones.
-_MAX_LEFT: Final = 1000
-
-#: A function that sends a request to the store, and the time until which it is retried.
-_Left = tuple[Callable[[Store], object], float]
 
 
 class ParentHeartbeat:
-    """Renews the leases of starving children, and retries releases of the leases of dead children.
+    """Renews the leases of starving children.
 
     Args:
         memory: The shared memory that the children write.
         store: A store that only this object uses.
         clock: The clock, which all processes of a host share.
     """
-
-    #: The parent heartbeat of this worker; set after the pool's first fork.
-    running: ClassVar[ParentHeartbeat | None] = None
 
     def __init__(self, memory: SharedMemory, store: Store, clock: Clock) -> None:
         self._memory = memory
@@ -105,11 +92,6 @@ class ParentHeartbeat:
         #: By stamp, the time at which a lease may be renewed again after the last request.
         self._again_at: dict[int, float] = {}
         self._is_over: Callable[[], bool] = lambda: False
-        # Releases that this object has not tried yet, which come first, and those without a reply.
-        self._untried: deque[_Left] = deque()
-        self._unanswered: deque[_Left] = deque()
-        self._retry_at = 0.0
-        self._has_retry_thread = False
 
     def start(self, is_over: Callable[[], bool]) -> None:
         """Start the thread, which ends when ``is_over()`` is true; until then children may run.
@@ -118,8 +100,6 @@ class ParentHeartbeat:
         """
         self._is_over = is_over
         native.start_new_thread(self._run, "singleton-parent-heartbeat")
-
-    # Renewals.
 
     def sweep(self) -> float:
         """Renew the leases that children are late with; return seconds until the next sweep.
@@ -184,84 +164,16 @@ class ParentHeartbeat:
                 )
         # A reply after the deadline has no effect: the child has declared the loss.
 
-    # Releases that are retried.
-
-    @property
-    def has_left(self) -> bool:
-        """Whether releases that the store did not answer wait to be retried."""
-        # The thread takes a request out of its queue while it sends it.
-        return self._has_retry_thread or bool(self._untried or self._unanswered)
-
-    def leave(self, ask: Callable[[Store], object], ttl: float) -> bool:
-        """Retry ``ask`` until the store answers, for ``ttl`` seconds at most.
-
-        Returns:
-            False if too many releases wait already; then ``ask`` is dropped.
-        """
-        if len(self._untried) + len(self._unanswered) >= _MAX_LEFT:
-            return False
-        self._untried.append((ask, self._clock.now() + ttl))
-        return True
-
-    def catch_up(self) -> None:
-        """Retry releases until one gets no reply. Called by the retry thread.
-
-        A release without a reply goes to the end of the queue, because other releases may be for
-        parts of the store that answer.
-        """
-        while (queue := self._untried or self._unanswered) and self._clock.now() >= self._retry_at:
-            ask, until = queue.popleft()
-            now = self._clock.now()
-            if now >= until:
-                continue
-            try:
-                with FORK_LOCKS["retry"]:
-                    ask(self._store)
-            except StoreUnavailable:
-                self._unanswered.append((ask, until))
-                self._retry_at = now + _PAUSE_AFTER_SILENCE
-                return
-            except StoreError as exc:
-                logger.warning(
-                    "singleton: the store refuses to free the key of a dead pool process: %s. It "
-                    "expires after its ttl; celery -A ... singleton doctor checks the store",
-                    exc,
-                )
-            except Exception:
-                logger.exception(
-                    "singleton: freeing the key of a dead pool process failed; its ttl frees it"
-                )
-
-    # Threads.
-
     def _run(self) -> None:
         with observers.elsewhere():
             while not self._is_over():
                 try:
                     pause = self.sweep()
-                    if self.has_left and not self._has_retry_thread:
-                        self._start_retry_thread()
                 except Exception:
                     # This thread renews the leases of all starving children, so it must not end.
                     logger.exception("singleton: the parent heartbeat failed; it continues")
                     pause = _PAUSE_AFTER_FAILURE
                 self._clock.sleep(pause)
-
-    def _start_retry_thread(self) -> None:
-        self._has_retry_thread = True
-        try:
-            native.start_new_thread(self._retry, "singleton-parent-heartbeat-retry")
-        except RuntimeError:  # no thread can be started now; the next sweep tries again
-            self._has_retry_thread = False
-
-    def _retry(self) -> None:
-        try:
-            with observers.elsewhere():
-                while (self._untried or self._unanswered) and not self._is_over():
-                    self.catch_up()
-                    self._clock.sleep(max(0.0, self._retry_at - self._clock.now()))
-        finally:
-            self._has_retry_thread = False
 
 
 def _lease(running: RunningLease, note: LeaseNote, clock: Clock) -> Lease:

@@ -6,8 +6,9 @@ delivery. It removes foreign headers with this library's names, and notes the qu
 (`worker.origin`). If a pool child died or is being killed, it settles the leases of the child
 (`worker.dead_child`).
 
-All of this runs in the main thread of the worker's parent (prefork). In other pools the request is
-in the process that runs the body, and only the headers matter.
+All of this runs in the main thread of the worker's parent (prefork), or in the thread that consumes
+messages, which must not wait for the store. In other pools than prefork the request is in the
+process that runs the body.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..publish.header import (
     header_of,
     mint_nonce,
 )
-from .dead_child import is_alive, is_requeued, settle_claim, settle_leases
+from .dead_child import discard_claim, is_alive, is_requeued, settle_claim, settle_leases
 from .origin import find_origin
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -117,7 +118,7 @@ class SingletonRequestMixin:
         message[QUEUE_KEY] = queue
         if not is_shared:
             return
-        settle_claim(self, comes_back=False)
+        discard_claim(self)
         header = dict(header_of(message, str(self.id)))
         if not header:
             message[UNNAMED_KEY] = True
@@ -129,7 +130,7 @@ class SingletonRequestMixin:
         """As Celery's. If the message is discarded, its claim is freed."""
         discarded = bool(super().revoked())  # type: ignore[misc]
         if discarded:
-            settle_claim(self, comes_back=False)
+            discard_claim(self)
         return discarded
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

@@ -415,6 +415,28 @@ def test_a_call_that_is_revoked_before_it_ran_frees_its_claim_when_a_worker_disc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_worker_that_discards_many_calls_waits_for_no_silent_store(
+    redis_url: str, tmp_path: Path, name: str, pool: str
+) -> None:
+    """It consumes messages on the same thread, and answers the broker's heartbeats there."""
+    with PrivateServer() as locks, open_stage(redis_url, tmp_path, APP) as stage:
+        stage.app.app.conf.singleton_lock_url = locks.url()
+        worker = stage.worker(concurrency=1, pool=pool, env={"LOCK_URL": locks.url()})
+        claims = [Claim(stage, "early", f"{name}-{number}") for number in range(100)]
+        calls = [one.call(queue=name) for one in claims]
+        control = stage.app.app.control
+        ids, here = [call.id for call in calls], [worker.hostname]
+        assert control.revoke(ids, destination=here, reply=True, timeout=SOON)
+        locks.pause()
+        consume(stage, worker, name)
+        worker.wait_for_log(f"Discarding revoked task: .*{calls[-1].id}", timeout=SOON)
+        assert control.ping(here, timeout=SOON)
+        locks.resume()
+        for one in claims:
+            one.is_free()
+
+
 def test_a_call_that_expires_frees_its_claim_with_and_without_a_worker(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

@@ -24,11 +24,10 @@ from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Ph
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.process import lives, start_time_of
 from celery_singleton_lock.core.store import Acquire, Admit, ClaimChange, Release
-from celery_singleton_lock.errors import LeaseLost, StoreUnavailable
+from celery_singleton_lock.errors import LeaseLost
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from celery_singleton_lock.worker import fork_locks, shared_memory
-from celery_singleton_lock.worker.dead_child import _ask
 from celery_singleton_lock.worker.parent_heartbeat import ParentHeartbeat
 from celery_singleton_lock.worker.shared_memory import (
     NOTES,
@@ -38,6 +37,7 @@ from celery_singleton_lock.worker.shared_memory import (
 from tests.harness.deliveries import wait_until
 from tests.unit.flaky_store import FlakyStore
 from tests.unit.pool_child import Child, notes_of_dead
+from tests.unit.stall import Stall, assert_a_fork_waits_for
 
 pytestmark = [
     pytest.mark.skipif(not start_time_of(os.getpid()), reason="the pulse needs Linux's /proc"),
@@ -678,28 +678,6 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Bench], Paren
         assert not thread.is_alive(), "the thread has heard of the end"
 
 
-class Stall:
-    """A store that is entered, and left when the test says so."""
-
-    def __init__(self) -> None:
-        self.entered, self.leave, self.left = (threading.Event() for _ in range(3))
-
-    def __call__(self) -> None:
-        self.entered.set()
-        assert self.leave.wait(30)
-        self.left.set()
-
-
-def assert_a_fork_waits_for(stall: Stall) -> None:
-    """Fork while the store is entered: the child finds that it was left."""
-    assert stall.entered.wait(30)
-    threading.Timer(0.2, stall.leave.set).start()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if stall.left.is_set() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def live_bench(ttl: float) -> tuple[Bench, Lease]:
     bench = Bench()
     clock: Any = SystemClock()
@@ -800,148 +778,3 @@ def test_a_pulse_that_has_ended_is_forgotten_with_the_memory_that_it_looked_at()
     del pulse, record
     wait_until(lambda: [gc.collect(), found()][1] is None, "the pulse is gone")
     assert memory() is None
-
-
-def test_what_a_silent_store_has_not_heard_is_asked_again_until_its_ttl(bench: Bench) -> None:
-    asked: list[str] = []
-
-    def ask(name: str) -> Callable[[Any], None]:
-        def to_ask(store: Any) -> None:
-            asked.append(name)
-            if store.away:
-                raise StoreUnavailable("connection refused")
-
-        return to_ask
-
-    bench.store.away = True
-    bench.pulse.leave(ask("short"), 5.0)
-    bench.pulse.leave(ask("long"), 60.0)
-    bench.pulse.catch_up()
-    bench.pulse.catch_up()
-    assert asked == ["short"], "one silence is enough, and not asked again at once"
-    bench.clock.advance(6.0)
-    bench.pulse.catch_up()
-    assert asked == ["short", "long"], "the store has freed the first one by itself"
-    assert bench.pulse.has_left
-    bench.store.away = False
-    bench.clock.advance(1.0)
-    bench.pulse.catch_up()
-    assert asked == ["short", "long", "long"]
-    assert not bench.pulse.has_left
-
-
-def away(store: Any) -> None:
-    raise StoreUnavailable("this part of the store is silent")
-
-
-def test_children_are_looked_at_while_a_part_of_the_store_does_not_answer_a_release(
-    bench: Bench, running: Callable[[Bench], ParentHeartbeat]
-) -> None:
-    live, lease = live_bench(ttl=0.6)
-    pulse = running(live)
-    stall = Stall()
-    pulse.leave(lambda store: stall(), 60.0)
-    assert stall.entered.wait(30)
-    renewed = len(live.store.batches)
-    wait_until(lambda: len(live.store.batches) >= renewed + 3, "the child's lease is renewed")
-    assert not lease.lost
-    assert not stall.left.is_set()
-    assert pulse.has_left, "else the parent would wait for the store again"
-    stall.leave.set()
-    wait_until(lambda: not pulse.has_left, "the store has answered")
-    lease.end()
-
-
-def test_a_release_is_retried_on_a_thread_that_ends_with_the_last_of_them(
-    bench: Bench, running: Callable[[Bench], ParentHeartbeat]
-) -> None:
-    live, lease = live_bench(ttl=60.0)
-    pulse = running(live)
-    asked: list[str] = []
-    for name in ("a", "b"):
-        pulse.leave(lambda store, name=name: asked.append(name), 60.0)
-        wait_until(lambda: not pulse.has_left, "the store has answered")
-        wait_until(
-            lambda: all("-retry" not in one.name for one in threading.enumerate()),
-            "the thread has ended",
-        )
-    assert asked == ["a", "b"]
-    lease.end()
-
-
-def test_a_child_is_forked_when_no_retried_release_is_in_the_stores_client(
-    bench: Bench, running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
-    live, lease = live_bench(ttl=60.0)
-    stall = Stall()
-    running(live).leave(lambda store: stall(), 60.0)
-    assert_a_fork_waits_for(stall)
-    lease.end()
-
-
-def test_a_release_for_a_live_part_of_the_store_is_carried_out_behind_those_for_a_silent_one(
-    bench: Bench,
-) -> None:
-    asked: list[str] = []
-    for _ in range(10):
-        bench.pulse.leave(away, 3600.0)
-    bench.pulse.leave(lambda store: asked.append("left with them"), 60.0)
-    for _ in range(11):
-        bench.pulse.catch_up()
-        bench.clock.advance(1.0)
-    assert asked == ["left with them"]
-    bench.pulse.leave(lambda store: asked.append("left later"), 60.0)
-    bench.pulse.catch_up()
-    assert asked == ["left with them", "left later"], "what was not asked yet comes first"
-    assert bench.pulse.has_left
-
-
-def test_a_release_that_fails_by_a_defect_does_not_keep_the_others_from_being_carried_out(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked: list[str] = []
-
-    def fail(store: Any) -> None:
-        raise ValueError("a defect")
-
-    bench.pulse.leave(fail, 60.0)
-    bench.pulse.leave(lambda store: asked.append("next"), 60.0)
-    bench.pulse.catch_up()
-    assert asked == ["next"]
-    assert "a defect" in caplog.text
-
-
-def test_what_was_left_while_another_release_is_asked_is_carried_out(bench: Bench) -> None:
-    asked: list[int] = []
-
-    def ask_while_others_come(store: Any) -> None:
-        for number in range(1000):
-            bench.pulse.leave(lambda store, number=number: asked.append(number), 60.0)
-
-    bench.pulse.leave(ask_while_others_come, 60.0)
-    bench.pulse.catch_up()
-    assert asked == list(range(1000))
-
-
-def test_a_release_that_comes_on_top_of_a_thousand_is_told_and_replaces_none(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ParentHeartbeat, "running", bench.pulse)
-    asked: list[int] = []
-    bench.pulse.leave(away, 60.0)
-    bench.pulse.catch_up()
-    for number in range(1000):
-        _ask(
-            bench.store,
-            f"pid {number} died",
-            60.0,
-            lambda store, number=number: asked.append(number),
-        )
-    assert [record.getMessage() for record in caplog.records] == [
-        "singleton: pid 999 died; it could not be freed (too many others wait for the store), and "
-        "expires in 60 s. To free it at once: celery -A ... singleton release"
-    ]
-    bench.clock.advance(1.0)
-    bench.pulse.catch_up()
-    assert asked == list(range(999))

@@ -1,0 +1,210 @@
+"""The requests that a worker's main thread does not wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.core import native
+from celery_singleton_lock.core.clock import SystemClock
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.testing import ManualClock
+from celery_singleton_lock.worker.dead_child import _ask
+from celery_singleton_lock.worker.store_queue import StoreQueue
+from tests.harness.deliveries import wait_until
+from tests.unit.flaky_store import FlakyStore
+from tests.unit.stall import Stall, assert_a_fork_waits_for
+
+# The children touch nothing.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+class Bench:
+    """A queue whose thread does not run, over a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = FlakyStore(self.clock)
+        self.queue = StoreQueue(lambda: self.store, self.clock)
+        self.asked: list[Any] = []
+
+    def put(self, name: Any, ttl: float = 60.0) -> bool:
+        return self.queue.put(lambda store: self.asked.append(name), ttl)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
+    return Bench()
+
+
+@pytest.fixture
+def running() -> Iterator[StoreQueue]:
+    """A queue whose thread runs when it is needed."""
+    over, clock = threading.Event(), SystemClock()
+    store = FlakyStore(clock)
+    queue = StoreQueue(lambda: store, clock, over.is_set)
+    yield queue
+    over.set()
+    wait_until(lambda: not queue._start.locked(), "the thread ends with the worker")
+
+
+def away(store: Any) -> None:
+    raise StoreUnavailable("this part of the store is silent")
+
+
+def test_what_a_silent_store_has_not_heard_is_asked_again_until_its_ttl(bench: Bench) -> None:
+    asked: list[str] = []
+
+    def ask(name: str) -> Callable[[Any], None]:
+        def to_ask(store: Any) -> None:
+            asked.append(name)
+            if store.away:
+                raise StoreUnavailable("connection refused")
+
+        return to_ask
+
+    bench.store.away = True
+    bench.queue.put(ask("short"), 5.0)
+    bench.queue.put(ask("long"), 60.0)
+    bench.queue.catch_up()
+    bench.queue.catch_up()
+    assert asked == ["short"], "one silence is enough, and not asked again at once"
+    bench.clock.advance(6.0)
+    bench.queue.catch_up()
+    assert asked == ["short", "long"], "the store has freed the first one by itself"
+    assert bench.queue.is_silent
+    bench.store.away = False
+    bench.clock.advance(1.0)
+    bench.queue.catch_up()
+    assert asked == ["short", "long", "long"]
+    assert bench.queue.is_empty
+    assert not bench.queue.is_silent
+
+
+def test_the_main_thread_waits_for_a_silent_store_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreQueue, "running", bench.queue)
+    asked: list[int] = []
+
+    def ask(number: int) -> Callable[[Any], None]:
+        def to_ask(store: Any) -> None:
+            asked.append(number)
+            away(store)
+
+        return to_ask
+
+    for number in range(3):
+        _ask(bench.store, f"pid {number} died", 60.0, ask(number))
+    assert asked == [0]
+
+
+def test_the_thread_ends_with_the_last_request_and_another_one_begins(running: StoreQueue) -> None:
+    asked: list[str] = []
+    for name in ("a", "b"):
+        running.put(lambda store, name=name: asked.append(name), 60.0)
+        wait_until(lambda: running.is_empty, "the store has answered")
+        wait_until(
+            lambda: all("store-queue" not in one.name for one in threading.enumerate()),
+            "the thread has ended",
+        )
+    assert asked == ["a", "b"]
+
+
+def test_a_request_waits_for_a_thread_until_one_can_be_started(
+    running: StoreQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(function: Callable[[], None], name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "start_new_thread", refuse)
+        assert running.put(lambda store: asked.append("a"), 60.0)
+    running.put(lambda store: asked.append("b"), 60.0)
+    wait_until(lambda: running.is_empty, "the store has answered")
+    assert asked == ["a", "b"]
+
+
+def test_the_end_of_the_worker_waits_for_what_is_being_sent(running: StoreQueue) -> None:
+    stall = Stall()
+    running.put(lambda store: stall(), 60.0)
+    assert stall.entered.wait(30)
+    threading.Timer(0.1, stall.leave.set).start()
+    running.flush()
+    assert stall.left.is_set()
+
+
+def test_a_child_is_forked_when_no_request_is_in_the_stores_client(
+    running: StoreQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
+    stall = Stall()
+    running.put(lambda store: stall(), 60.0)
+    assert_a_fork_waits_for(stall)
+
+
+def test_a_request_to_a_live_part_of_the_store_is_sent_behind_those_to_a_silent_one(
+    bench: Bench,
+) -> None:
+    for _ in range(10):
+        bench.queue.put(away, 3600.0)
+    bench.put("left with them")
+    for _ in range(11):
+        bench.queue.catch_up()
+        bench.clock.advance(1.0)
+    assert bench.asked == ["left with them"]
+    bench.put("left later")
+    bench.queue.catch_up()
+    assert bench.asked == ["left with them", "left later"], "what was not sent yet comes first"
+    assert bench.queue.is_silent
+
+
+def test_a_request_that_fails_by_a_defect_does_not_keep_the_others_from_being_sent(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(store: Any) -> None:
+        raise ValueError("a defect")
+
+    bench.queue.put(fail, 60.0)
+    bench.put("next")
+    bench.queue.catch_up()
+    assert bench.asked == ["next"]
+    assert "a defect" in caplog.text
+
+
+def test_what_is_put_while_another_request_is_sent_is_sent_too(bench: Bench) -> None:
+    def ask_while_others_come(store: Any) -> None:
+        for number in range(1000):
+            bench.put(number)
+
+    bench.queue.put(ask_while_others_come, 60.0)
+    bench.queue.catch_up()
+    assert bench.asked == list(range(1000))
+
+
+def test_a_request_that_comes_on_top_of_a_thousand_is_told_and_replaces_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(StoreQueue, "running", bench.queue)
+    bench.queue.put(away, 60.0)
+    bench.queue.catch_up()
+    for number in range(1000):
+        _ask(
+            bench.store,
+            f"pid {number} died",
+            60.0,
+            lambda store, number=number: bench.asked.append(number),
+        )
+    assert [record.getMessage() for record in caplog.records] == [
+        "singleton: pid 999 died; it could not be freed (too many others wait for the store), and "
+        "expires in 60 s. To free it at once: celery -A ... singleton release"
+    ]
+    bench.clock.advance(1.0)
+    bench.queue.catch_up()
+    assert bench.asked == list(range(999))
