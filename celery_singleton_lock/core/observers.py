@@ -62,6 +62,7 @@ class ObserverThread:
         self._alarm.acquire()
         self._start: Any = native.allocate_lock()  # held by the thread that runs
         self._running = False
+        self._thread = 0  # the native identity of the thread
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -89,11 +90,18 @@ class ObserverThread:
         else:
             observe(*args)
 
-    def defers(self, record: logging.LogRecord) -> bool:
-        """Whether ``record`` is handled later, on the observers' thread."""
-        if native.get_ident() not in self._serving:
+    def defers(self, record: logging.LogRecord, *, always: bool = False) -> bool:
+        """Whether ``record`` is handled later, on the observers' thread. For a filter of a logger.
+
+        Args:
+            record: The record.
+            always: For a logger that only serving threads use: a client's.
+        """
+        thread = native.get_ident()
+        if thread == self._thread or not (always or thread in self._serving):
             return False
-        self.run(logger.handle, record)
+        with self.elsewhere():
+            self.run(logging.getLogger(record.name).handle, record)
         return True
 
     def flush(self, seconds: float = LAST_CALLS) -> None:
@@ -122,7 +130,7 @@ class ObserverThread:
     def _run(self) -> None:
         if not self._start.acquire(blocking=False):
             return  # two calls came at once, and each started a thread
-        self._running = True
+        self._running, self._thread = True, native.get_ident()
         while True:
             while self._calls:
                 try:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import pytest
@@ -151,22 +152,39 @@ def test_a_forked_child_has_an_empty_queue() -> None:
     os.close(writer)
 
 
-def test_the_handlers_of_a_serving_threads_log_records_run_on_the_other_thread() -> None:
+@contextmanager
+def handled(name: str) -> Iterator[list[tuple[str, str, str]]]:
+    """The records of a logger: the thread of the handler, the record's thread, the text."""
     seen: list[tuple[str, str, str]] = []
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             seen.append((thread(), str(record.threadName), record.getMessage()))
 
-    logger, handler = logging.getLogger(LOGGER), Handler()
+    logger, handler = logging.getLogger(name), Handler()
     logger.addHandler(handler)
     try:
-        logger.warning("by a %s", "body")
-        with module.observers.elsewhere():
-            logger.warning("by a %s", "heartbeat")
+        yield seen
         module.observers.flush(30)
     finally:
         logger.removeHandler(handler)
+
+
+def test_a_client_of_zookeeper_waits_for_no_log_handler() -> None:
+    pytest.importorskip("kazoo")
+    from celery_singleton_lock.stores.zookeeper import sessions
+
+    with handled("kazoo") as seen:
+        sessions._logger.warning("Connection dropped: %s", "by the server")
+    assert seen == [("singleton-observers", thread(), "Connection dropped: by the server")]
+
+
+def test_the_handlers_of_a_serving_threads_log_records_run_on_the_other_thread() -> None:
+    logger = logging.getLogger(LOGGER)
+    with handled(LOGGER) as seen:
+        logger.warning("by a %s", "body")
+        with module.observers.elsewhere():
+            logger.warning("by a %s", "heartbeat")
     assert seen == [
         (thread(), thread(), "by a body"),
         ("singleton-observers", thread(), "by a heartbeat"),

@@ -39,6 +39,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ...core.clock import Clock
+from ...core.observers import observers
 from ...errors import StoreError, StoreUnavailable
 from ..urls import StoreUrl
 
@@ -74,9 +75,11 @@ def _is_no_login(record: logging.LogRecord) -> bool:
 
 
 # A child of kazoo's own logger, whose level and handlers apply. At DEBUG kazoo logs each request
-# that it sends. The first request is the login with its password, which a filter removes.
+# that it sends. The first request is the login with its password, which a filter removes. A handler
+# that blocks kazoo's thread would end the session, and with it all leases.
 _logger = logging.getLogger("kazoo.client.singleton")
 _logger.addFilter(_is_no_login)
+_logger.addFilter(lambda record: not observers.defers(record, always=True))
 
 
 class Session:
