@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import threading
 from collections.abc import Generator
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TypeAlias
+from functools import cache
+from typing import Final, TypeAlias
+from weakref import WeakSet
 
 from celery import Celery
 
@@ -68,7 +73,10 @@ class Block:
         longest: Seconds to wait for another holder.
     """
 
-    __slots__ = ("_reset", "_runtime", "_unused", "key", "lease", "longest", "scope", "ttl")
+    __slots__ = (
+        *("__weakref__", "_reset", "_runtime", "_thread", "_unused"),
+        *("key", "lease", "longest", "scope", "ttl"),
+    )
 
     def __init__(self, key: str, scope: str, ttl: float | None, longest: float) -> None:
         self._runtime: Runtime | None = None  # of the lease to release, if there is one
@@ -126,6 +134,9 @@ class Block:
         """Make the lease the innermost one of this context."""
         lease = self.lease
         if self.owns:
+            self._thread = threading.get_ident()
+            _entered.add(self)
+            _register_exit()
             lease.outer = held_lease.get()
             self._reset = held_lease.set(lease)
         return lease
@@ -134,6 +145,11 @@ class Block:
     def owns(self) -> bool:
         """Whether the lease is this block's own, and not released."""
         return self._runtime is not None
+
+    @property
+    def entered_here(self) -> bool:
+        """Whether this thread, or greenlet, has entered the block."""
+        return self._thread == threading.get_ident()
 
     def loss(self) -> LeaseLost | None:
         """The error for the loss of the lease, before :meth:`release`; None: it is not lost."""
@@ -149,14 +165,36 @@ class Block:
     def release(self) -> None:
         """Release the lease, unless it is that of a block or task around this one."""
         runtime = self._runtime
-        if runtime is not None:
+        # While the interpreter is finalized, the modules of clients are gone already.
+        if runtime is not None and not sys.is_finalizing():
             runtime.locker.release(self.lease, Release.of(self.lease))
             self._runtime = None
+            _entered.discard(self)
 
     def __del__(self) -> None:
         if self._runtime is not None:  # the block was abandoned: an ExitStack was never closed
             self.release()
             self.leave()
+
+
+# The blocks whose leases are not released.
+_entered: Final[WeakSet[Block]] = WeakSet()
+
+
+@cache
+def _register_exit() -> None:
+    # Called after the store was opened: what is registered last runs first.
+    atexit.register(_release_abandoned)
+
+
+def _release_abandoned() -> None:
+    """Release the blocks that this thread has entered and not left. Called when Python exits.
+
+    The others belong to daemon threads, whose code still runs: their leases expire.
+    """
+    for block in list(_entered):
+        if block.entered_here:
+            block.release()
 
 
 def _acquire(

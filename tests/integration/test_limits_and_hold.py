@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis
 
 from celery_singleton_lock import (
     FenceUnavailable,
@@ -129,6 +132,64 @@ def test_tasks_of_one_scope_share_their_keys(
     assert value["task"] == getattr(stage.app, task).name
     stage.open(name)
     assert running.get(timeout=20) == name
+
+
+# Programs that enter a block and end without leaving it.
+ENDS = """
+import asyncio, os, sys, threading, time
+from celery import Celery
+from celery_singleton_lock import hold
+
+app = Celery("ends", broker=sys.argv[1], set_as_current=False)
+block = hold("k", scope="s", app=app)
+
+def suspended():
+    with block:
+        yield
+
+async def in_coroutine():
+    await block.__aenter__()
+
+def in_thread():
+    with block:
+        entered.set()
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "block.__enter__()",
+        "generator = suspended()\nnext(generator)",
+        "asyncio.run(in_coroutine())",
+        "block.__enter__()\nsys.exit(0)",
+    ],
+    ids=["by hand", "generator", "coroutine", "exit"],
+)
+def test_a_block_that_was_never_left_is_released_when_its_program_ends(
+    redis_url: str, redis_client: redis.Redis, program: str
+) -> None:
+    assert output_of(program, redis_url) == ""
+    assert not list(redis_client.scan_iter("csl:*:s:k"))
+
+
+def test_a_block_of_a_daemon_thread_is_not_released_while_its_code_runs(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    program = """
+entered = threading.Event()
+threading.Thread(target=in_thread, daemon=True).start()
+entered.wait(60)
+"""
+    assert output_of(program, redis_url) == ""
+    assert len(list(redis_client.scan_iter("csl:*:s:k"))) == 1
+
+
+def output_of(program: str, url: str) -> str:
+    command = [sys.executable, "-c", f"{ENDS}\n{program}", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout + done.stderr
 
 
 def test_tasks_of_different_scopes_run_beside_each_other(
