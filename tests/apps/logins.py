@@ -13,3 +13,10 @@ class Locks(CredentialProvider):
 
     def get_credentials(self) -> tuple[str, str]:
         return "locks", Path(os.environ["LOCKS_PASSWORD"]).read_text()
+
+
+class Bare(CredentialProvider):
+    """Gives a password without a user, which a server of a developer may not have."""
+
+    def get_credentials(self) -> tuple[str]:
+        return (os.environ.get("BARE_PASSWORD", ""),)

@@ -93,6 +93,32 @@ def test_a_new_connection_asks_the_provider_again(
         pass
 
 
+@pytest.mark.parametrize("password", ["", "unneeded"])
+def test_a_server_without_a_password_takes_any_that_a_provider_gives(
+    server: PrivateServer, load_app: LoadApp, monkeypatch: Any, password: str
+) -> None:
+    monkeypatch.setenv("BARE_PASSWORD", password)
+    url = f"{server.url()}?credential_provider=tests.apps.logins:Bare"
+    app = load_app(UNIQUE, RESULT_URL=url).app
+    with hold("ann", scope="work", app=app):
+        pass
+
+
+def test_a_password_in_the_url_is_not_needed_by_a_server_without_one(
+    server: PrivateServer, load_app: LoadApp
+) -> None:
+    url = server.url().replace("redis://", "redis://:unneeded@")
+    with hold("ann", scope="work", app=load_app(UNIQUE, LOCK_URL=url).app):
+        pass
+    with redis.Redis.from_url(server.url()) as client:
+        client.config_set("requirepass", "needed")
+        with (
+            pytest.raises(StoreError, match="refuses the login"),
+            hold("ann", scope="work", app=load_app(UNIQUE, LOCK_URL=url).app),
+        ):
+            pass
+
+
 def test_a_provider_that_fails_is_a_store_that_does_not_answer(
     server: PrivateServer, password: Path, load_app: LoadApp
 ) -> None:

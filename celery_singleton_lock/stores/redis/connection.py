@@ -67,6 +67,8 @@ _BROKEN: Final = (
     ValueError,
 )
 
+# Replies to AUTH of a server that has no password: since Redis 6, and before.
+_NO_PASSWORD: Final = ("without any password configured", "no password is set")
 # CLUSTERDOWN and MASTERDOWN end with a failover. TRYAGAIN ends with the migration of a slot.
 _TEMPORARY: Final = (redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError)
 # Seconds after which an idle connection is checked before use. A command sent on a connection that
@@ -354,7 +356,15 @@ class Connections:
     def _connected(self, timeout: float) -> Any:
         client = self.new(timeout)
         try:
-            client.connect()
+            try:
+                client.connect()
+            except redis.exceptions.AuthenticationError as exc:
+                if not any(text in str(exc) for text in _NO_PASSWORD):
+                    raise
+                # Celery's connections log in by HELLO since redis-py 8. There such a server accepts
+                # any password.
+                client.username = client.password = client.credential_provider = None
+                client.connect()
             self.greet(client)
         except BaseException as exc:
             client.disconnect()
