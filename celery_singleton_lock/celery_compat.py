@@ -128,6 +128,14 @@ def acks_failures(task: Any) -> bool:
     return getattr(task, "acks_on_failure", older) is not False
 
 
+def dead_letters(task: Any) -> bool:
+    """Whether the broker may keep a message of ``task`` that is rejected, and deliver it later.
+
+    Only RabbitMQ has dead letter exchanges; kombu's virtual transports delete such a message.
+    """
+    return bool(task.acks_late) and driver_of(task.app) == "amqp"
+
+
 def requeues_on_timeout(task: Any) -> bool:
     """Whether the message is requeued after a hard time limit.
 

@@ -50,8 +50,9 @@ OnReply: TypeAlias = Callable[[Relation | StoreError, bool], None]
 
 #: Seconds for which an operator's note on a release stays beside the key.
 NOTE_TTL: Final = 3600.0
-#: Seconds for which the arguments of a message outlive its claim, because the message may wait in
-#: its queue, or be delivered again after a kill. Brokers wait less for an acknowledgement.
+#: Seconds for which the arguments of a message are kept after a call or a delivery, because the
+#: message may wait in its queue, or be delivered again after a kill. Brokers wait less for an
+#: acknowledgement.
 ARGUMENTS_FOR: Final = 7 * 86400.0
 
 
@@ -82,8 +83,8 @@ class ClaimChange:
         key: The claim's key, in the shard of the lease's key.
         phase: The new phase; None: the claim is freed.
         ttl: Seconds.
-        arguments: The key of the message's newest arguments, empty: none. A grant returns them, and
-            a release of the lease deletes them.
+        arguments: The key of the message's newest arguments, empty: none. A grant returns them. Any
+            other request deletes them together with the change, because the message has ended.
     """
 
     key: str
@@ -112,7 +113,8 @@ class Admit:
         prolongs: Whether the message's own, existing claim gets ``ttl`` again.
         wants_ttl: Whether the reply must contain the ttl of an existing claim; else it may be nan.
         arguments: The key at which later calls may replace the message's arguments; empty: they
-            can't be replaced. Kept `ARGUMENTS_FOR` longer than the claim.
+            can't be replaced. It expires with the claim, unless a call replaces them or the message
+            arrives: then it is kept for `ARGUMENTS_FOR`.
         due_in: Seconds until the message may start, by the store's clock; only with ``arguments``.
     """
 

@@ -57,6 +57,7 @@ from ..core.store import ARGUMENTS_FOR, Admit, ClaimChange, ReplaceArguments, Re
 from ..errors import DuplicateTask, SettingsError, StoreError, StoreUnavailable
 from ..policy import OnDuplicate, Policy, Unique, seconds
 from ..runtime import Runtime
+from .header import moment
 from .values import SkippedResult, skipped_value
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -113,6 +114,8 @@ class Claim:
             it, so no header contains it.
         arguments: The name of the later call whose arguments the message has; empty: it has its
             own, which later calls may replace; None: they can't.
+        admitted_until: The publisher's time, in seconds since the epoch, until which the claim was
+            admitted; None: unknown. Arguments that no call has replaced expire then.
     """
 
     key: str
@@ -121,6 +124,7 @@ class Claim:
     duplicate: bool = False
     lasts: bool = False
     arguments: str | None = None
+    admitted_until: float | None = None
 
     @classmethod
     def of(cls, policy: Policy, key: str) -> Claim:
@@ -138,6 +142,8 @@ class Claim:
         }
         if self.arguments is not None:
             header["arguments"] = self.arguments
+        if self.admitted_until is not None:
+            header["admitted_until"] = self.admitted_until
         return header
 
     @classmethod
@@ -157,6 +163,7 @@ class Claim:
                 unique_for=seconds("unique_for", value.get("unique_for")),
                 duplicate=value.get("duplicate") is True,
                 arguments=arguments if isinstance(arguments, str) else None,
+                admitted_until=moment(value.get("admitted_until")),
             )
         except (TypeError, ValueError):
             return None
@@ -190,16 +197,30 @@ class Claim:
         Each renewal prolongs the lease and the claim.
         """
         if self.unique is Unique.UNTIL_START:
-            return self.freed()
+            return ClaimChange(key=self.key, phase=None)
         return ClaimChange(key=self.key, phase=Phase.RUNNING, ttl=ttl)
 
     def queued(self, delay: float = 0.0) -> ClaimChange:
         """The change when the message is queued again, to run after ``delay`` seconds or later."""
         return ClaimChange(key=self.key, phase=Phase.QUEUED, ttl=self.unique_for + delay)
 
-    def freed(self) -> ClaimChange:
-        """The change when the message has ended."""
-        return ClaimChange(key=self.key, phase=None)
+    def freed(self, message: str = "") -> ClaimChange:
+        """The change when the message has ended.
+
+        Args:
+            message: The message's name (``Token.task``), if its newest arguments are deleted: it
+                never comes back, and has ``on_duplicate="replace"``.
+        """
+        arguments = Keyspace.arguments(self.key, message) if message else ""
+        return ClaimChange(key=self.key, phase=None, arguments=arguments)
+
+    def may_have_arguments(self, policy: Policy) -> bool:
+        """Whether the store may have newest arguments of the message.
+
+        The policy says so in a retry that the worker parent publishes, the claim in a task that
+        replaces itself.
+        """
+        return self.arguments is not None or policy.on_duplicate is OnDuplicate.REPLACE
 
     def after(
         self,
@@ -209,6 +230,7 @@ class Claim:
         comes_back: bool,
         retry_in: float | None,
         replaced: bool,
+        message: str = "",
     ) -> ClaimChange:
         """The change when the task has ended.
 
@@ -218,6 +240,7 @@ class Claim:
             comes_back: Whether the broker delivers an unacknowledged message again.
             retry_in: Seconds until the next attempt on the same key; None if there is none.
             replaced: Whether ``self.replace()`` published a successor with the same claim.
+            message: See :meth:`freed`.
         """
         if isinstance(retval, Retry) and retry_in is not None:
             return replace(self.queued(retry_in), phase=Phase.RETRYING)
@@ -226,7 +249,7 @@ class Claim:
         requeued = isinstance(retval, Reject) and bool(getattr(retval, "requeue", False))
         if comes_back and (requeued or (state is None and not isinstance(retval, Reject))):
             return self.queued()
-        return self.freed()
+        return self.freed(message)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -322,7 +345,8 @@ class Publication:
             self.header["options"] = {**self.header.get("options", {}), **terms}
             self.header["period"] = claim.key
         else:
-            self.header["claim"] = replace(claim, duplicate=True).to_header()
+            beside = replace(claim, duplicate=True, arguments=None)
+            self.header["claim"] = beside.to_header()
         return send(self.task_id, self.options)
 
     def _claim(self) -> Claim:
@@ -387,6 +411,7 @@ class Publication:
         # If both are given, Celery uses the countdown.
         start = self.options.get("countdown") or self.options.get("eta")
         delay = _delay_until(start, app) if start else 0.0
+        due_in = (self.policy.debounce or 0.0) if arguments else 0.0
         expires_in = None if self.expires is None else _delay_until(self.expires, app)
         wall = runtime.clock.wall()
         call = Admit(
@@ -400,14 +425,15 @@ class Publication:
                 since=wall,
                 expires=0.0 if expires_in is None else wall + expires_in,
             ),
-            ttl=claim.admitted_for(delay, expires_in),
+            ttl=claim.admitted_for(max(delay, due_in), expires_in),
             instead_of=runtime.orphans.get(claim.key, "") if runtime.orphans else "",
             prolongs=not claim.lasts,
             wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
             arguments=arguments,
+            due_in=due_in,
         )
         if arguments:
-            call.due_in = self.policy.debounce or 0.0
+            self.header["claim"]["admitted_until"] = wall + call.ttl
         existing = _ask(runtime, call)
         if runtime.outages.since:
             runtime.outages.end(claim.key)
@@ -418,9 +444,9 @@ class Publication:
         return _ask(runtime, replace(call, instead_of=existing.token))
 
     def _free(self, claim: Claim, token: Token) -> None:
-        runtime = self.runtime
+        runtime, message = self.runtime, "" if claim.arguments is None else token.task
         try:
-            runtime.store.settle_claim(token, claim.freed(), timeout=_TIMEOUT)
+            runtime.store.settle_claim(token, claim.freed(message), timeout=_TIMEOUT)
         except StoreError as exc:
             # The next try in this process must not be answered with a call that was never
             # published.
@@ -501,10 +527,13 @@ class ReplacingPublication(Publication):
             publication.options["countdown"] = publication.first_countdown()
         return cls(**values, arguments=arguments)
 
+    def _claim(self) -> Claim:
+        return replace(Publication._claim(self), arguments="")
+
     def _admit(self, claim: Claim, token: Token, arguments: str = "") -> Record | None:
         # A worker that does not know the option logs that it ignores it.
         options = {**(self.header.get("options") or {}), "on_duplicate": "replace"}
-        self.header |= {"options": options, "claim": replace(claim, arguments="").to_header()}
+        self.header["options"] = options
         existing = None
         for _ in range(_TRIES_TO_REPLACE):
             own = Keyspace.arguments(claim.key, token.task)

@@ -112,15 +112,15 @@ class Delivery:
         new = cls(token=token, started=started, requeued=requeued)
         if token.call and len(header) == 2 and "id" in header:
             return new  # the header of most messages: id and call
-        new.options, new.claim = _options(header.get("options")), header.get("claim")
+        new.options, new.claim = options_of(header.get("options")), header.get("claim")
         new.period = header.get("period")
-        new.called_at = _moment(header.get("called_at"))
+        new.called_at = moment(header.get("called_at"))
         attempt = header.get("attempt")
         # In a header that was written for an earlier attempt, only the above remains valid.
         if attempt is not None and attempt == f"{nesting}.{retries}":
             new.started = started or header.get("started") is True
             new.sequence, new.tries = _count(header.get("sequence")), _count(header.get("tries"))
-            new.since, new.losses = _moment(header.get("since")), _count(header.get("losses"))
+            new.since, new.losses = moment(header.get("since")), _count(header.get("losses"))
         return new
 
     def named(self) -> Delivery:
@@ -322,7 +322,8 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _options(value: Any) -> dict[str, Any]:
+def options_of(value: Any) -> dict[str, Any]:
+    """The options of a call in the field ``options`` of a header; without wrong ones."""
     if value is None or not isinstance(value, _MAPPINGS):
         return {}
     options = {name: value[name] for name in CALL_OPTIONS if name in value}
@@ -338,7 +339,7 @@ def _count(value: Any) -> int:
     return value if type(value) is int and value in _COUNTS else 0  # True is no count
 
 
-def _moment(value: Any) -> float | None:
+def moment(value: Any) -> float | None:
     """A time in seconds since the epoch; None for other values.
 
     NaN and infinity are refused: with NaN a wait would end at once, with infinity never.

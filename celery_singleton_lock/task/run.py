@@ -57,7 +57,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from ..celery_compat import acks_failures, driver_of, fail_as_body, is_revoked_here
+from ..celery_compat import acks_failures, dead_letters, driver_of, fail_as_body, is_revoked_here
 from ..core.backoff import backoff
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
@@ -237,7 +237,8 @@ class TaskRun:
                 # Without released_at: an exception came just before the early release.
                 self._release(state, retval)
             elif self.acks_late and is_done(self.task, state, retval):
-                self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, None)
+                claim = self._freed_claim(ended=True) if self._arguments else None
+                self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, claim)
         except StoreError as exc:
             self._report_silence(exc, "not-marked-as-done")
         except BaseException:
@@ -457,13 +458,13 @@ class TaskRun:
         self._emit(EventName.CANCELLED, by=by, started=started, later=later)
         if lease is not None:
             min_hold = self.policy.min_hold if started else 0.0
-            release = Release.of(lease, self._freed_claim(), min_hold=min_hold)
+            release = Release.of(lease, self._freed_claim(ended=True), min_hold=min_hold)
             if started and self.acks_late:
                 release.marker = MarkerState.DONE
                 release.marker_ttl = self.runtime.settings.marker_ttl
             self._locker.release(lease, release)
         elif self.claim is not None:
-            self._change_claim(self.claim.freed())
+            self._change_claim(self.claim.freed(self._message_that_ends()))
         self._state = _State.SETTLED
         raise Ignore
 
@@ -689,7 +690,7 @@ class TaskRun:
         """
         lease, claim, request = self._lease, self.claim, self.request
         packed = lease.arguments if lease is not None else None
-        if packed is None and claim is not None and claim.arguments is not None:
+        if packed is None and self._misses_arguments():
             what = f"{self.task.name}[{request.id}] runs with the arguments of its message"
             logger.warning(
                 "singleton: %s: the store has lost those of later calls, if there were any", what
@@ -710,6 +711,19 @@ class TaskRun:
         request.__dict__[HEADER] = self.delivery.header()
         self._put_back_for_its_key(newest, named)
         return newest, named
+
+    def _misses_arguments(self) -> bool:
+        """Whether the store must have had the newest arguments, which it does not have now.
+
+        Without a later call, they expire together with the claim before the first delivery.
+        """
+        claim, delivery = self.claim, self.delivery
+        if claim is None or claim.arguments is None:
+            return False
+        until, token = claim.admitted_until, delivery.token
+        if until is None or self.runtime.clock.wall() < until:
+            return True
+        return bool(delivery.sequence or token.retries or token.nesting)
 
     def _put_back_for_its_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Put the message back if its newest arguments need another key than this lease's.
@@ -772,11 +786,10 @@ class TaskRun:
             return  # the lease is released after the result is stored
         # The messages that Celery publishes next must not conflict with this lease. Until they are
         # sent, the work is not done: meanwhile a marker that expires makes the store refuse twins.
-        release = Release.of(lease, self._freed_claim(), min_hold=self.policy.min_hold)
+        claim = self._freed_claim(ended=not self.acks_late)
+        release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.FINISHING, self.policy.ttl
-        elif release.claim is not None:
-            release.claim = replace(release.claim, arguments=self._arguments)
         self._release_early(lease, release)
 
     def _interrupted(self, lease: Lease) -> Any:
@@ -785,7 +798,9 @@ class TaskRun:
         self.runtime.locker.heartbeat.declare(lease)
         error = lease.lost_error()  # created before the release changes the lease
         goes_back = self._goes_back(self.request)
-        self._release_early(lease, Release.of(lease, None if goes_back else self._freed_claim()))
+        # With acks_late, the message ends with the marker "done".
+        claim = None if goes_back else self._freed_claim(ended=not self.acks_late)
+        self._release_early(lease, Release.of(lease, claim))
         if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
             losses = self.delivery.losses + 1
@@ -849,12 +864,15 @@ class TaskRun:
             # Celery acknowledges the message of a greenlet that `revoke(terminate=True)` ended.
             comes_back = self.acks_late and not (state is None and is_revoked_here(self.request.id))
             claim = self.claim.after(
-                state, retval, comes_back=comes_back, retry_in=retry_in, replaced=replaced
+                state,
+                retval,
+                comes_back=comes_back,
+                retry_in=retry_in,
+                replaced=replaced,
+                message="" if self._is_rejected(state, retval) else self._message_that_ends(),
             )
         if lease is None or not is_done(self.task, state, retval):
             return self._bare_release(claim)
-        if claim is not None and claim.phase is None:
-            claim = replace(claim, arguments=self._arguments)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
@@ -894,8 +912,23 @@ class TaskRun:
                 return None
         return seconds_until(retry.when, self.task.app)
 
-    def _freed_claim(self) -> ClaimChange | None:
-        return self.claim.freed() if self.claim else None
+    def _freed_claim(self, *, ended: bool = False) -> ClaimChange | None:
+        """The claim is freed; with ``ended``, the message never comes back."""
+        return self.claim.freed(self._message_that_ends() if ended else "") if self.claim else None
+
+    def _message_that_ends(self) -> str:
+        """The name of the message, if the store has newest arguments to delete; else empty."""
+        claim = self.claim
+        has_arguments = claim is not None and claim.may_have_arguments(self.policy)
+        return self.delivery.token.task if has_arguments else ""
+
+    def _is_rejected(self, state: str | None, retval: Any) -> bool:
+        """Whether Celery rejects the message, so that the broker may dead-letter it.
+
+        A person may send it to its queue again. It has to run with the newest arguments then.
+        """
+        failed = state == states.FAILURE and not acks_failures(self.task)
+        return (failed or isinstance(retval, Reject)) and dead_letters(self.task)
 
     def _change_claim(self, change: ClaimChange) -> None:
         try:

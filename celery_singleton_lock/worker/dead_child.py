@@ -46,8 +46,9 @@ from ..core.events import Event, EventName
 from ..core.lease import Holder, Kind, Token
 from ..core.store import ClaimChange, Relation, Release, Store
 from ..errors import StoreError, StoreUnavailable
+from ..policy import Unique
 from ..publish.claim import Claim
-from ..publish.header import call_of, header_of
+from ..publish.header import call_of, header_of, options_of
 from ..runtime import Runtime
 from .shared_memory import DeadLease, SharedMemory
 from .store_queue import StoreQueue
@@ -147,7 +148,7 @@ def _settling(
     change = _claim_after(request, None, comes_back)
     if change is None:
         return None
-    token = Token(str(request.id), 0, 0, "-", call_of(_header(request)))
+    token = _token(request)
     what = f"{request.task.name}[{request.id}] has ended with the claim {change.key}"
     ttl = change.ttl or request.task.singleton_policy().unique_for
     return what, ttl, lambda store: store.settle_claim(token, change, timeout=_PARENT_TIMEOUT)
@@ -163,8 +164,9 @@ def _claim_after(
         comes_back: Whether the message is requeued.
         key: The key of the claim, for a message whose publisher set no claim.
     """
-    policy = request.task.singleton_policy()
-    claim = Claim.from_header(_header(request).get("claim"), Runtime.of(request.app).keyspace)
+    task, header = request.task, _header(request)
+    policy = task.singleton_policy(options_of(header.get("options")))
+    claim = Claim.from_header(header.get("claim"), Runtime.of(request.app).keyspace)
     if claim is None and key and policy.unique:
         claim = Claim.of(policy, key)
     if claim is None:
@@ -173,7 +175,17 @@ def _claim_after(
         return claim.queued()
     # The claim stays while the body may run, because a call published now would conflict with
     # its lease.
-    return claim.granted(_DYING_SECONDS) if become else claim.freed()
+    if become and claim.unique is not Unique.UNTIL_START:
+        return claim.granted(_DYING_SECONDS)
+    if not claim.may_have_arguments(policy):
+        return claim.freed()
+    is_rejected = celery_compat.dead_letters(task) and not celery_compat.acks_failures(task)
+    comes_back_later = is_rejected and not celery_compat.is_revoked(request)
+    return claim.freed("" if comes_back_later else _token(request).task)
+
+
+def _token(request: Any) -> Token:
+    return Token(str(request.id), 0, 0, "-", call_of(_header(request)))
 
 
 def _header(request: Any) -> Mapping[str, Any]:

@@ -24,7 +24,6 @@ from celery_singleton_lock.core.store import (
     Relation,
     ReplaceArguments,
     Replaced,
-    Store,
 )
 from celery_singleton_lock.stores import open_store
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -36,6 +35,8 @@ from celery_singleton_lock.testing.contract.steps import (
     give,
     granted,
     mark,
+    record_of,
+    relation_of,
     settle,
     take,
 )
@@ -53,7 +54,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[RedisStore]:
 class Message:
     """A queued message whose arguments can be replaced."""
 
-    def __init__(self, store: Store, key: str = "", due_in: float = 0.0) -> None:
+    def __init__(self, store: RedisStore, key: str = "", due_in: float = 0.0) -> None:
         self.store, self.key, self.token = store, key or new_key(), new_token()
         self.claim = Keyspace.claim("app.sync", self.key)
         self.arguments = Keyspace.arguments(self.claim, self.token.task)
@@ -72,6 +73,12 @@ class Message:
         )
         return self.store.replace_arguments(request, timeout=TIMEOUT)
 
+    @property
+    def ttl(self) -> float:
+        """Seconds that the arguments are kept; negative: there are none."""
+        (ttl_ms,) = self.store._connections.run([("PTTL", self.arguments)], TIMEOUT)
+        return float(ttl_ms / 1000)
+
     def start(self, token: Token | None = None) -> bytes | None:
         reply = granted(self.store, self.key, token or self.token, claim=self.change)
         assert isinstance(reply, GrantedArguments)
@@ -81,7 +88,7 @@ class Message:
         give(self.store, self.key, self.token, claim=self.change)
 
 
-def test_a_grant_returns_the_last_arguments(store: Store) -> None:
+def test_a_grant_returns_the_last_arguments(store: RedisStore) -> None:
     message = Message(store)
     for arguments in (b"first", b"\x00\xff last"):
         assert message.replace(arguments) is Replaced.YES
@@ -89,11 +96,11 @@ def test_a_grant_returns_the_last_arguments(store: Store) -> None:
     assert message.start() == b"\x00\xff last", "also after a lost reply"
 
 
-def test_arguments_that_no_call_replaced_are_empty(store: Store) -> None:
+def test_arguments_that_no_call_replaced_are_empty(store: RedisStore) -> None:
     assert Message(store).start() == b""
 
 
-def test_a_client_that_waited_gets_them(store: Store) -> None:
+def test_a_client_that_waited_gets_them(store: RedisStore) -> None:
     message = Message(store)
     other = take(store, message.key)
     waiting = {"claim": message.change, "wait_ttl": LONG}
@@ -105,20 +112,20 @@ def test_a_client_that_waited_gets_them(store: Store) -> None:
     assert reply.arguments == b"newest"
 
 
-def test_lost_arguments_are_none(store: Store) -> None:
+def test_lost_arguments_are_none(store: RedisStore) -> None:
     message = Message(store)
     store.free(message.arguments, None)
     assert message.start() is None
 
 
-def test_after_the_grant_no_call_replaces_them(store: Store) -> None:
+def test_after_the_grant_no_call_replaces_them(store: RedisStore) -> None:
     message = Message(store)
     message.start()
     assert message.replace(b"late") is Replaced.NOT_QUEUED
     assert message.start() == b""
 
 
-def test_a_refusal_returns_no_arguments_and_leaves_them_replaceable(store: Store) -> None:
+def test_a_refusal_returns_no_arguments_and_leaves_them_replaceable(store: RedisStore) -> None:
     message = Message(store)
     other = take(store, message.key)
     reply = ask(store, message.key, message.token, claim=message.change)
@@ -129,7 +136,7 @@ def test_a_refusal_returns_no_arguments_and_leaves_them_replaceable(store: Store
     assert message.start() == b"newest"
 
 
-def test_a_redelivery_gets_them_again_until_the_message_is_done(store: Store) -> None:
+def test_a_redelivery_gets_them_again_until_the_message_is_done(store: RedisStore) -> None:
     message = Message(store)
     message.replace(b"newest")
     message.start()
@@ -142,14 +149,84 @@ def test_a_redelivery_gets_them_again_until_the_message_is_done(store: Store) ->
     assert message.start() is None
 
 
-def test_a_release_that_does_not_find_the_lease_keeps_them(store: Store) -> None:
+def test_each_end_of_a_message_deletes_them(store: RedisStore) -> None:
+    def end_by_refusal(message: Message) -> None:
+        other = take(store, message.key)
+        refused = ask(store, message.key, message.token, claim=message.change, frees_claim=True)
+        assert relation_of(refused) is Relation.OTHER
+        give(store, message.key, other)
+
+    def end_by_marker(message: Message) -> None:
+        message.start()
+        give(store, message.key, message.token, claim=freed(message.claim))
+        mark(store, message.key, message.token, MarkerState.DONE, claim=message.change)
+
+    def end_after_a_loss(message: Message) -> None:
+        message.start()
+        store.free(message.key, None)
+        message.end()
+
+    def end_without_a_lease(message: Message) -> None:
+        store.settle_claim(message.token, message.change, timeout=TIMEOUT)
+
+    def end_after_its_claim(message: Message) -> None:
+        store.free(message.claim, None)
+        admit(store, message.claim, new_token())
+        end_without_a_lease(message)
+
+    for end in (
+        Message.end,
+        end_by_refusal,
+        end_by_marker,
+        end_after_a_loss,
+        end_without_a_lease,
+        end_after_its_claim,
+    ):
+        message = Message(store)
+        message.replace(b"newest")
+        assert message.ttl > 0
+        end(message)
+        assert message.ttl < 0, end.__name__
+
+
+def test_a_twin_that_is_discarded_leaves_them_to_the_running_one(store: RedisStore) -> None:
     message = Message(store)
     message.replace(b"newest")
-    message.end()
+    running = ClaimChange(
+        key=message.claim, phase=Phase.RUNNING, ttl=LONG, arguments=message.arguments
+    )
+    granted(store, message.key, message.token, claim=running)
+    store.settle_claim(message.token, message.change, timeout=TIMEOUT)
     assert message.start() == b"newest"
 
 
-def test_the_next_message_of_a_key_does_not_get_them(store: Store) -> None:
+def test_those_of_a_message_that_was_never_published_expire_with_its_claim(
+    store: RedisStore,
+) -> None:
+    message = Message(store, due_in=LONG)
+    for again in (False, True):
+        if again:  # published again after a lost reply, with a later end
+            admit(store, message.claim, message.token, ttl=2 * LONG, arguments=message.arguments)
+        assert 0 < message.ttl <= record_of(store, message.claim).ttl + 1
+    due_in(message)
+    assert message.ttl > ARGUMENTS_FOR, "it has arrived"
+
+
+def test_a_message_that_arrives_after_its_claim_has_replaceable_ones_again(
+    store: RedisStore,
+) -> None:
+    message = Message(store)
+    for key in (message.claim, message.arguments):
+        store.free(key, None)
+    other = take(store, message.key)
+    assert isinstance(ask(store, message.key, message.token, claim=message.change), Refused)
+    admit(store, message.claim, message.token)
+    assert message.replace(b"newest") is Replaced.YES
+    give(store, message.key, other)
+    assert message.start() == b"newest"
+
+
+def test_the_next_message_of_a_key_does_not_get_them(store: RedisStore) -> None:
     started = Message(store)
     started.replace(b"of the first")
     started.start()
@@ -160,14 +237,14 @@ def test_the_next_message_of_a_key_does_not_get_them(store: Store) -> None:
     assert following.start() == b"of the second"
 
 
-def test_a_message_that_is_admitted_again_keeps_them(store: Store) -> None:
+def test_a_message_that_is_admitted_again_keeps_them(store: RedisStore) -> None:
     message = Message(store)
     message.replace(b"newest")
     assert admit(store, message.claim, message.token, arguments=message.arguments) is None
     assert message.start() == b"newest"
 
 
-def test_a_retry_that_waits_takes_them(store: Store) -> None:
+def test_a_retry_that_waits_takes_them(store: RedisStore) -> None:
     message = Message(store)
     message.start()
     give(store, message.key, message.token, claim=freed(message.claim))
@@ -178,7 +255,7 @@ def test_a_retry_that_waits_takes_them(store: Store) -> None:
     assert message.replace(b"late") is Replaced.NOT_QUEUED
 
 
-def test_the_arguments_of_another_message_are_fixed(store: Store) -> None:
+def test_the_arguments_of_another_message_are_fixed(store: RedisStore) -> None:
     message = Message(store)
     store.free(message.arguments, None)
     assert message.replace(b"newest") is Replaced.FIXED
@@ -187,7 +264,7 @@ def test_the_arguments_of_another_message_are_fixed(store: Store) -> None:
     assert message.replace(b"newest") is Replaced.NOT_QUEUED
 
 
-def test_a_message_that_is_done_gets_none(store: Store) -> None:
+def test_a_message_that_is_done_gets_none(store: RedisStore) -> None:
     message = Message(store)
     message.replace(b"newest")
     message.start()
@@ -203,7 +280,7 @@ def due_in(message: Message, sequence: int = 0) -> float:
     return reply.due_in if isinstance(reply, NotDue) else 0.0
 
 
-def test_a_message_starts_when_it_is_due(store: Store) -> None:
+def test_a_message_starts_when_it_is_due(store: RedisStore) -> None:
     message = Message(store, due_in=LONG)
     assert LONG - 1 < due_in(message) <= LONG
     assert message.replace(b"", due_in=2 * LONG) is Replaced.YES
@@ -226,12 +303,13 @@ def test_a_clock_that_is_set_back_does_not_postpone_a_message(store: RedisStore)
 
 
 def test_arguments_are_kept_until_a_late_due_time(store: RedisStore) -> None:
-    message = Message(store, due_in=2 * ARGUMENTS_FOR)
-    (ttl,) = store._connections.run([("PTTL", message.arguments)], TIMEOUT)
-    assert ttl > 2 * ARGUMENTS_FOR * 1000
+    message = Message(store)
+    assert message.replace(b"newest", due_in=2 * ARGUMENTS_FOR) is Replaced.YES
+    assert due_in(message) > ARGUMENTS_FOR
+    assert message.ttl > 2 * ARGUMENTS_FOR
 
 
-def test_an_old_copy_of_a_message_that_is_not_due_is_dropped(store: Store) -> None:
+def test_an_old_copy_of_a_message_that_is_not_due_is_dropped(store: RedisStore) -> None:
     message = Message(store, due_in=LONG)
     mark(store, message.key, message.token, MarkerState.WAITING, 1)
     reply = ask(store, message.key, message.token, claim=message.change, sequence=0)
@@ -240,7 +318,7 @@ def test_an_old_copy_of_a_message_that_is_not_due_is_dropped(store: Store) -> No
     assert due_in(message, sequence=1) > 0
 
 
-def test_a_message_that_is_due_and_refused_is_in_conflict(store: Store) -> None:
+def test_a_message_that_is_due_and_refused_is_in_conflict(store: RedisStore) -> None:
     message = Message(store)
     take(store, message.key)
     reply = ask(store, message.key, message.token, claim=message.change)

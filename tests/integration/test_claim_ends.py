@@ -41,10 +41,11 @@ AT_ONCE = 8.0
 # Seconds until a worker has heard that a child of its pool is dead, as Celery looks after them.
 CHILD_ENDS = 10.0
 # Processes of the module's worker.
-CHILDREN = 8
+CHILDREN = 12
 
-UNIQUE = ["until_start", "until_done"]
-both = pytest.mark.parametrize("unique", UNIQUE)
+#: "replace": until_start, and the store has the newest arguments of the message.
+UNIQUE = ["until_start", "until_done", "replace"]
+in_each_way = pytest.mark.parametrize("unique", UNIQUE)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,13 @@ def worker(stage: Stage) -> CeleryWorker:
 @pytest.fixture
 def name() -> str:
     return uuid4().hex[:12]
+
+
+def claimed(way: str) -> dict[str, Any]:
+    """The options of one of the ways of `UNIQUE`."""
+    if way == "replace":
+        return {"unique": "until_start", "on_duplicate": "replace"}
+    return {"unique": way}
 
 
 class Claim:
@@ -70,6 +78,7 @@ class Claim:
     def __init__(self, stage: Stage, task: str, name: str, **singleton: Any) -> None:
         self.task: Any = getattr(stage.app, task)
         self.name, self.lock = name, self.task.lock_key(name)
+        singleton |= claimed(singleton.get("unique", "until_done"))
         self._stage, self._singleton = stage, singleton
         self.unique = singleton.get("unique")
         assert self.lock is not None
@@ -88,6 +97,12 @@ class Claim:
         return None if record is None else str(record.phase)
 
     @property
+    def arguments(self) -> list[str]:
+        """The keys with the newest arguments of its messages."""
+        pattern = self.key.replace("}:claim|", "}:args|", 1)
+        return [key for key, *_ in self._store.texts(f"{pattern}|*")]
+
+    @property
     def ttl(self) -> float:
         """Seconds until it expires."""
         record = self._store.inspect(self.key)
@@ -99,8 +114,16 @@ class Claim:
         wait_until(lambda: self.phase == phase, f"{self.key} is {phase}")
         assert self.ttl > at_least
 
-    def is_free(self, within: float = AT_ONCE) -> None:
+    def is_free(self, within: float = AT_ONCE, *, leaves_arguments: bool = False) -> None:
+        """Wait until it is free, and the newest arguments are deleted.
+
+        Args:
+            within: Seconds.
+            leaves_arguments: Whether no process could delete them, or the message comes back.
+        """
         wait_until(lambda: self.phase is None, f"{self.key} is free", timeout=within)
+        if not leaves_arguments:
+            wait_until(lambda: not self.arguments, "the arguments are deleted", timeout=within)
 
     def can_be_had(self, before: AsyncResult) -> None:
         """An equal call is admitted, and runs."""
@@ -113,7 +136,8 @@ class Claim:
             what="the equal call has run",
             timeout=SOON,
         )
-        self.is_free()
+        self.is_free(leaves_arguments=True)
+        wait_until(lambda: again.id not in str(self.arguments), "its arguments are deleted")
 
     def is_running(self, call: AsyncResult) -> None:
         """Wait until its body waits at the gate; an equal call finds it, or is admitted."""
@@ -173,8 +197,8 @@ def holding(stage: Stage, name: str) -> Any:
     return hold(name, scope=stage.app.NAMES, app=stage.app.app)
 
 
-def in_both_ways(stage: Stage, name: str, *tasks: str, **singleton: Any) -> list[Claim]:
-    """Claims of ``tasks``, ``until_start`` and ``until_done``, each on a key of its own."""
+def in_all_ways(stage: Stage, name: str, *tasks: str, **singleton: Any) -> list[Claim]:
+    """Claims of ``tasks``, in each way of ``UNIQUE``, each on a key of its own."""
     return [
         Claim(stage, task, f"{name}-{task}-{unique}", unique=unique, **singleton)
         for task in tasks
@@ -202,7 +226,7 @@ LEAVES = [(task, "leave", 1) for task in ("early", "late", "silent")] + [("reque
 
 
 @pytest.mark.slow
-@both
+@in_each_way
 @pytest.mark.parametrize(
     "ends", [pytest.param(STAYS, id="stays"), pytest.param(LEAVES, id="leaves")]
 )
@@ -236,7 +260,7 @@ def batched(ends: list[tuple[str, str, int]]) -> list[list[tuple[str, str, int]]
     return [ends[first : first + CHILDREN - 1] for first in range(0, len(ends), CHILDREN - 1)]
 
 
-@both
+@in_each_way
 def test_who_has_seen_the_result_is_not_answered_with_it(
     stage: Stage, worker: CeleryWorker, claim: Callable[..., Claim], unique: str
 ) -> None:
@@ -250,7 +274,7 @@ def test_who_has_seen_the_result_is_not_answered_with_it(
         one.is_free()
 
 
-@both
+@in_each_way
 @pytest.mark.parametrize("task", ["early", "late", "generous"])
 def test_a_retry_has_the_claim_through_its_countdown(
     stage: Stage,
@@ -272,7 +296,7 @@ def test_a_retry_has_the_claim_through_its_countdown(
     one.can_be_had(call)
 
 
-@both
+@in_each_way
 def test_a_retry_with_another_key_leaves_the_first_claim_at_once(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
 ) -> None:
@@ -285,7 +309,7 @@ def test_a_retry_with_another_key_leaves_the_first_claim_at_once(
     one.can_be_had(call)
 
 
-@both
+@in_each_way
 def test_a_task_that_replaces_itself_keeps_its_claim(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
 ) -> None:
@@ -302,7 +326,7 @@ def test_a_task_that_replaces_itself_keeps_its_claim(
 
 
 @pytest.mark.slow
-@both
+@in_each_way
 def test_a_task_that_another_replaces_leaves_its_claim_to_nobody(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
 ) -> None:
@@ -317,12 +341,12 @@ def test_a_task_that_another_replaces_leaves_its_claim_to_nobody(
     one.can_be_had(call)
 
 
-@both
+@in_each_way
 def test_the_links_of_a_chain_claim_the_same_key_one_after_the_other(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
 ) -> None:
     one = claim("skipping", unique=unique)
-    links = [one.task.si(name).set(singleton={"unique": unique}) for _ in range(3)]
+    links = [one.task.si(name).set(singleton=claimed(unique)) for _ in range(3)]
     result = chain(*links).apply_async()
     assert result.get(timeout=SOON) == name
     calls = [result, result.parent, result.parent.parent]
@@ -402,7 +426,7 @@ def test_a_call_that_waits_in_the_queue_keeps_its_claim(
 def test_a_call_that_is_revoked_before_it_ran_frees_its_claim_when_a_worker_discards_it(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    claims = in_both_ways(stage, name, "early", "silent")
+    claims = in_all_ways(stage, name, "early", "silent")
     calls = [(one, one.call(queue=name)) for one in claims]
     for one, call in calls:
         revoke(stage, worker, call)
@@ -440,7 +464,7 @@ def test_a_worker_that_discards_many_calls_waits_for_no_silent_store(
 def test_a_call_that_expires_frees_its_claim_with_and_without_a_worker(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    claims = in_both_ways(stage, name, "early")
+    claims = in_all_ways(stage, name, "early")
     lonely = [(one, one.call(queue=name, expires=2)) for one in claims]
     assert all(one.ttl <= 2 for one, _ in lonely)
     for one, _ in lonely:
@@ -463,19 +487,17 @@ def test_a_call_that_expires_frees_its_claim_with_and_without_a_worker(
 def test_a_purged_call_blocks_its_equals_for_unique_for_at_most(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    calls = [
-        (one, one.call(queue=name)) for one in in_both_ways(stage, name, "early", unique_for=2)
-    ]
+    calls = [(one, one.call(queue=name)) for one in in_all_ways(stage, name, "early", unique_for=2)]
     with stage.app.app.connection_for_write() as connection:
         assert connection.default_channel.queue_purge(name) == len(calls)
     for one, call in calls:
         assert one.call(queue=name).id == call.id
     for one, call in calls:
-        one.is_free(2 + AT_ONCE)
+        one.is_free(2 + AT_ONCE, leaves_arguments=True)
         one.can_be_had(call)
 
 
-@both
+@in_each_way
 def test_a_call_that_could_not_be_published_frees_its_claim_and_fails(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
 ) -> None:
@@ -488,9 +510,11 @@ def test_a_call_that_could_not_be_published_frees_its_claim_and_fails(
     ):
         one.call(connection=nowhere, retry=False)
     assert one.phase is None
+    assert not one.arguments
     with pytest.raises(EncodeError):
         one.call(gate=object())  # type: ignore[arg-type]  # that is what is wrong with it
     assert one.phase is None
+    assert not one.arguments
     assert one.call().get(timeout=SOON) == name
 
 
@@ -498,9 +522,9 @@ def test_a_call_that_could_not_be_published_frees_its_claim_and_fails(
 def test_a_call_that_ends_without_a_lease_frees_its_claim(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    failing = [(one, one.call("fail")) for one in in_both_ways(stage, name, "never_begun")]
-    keyless = [(one, one.call()) for one in in_both_ways(stage, name, "free_in_workers")]
-    waiting = in_both_ways(stage, name, "early", on_conflict=OnConflict.wait(SOON))
+    failing = [(one, one.call("fail")) for one in in_all_ways(stage, name, "never_begun")]
+    keyless = [(one, one.call()) for one in in_all_ways(stage, name, "free_in_workers")]
+    waiting = in_all_ways(stage, name, "early", on_conflict=OnConflict.wait(SOON))
     with ExitStack() as holds:
         for one in waiting:
             holds.enter_context(holding(stage, one.name))
@@ -515,13 +539,13 @@ def test_a_call_that_ends_without_a_lease_frees_its_claim(
         one.can_be_had(call)
 
 
-@both
+@in_each_way
 def test_a_call_without_a_key_claims_nothing(
     stage: Stage, worker: CeleryWorker, name: str, unique: str
 ) -> None:
     before = set(stage.redis.keys("csl:*"))
     calls = [
-        stage.app.free.apply_async((name, "succeed", name), singleton={"unique": unique})
+        stage.app.free.apply_async((name, "succeed", name), singleton=claimed(unique))
         for _ in range(2)
     ]
     stage.journal.wait_for_starts(2, key=name)
@@ -536,8 +560,8 @@ def test_a_call_without_a_key_claims_nothing(
 def all_running(
     stage: Stage, name: str, *tasks: str, way: str = "sleep", **singleton: Any
 ) -> list[tuple[Claim, AsyncResult]]:
-    """Bodies of ``tasks`` that go on until they are ended, claimed in both ways."""
-    running = [(one, one.call(way)) for one in in_both_ways(stage, name, *tasks, **singleton)]
+    """Bodies of ``tasks`` that go on until they are ended, claimed in all ways."""
+    running = [(one, one.call(way)) for one in in_all_ways(stage, name, *tasks, **singleton)]
     for one, call in running:
         one.is_running(call)
     return running
@@ -606,7 +630,7 @@ def test_a_time_limit_frees_the_claim_when_the_child_is_dead_or_queues_it_again(
 ) -> None:
     soft = [
         (one, one.call("sleep", soft_time_limit=1))
-        for one in in_both_ways(stage, f"{name}-soft", "early")
+        for one in in_all_ways(stage, f"{name}-soft", "early")
     ]
     running = all_running(stage, name, "limited", "limited_late", way="defy")
     comes_back = hasattr(celery.Task, "acks_on_timeout")  # before 5.7, it is acknowledged
@@ -633,7 +657,7 @@ def test_a_soft_time_limit_that_strikes_during_the_acquire_frees_the_claim(
 ) -> None:
     calls = [
         (one, one.call(soft_time_limit=1))
-        for one in in_both_ways(stage, name, "unanswered", "unanswered_late")
+        for one in in_all_ways(stage, name, "unanswered", "unanswered_late")
     ]
     for one, call in calls:
         with pytest.raises(SoftTimeLimitExceeded):
@@ -646,9 +670,7 @@ def test_a_soft_time_limit_that_strikes_during_the_acquire_frees_the_claim(
 def test_a_termination_during_the_acquire_frees_the_claim(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    calls = [
-        (one, one.call()) for one in in_both_ways(stage, name, "unanswered", "unanswered_late")
-    ]
+    calls = [(one, one.call()) for one in in_all_ways(stage, name, "unanswered", "unanswered_late")]
     for _, call in calls:
         stage.journal.wait_for(
             lambda records, call=call: [r for r in records if r.task_id == call.id],
@@ -689,19 +711,19 @@ def test_a_lost_lease_frees_the_claim_or_queues_it_again(
 def test_a_power_cut_holds_a_claim_for_a_ttl_at_most(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    doomed = stage.worker(concurrency=2, queues=[name])
-    claims = in_both_ways(stage, name, "early", ttl=1)
+    doomed = stage.worker(concurrency=len(UNIQUE), queues=[name])
+    claims = in_all_ways(stage, name, "early", ttl=1)
     calls = [(one, one.call("succeed", name, queue=name)) for one in claims]
     for one, call in calls:
         one.is_running(call)
     doomed.kill_group()
     for one, call in calls:
-        one.is_free(1 + AT_ONCE)
+        one.is_free(1 + AT_ONCE, leaves_arguments=True)
         one.can_be_had(call)
 
 
 @pytest.mark.slow
-@both
+@in_each_way
 def test_a_message_redelivered_after_a_power_cut_has_its_claim_again(
     redis_url: str, tmp_path: Path, name: str, unique: str
 ) -> None:
@@ -711,7 +733,7 @@ def test_a_message_redelivered_after_a_power_cut_has_its_claim_again(
         call = one.call("succeed", name)
         one.is_running(call)
         doomed.kill_group()
-        one.is_free(1 + AT_ONCE)
+        one.is_free(1 + AT_ONCE, leaves_arguments=True)
         stage.worker(concurrency=2, env={"VISIBILITY_TIMEOUT": "2"})
         wait_for_starts(stage, call, 2)
         one.is_running(call)
@@ -722,7 +744,7 @@ def test_a_message_redelivered_after_a_power_cut_has_its_claim_again(
 
 
 @pytest.mark.slow
-@both
+@in_each_way
 @pytest.mark.parametrize(
     ("task", "number", "bodies"),
     [
@@ -848,6 +870,7 @@ def test_a_claim_costs_its_publisher_one_round_trip_and_its_worker_none(
             lock = one.task.lock_key(name)
             wait_until(lambda: not stage.redis.exists(lock), "it is released")
 
+        run()  # now the server knows every script
         assert trips(stage, name, run) == 3
     duplicate = claim("early")
     call = duplicate.call(queue=name)

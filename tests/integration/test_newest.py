@@ -302,6 +302,30 @@ def test_arguments_that_the_store_has_lost_are_reported(stage: Stage, name: str)
     worker.kill_group()
 
 
+def test_a_message_that_outlasts_its_claim_has_lost_no_arguments(stage: Stage, name: str) -> None:
+    result = stage.app.newest.apply_async((name, 1), queue=name, singleton={"unique_for": 1})
+    freed(stage, name)
+    worker = stage.worker(concurrency=1, queues=[name])
+    assert result.get(timeout=20) == 1
+    assert "has lost" not in worker.log
+    worker.kill_group()
+
+
+def test_a_publisher_that_dies_before_it_publishes_leaves_nothing_for_longer_than_its_claim(
+    stage: Stage, name: str
+) -> None:
+    dying = """if True:
+        import os, signal, sys
+        from tests.apps.newest import app, newest
+        app.send_task = app.amqp.send_task_message = lambda *_, **__: os.kill(os.getpid(), 9)
+        newest.apply_async((sys.argv[1], 1), singleton={"unique_for": 2})
+    """
+    process = Process([sys.executable, "-c", dying, name], env=stage.environment).start()
+    assert process.wait(30) == -signal.SIGKILL
+    assert kept(stage, name)
+    freed(stage, name)
+
+
 def test_a_content_type_that_the_worker_refuses_fails_the_task(stage: Stage, name: str) -> None:
     stage.app.newest.apply_async((name, 1), queue=name)
     result = stage.app.newest.apply_async((name, 2), queue=name, serializer=SETS)

@@ -40,6 +40,7 @@ from ...core.clock import Clock
 from ...core.key import Keyspace
 from ...core.lease import Kind, Lease, LossReason, Token
 from ...core.store import (
+    ARGUMENTS_FOR,
     RENEWED,
     UNSETTLED,
     Acquire,
@@ -393,9 +394,11 @@ class ClusterStore(RedisStore):
         alone = replace(request, claim=None, frees_claim=False, yields=False)
         reply = super().acquire(alone, timeout=timeout)
         if isinstance(reply, Granted):
-            self._settle_stray(request.token, claim, timeout)
+            self._settle_stray(request.token, replace(claim, arguments=""), timeout)
             if claim.arguments:  # the claim is free, so no call replaces them any more
-                (found,) = self._connections.run([("GET", claim.arguments)], timeout)
+                kept = ("PEXPIRE", claim.arguments, scripts.milliseconds(ARGUMENTS_FOR))
+                get = ("GET", claim.arguments)
+                found, _ = self._connections.run([get, kept], timeout)
                 arguments = found and found.split(b" ", 2)[2]  # after two times, see replace.lua
                 return GrantedArguments(key=reply.key, fence=reply.fence, arguments=arguments)
         elif request.frees_claim and reply.relation is Relation.OTHER:
@@ -489,7 +492,7 @@ class ClusterStore(RedisStore):
     def _settle_stray(self, token: Token, change: ClaimChange, timeout: float) -> None:
         arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
         try:
-            self._run(scripts.SETTLE_CLAIM.command([change.key], arguments), timeout)
+            self._run(scripts.SETTLE_CLAIM.command(scripts.keys_of(change), arguments), timeout)
         except StoreError as exc:
             # Exclusion depends on the lease only. An unsettled claim delays calls until it expires.
             logger.warning(UNSETTLED, change.key, exc, change.key)

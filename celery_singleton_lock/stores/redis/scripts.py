@@ -172,6 +172,11 @@ def renewals_of(count: int, reply: Sequence[int]) -> list[Renewal]:
     return found
 
 
+def keys_of(change: ClaimChange) -> list[str]:
+    """The keys that a change of a claim outside an acquire writes to."""
+    return [change.key, change.arguments] if change.arguments else [change.key]
+
+
 def phase_of(claim: ClaimChange) -> str:
     """The argument for a claim's new phase; empty: the claim is freed."""
     return str(claim.phase or "")

@@ -40,7 +40,6 @@ import redis
 from ...core.key import Keyspace
 from ...core.lease import Kind, Lease, OperatorRelease, Phase, Record, Token
 from ...core.store import (
-    ARGUMENTS_FOR,
     NOTE_TTL,
     Acquire,
     Admit,
@@ -257,7 +256,7 @@ class RedisStore(Store):
         ttl_ms = scripts.milliseconds(request.ttl)
         arguments = [str(request.state), f"{request.sequence}", token.nonce, ttl_ms]
         if claim is not None:
-            keys.append(claim.key)
+            keys += scripts.keys_of(claim)
             arguments += [token.task, scripts.phase_of(claim), scripts.milliseconds(claim.ttl)]
         _repeated(self._run, scripts.MARK.command(keys, arguments), timeout)
 
@@ -311,7 +310,6 @@ class RedisStore(Store):
             arguments.append("0" if request.prolongs else "1")
         if request.arguments:
             keys.append(request.arguments)
-            arguments.append(scripts.milliseconds(request.ttl + request.due_in + ARGUMENTS_FOR))
             arguments.append(f"{request.due_in * 1000:.0f}")
         reply = self._run(scripts.ADMIT.command(keys, arguments), timeout)
         return _claim_record(request, *reply) if reply else None
@@ -325,7 +323,7 @@ class RedisStore(Store):
 
     def settle_claim(self, token: Token, change: ClaimChange, *, timeout: float) -> None:
         arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl)]
-        command = scripts.SETTLE_CLAIM.command([change.key], arguments)
+        command = scripts.SETTLE_CLAIM.command(scripts.keys_of(change), arguments)
         _repeated(self._run, command, timeout)
 
     def authorize_tick(self, request: AuthorizeTick, *, timeout: float) -> Authorization:

@@ -7,12 +7,23 @@ local first, due, newest = string.match(redis.call('GET', key) or '', '^(%d+) (%
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = (due or 0) - now
+-- A message that has arrived was published: as long as it may come back, its arguments outlive its claim.
+local function keep()
+  local ttl = 604800000 + math.max(left, 0) -- a week
+  if first then redis.call('PEXPIRE', key, string.format('%.0f', math.max(ttl, redis.call('PTTL', key))))
+  else redis.call('SET', key, string.format('%.0f %.0f ', now, now), 'PX', string.format('%.0f', ttl)) end
+end
 -- An admission in the future: the server's clock was set back. Then the message does not wait for it.
 if left > 0 and now >= tonumber(first) then
   -- An old copy of a message is dropped also before the message is due, or both would be put back.
   local state, sequence = string.match(redis.call('GET', KEYS[2]) or '- 0 ', '^(%S) (%d+) ')
-  if state == '-' and tonumber(sequence) <= tonumber(ARGV[3]) then return {{'not_due'}, left} end
+  if state == '-' and tonumber(sequence) <= tonumber(ARGV[3]) then
+    keep()
+    return {{'not_due'}, left}
+  end
 end
 local reply = acquire()
 local is_granted = type(reply) == 'string' or reply[1] == 'granted'
+if not is_granted and ARGV[7] == '1' and reply[1] == 'other' then redis.call('DEL', key)
+elseif is_granted or reply[1] == 'other' then keep() end
 return {reply, is_granted and newest or false}

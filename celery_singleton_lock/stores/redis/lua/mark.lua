@@ -1,5 +1,5 @@
 -- Raise the marker of one attempt; neither its state nor its sequence ever goes back.
--- KEYS: marker [, claim of the message]
+-- KEYS: marker [, claim of the message [, its arguments: deleted]]
 -- ARGV: state ('-' waiting, 'f' finishing, 'd' done), sequence, nonce, ttl in ms;
 --       with a claim: task, the claim's new phase ('' freed), the claim's ttl in ms
 -- Reply: 1
@@ -15,4 +15,5 @@ redis.call('SET', KEYS[1], string.format('%s %d %s', state, sequence, nonce), 'P
 if KEYS[2] and state ~= 'd' and read_claim(KEYS[2]) then
   change_claim(KEYS[2], ARGV[5], ARGV[6], ARGV[7])
 end
+if KEYS[3] then redis.call('DEL', KEYS[3]) end
 return 1

@@ -29,8 +29,8 @@ for i = 4, #KEYS do
 end
 if claim and (reply == 'released' or (reply == 'not_ours' and ARGV[8] == '')) then
   change_claim(claim, string.match(attempt, '^[^|]+'), ARGV[8], ARGV[9], holder)
+  if arguments then redis.call('DEL', arguments) end
 end
-if arguments and reply == 'released' then redis.call('DEL', arguments) end
 if reply == 'released' and mark == '' then return reply end -- the marker does not matter
 local marker = redis.call('GET', KEYS[1])
 local state, sequence, nonce = string.match(marker or '', '^(%S) (%d+) (%S*)$')
