@@ -1,7 +1,8 @@
 """Access to private and version-dependent names of Celery, kombu, billiard and beat schedulers.
 
 Every such name is used in this module only (``tests/unit/test_celery_compat.py``). Each docstring
-documents the purpose of the name, the versions that have it, and the behaviour without it.
+documents the purpose of the name, the versions that have it, and the behaviour without it. A
+private name of a store's client belongs to the module that wraps the client.
 Importing this module imports nothing that an app with one task has not imported already, and does
 not fail if a cosmetic name is missing. Celery 5.5 to 5.7 is supported; "all" means these versions.
 """

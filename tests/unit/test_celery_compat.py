@@ -1,13 +1,15 @@
-"""Private and version-dependent names of Celery and its relatives are used in one module only."""
+"""Private and version-dependent names of other libraries are used in one module each."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import pytest
+from packaging.requirements import Requirement
 
 import celery_singleton_lock
 
@@ -31,16 +33,20 @@ OF_BASE_CLASSES: Final = frozenset(
         *("_orig_run", "_dump_pydantic_arguments"),
     }
 )
-# Private names of other libraries, which their own modules use.
-OF_OTHERS: Final = frozenset(
-    {
-        "_replace",  # namedtuple: public in spite of its underscore
-        "_get_running_loop",  # asyncio
-        *("_parser", "_sock"),  # redis-py
-        *("_connect", "_connection", "_invoke", "_socket"),  # kazoo
-    }
-)
-LIBRARIES: Final = frozenset({"billiard", "celery", "django_celery_beat", "kombu", "redbeat"})
+# Private names of other libraries, by the only module that may use them. The module says in which
+# versions they exist.
+OF_OTHERS: Final[Mapping[str, frozenset[str]]] = {
+    "stores/redis/connection.py": frozenset({"_sock"}),  # redis-py
+    "stores/zookeeper/sessions.py": frozenset(  # kazoo
+        {"_connect", "_connection", "_invoke", "_socket"}
+    ),
+    "task/hold.py": frozenset({"_get_running_loop"}),  # asyncio
+    "task/interrupt.py": frozenset({"_signal"}),  # CPython
+}
+# The packages whose private names, or undocumented parts of whose classes, are used.
+BOUNDED: Final = frozenset({"celery", "celery-redbeat", "django-celery-beat", "kazoo", "redis"})
+# Public in spite of their underscore: of namedtuples, and a documented module of Python.
+PUBLIC: Final = frozenset({"_replace", "_thread"})
 
 
 def is_private(name: str) -> bool:
@@ -78,16 +84,17 @@ def used_names(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
                 name = node.args[1]
                 if isinstance(name, ast.Constant) and isinstance(name.value, str):
                     yield node.lineno, name.value, False
-        elif isinstance(node, ast.ImportFrom):
-            module = (node.module or "").split(".")
-            if module[0] in LIBRARIES:
-                yield from ((node.lineno, part, False) for part in module)
-                yield from ((node.lineno, alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in (*modules, *(alias.name for alias in node.names)):
+                yield from ((node.lineno, part, False) for part in name.split("."))
 
 
-def violations(tree: ast.AST, own: frozenset[str]) -> list[tuple[int, str]]:
-    """Line and name of each use that belongs into celery_compat."""
-    allowed = own | OF_OTHERS
+def violations(tree: ast.AST, own: frozenset[str], module: str = "") -> list[tuple[int, str]]:
+    """Line and name of each use that belongs into celery_compat, or into another module."""
+    others = OF_OTHERS.get(module, frozenset())
+    elsewhere = frozenset().union(*OF_OTHERS.values()) - others
+    allowed = (own - elsewhere) | others | PUBLIC
     return [
         (line, name)
         for line, name, of_self in used_names(tree)
@@ -104,14 +111,26 @@ def parsed() -> dict[str, ast.AST]:
     }
 
 
-def test_private_names_of_celery_are_used_in_one_module_only() -> None:
+def test_private_names_of_a_library_are_used_in_one_module_only() -> None:
     trees = parsed()
     compat = trees.pop(COMPAT)
     trees.pop("task/option_types.py")  # names the options of all versions, for type checkers alone
     own = frozenset(name for tree in trees.values() for name in own_names(tree))
-    found = {name: bad for name, tree in trees.items() if (bad := violations(tree, own))}
+    found = {name: bad for name, tree in trees.items() if (bad := violations(tree, own, name))}
     assert not found
+    used = {name: {used for _, used, _ in used_names(tree)} for name, tree in trees.items()}
+    unused = {name: rest for name, names in OF_OTHERS.items() if (rest := names - used[name])}
+    assert not unused
     assert len(violations(compat, frozenset())) > 10, "the rules see none of the names they are for"
+
+
+def test_a_package_whose_private_names_are_used_has_an_upper_bound() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    users = extras.keys() - {"bench", "demo", "dev", "docs", "test"}
+    needed = [*project["dependencies"], *(line for name in users for line in extras[name])]
+    bounds = {found.name: str(found.specifier) for found in map(Requirement, needed)}
+    assert {name for name, versions in bounds.items() if "<" in versions} == BOUNDED
 
 
 @pytest.mark.parametrize(
@@ -128,6 +147,11 @@ def test_private_names_of_celery_are_used_in_one_module_only() -> None:
         "class Mine(Request):\n    _already_revoked: bool",
         "class Mine(ModelEntry):\n    def _unpack_options(self): ...",
         "registry.type_to_name",
+        "client._connection.ping()",
+        "getattr(connection, '_socket', None)",
+        "from kazoo.client import _sock",
+        "from prometheus_client._private import name",
+        "import _signal",
     ],
 )
 def test_a_private_name_elsewhere_is_found(code: str) -> None:
@@ -141,6 +165,9 @@ def test_a_private_name_elsewhere_is_found(code: str) -> None:
         "class Mine:\n    def __init__(self):\n        self._own = 1\n        self._own",
         "parts._replace(scheme='')",
         "super().__init__()",
+        "class Mine:\n    def __init__(self):\n        self._connection = 1",
+        "from __future__ import annotations",
+        "import _thread",
     ],
 )
 def test_a_public_or_own_name_is_not_reported(code: str) -> None:

@@ -15,6 +15,9 @@ Idle connections
     than ``MAX_IDLE``, or that the server has closed, is not used; if a process has many, they are
     closed then (see ``stores.idle``). TCP keepalive probes the others.
 
+redis-py has no public access to the socket: ``_sock`` of its connection (5.2 to 8.x) is polled and
+gets the timeouts of single replies. There is no fallback.
+
 The broker's pool is not used: its size and its retries belong to the broker. The defaults of
 redis-py blocked for 59 s on a dead link, and turned a lost reply into "not acquired".
 """

@@ -19,7 +19,9 @@ State model::
                                                                         new session without nodes)
 
 kazoo has no public way to read the timeout that the server granted, to close a connection, or to
-limit the time for a connection attempt. All of these use its connection object (2.10, 2.11).
+limit the time for a connection attempt. All of these use its connection object: ``_connection``,
+``_connect``, ``_invoke`` and ``_socket`` (2.10, 2.11). Without the first three no session can be
+created; without ``_socket`` kazoo leaves a member that does not answer later.
 """
 
 from __future__ import annotations
