@@ -150,6 +150,7 @@ class Holder:
     worker: str = ""
     pid: int = 0
     since: float = 0.0  # seconds since the epoch
+    first_try: float = 0.0  # of a call that was put back, seconds since the epoch; 0.0: `since`
     expires: float = 0.0  # of a claim: expiry of its message, seconds since the epoch; 0.0: never
     process: str = ""  # see process.py; empty: its death can't be proven
 
@@ -160,6 +161,8 @@ class Holder:
         """
         task_id = "" if self.task_id == known_id else f'"task_id":{_text(self.task_id)},'
         more = f',"expires":{json.dumps(self.expires)}' if self.expires else ""
+        if self.first_try:
+            more += f',"first_try":{self.first_try!r}'
         if self.process:
             more += f',"proc":{_text(self.process)}'
         return (
@@ -178,6 +181,7 @@ class Holder:
                 worker=str(get("worker", "")),
                 pid=int(get("pid", 0)),
                 since=float(get("since", 0.0)),
+                first_try=float(get("first_try", 0.0)),
                 expires=float(get("expires", 0.0)),
                 process=str(get("proc", "")),
             )

@@ -65,6 +65,7 @@ class Delivery:
         sequence: Number of put-backs of this attempt; only the newest copy counts.
         tries: Number of consecutive conflicts, for the backoff.
         since: Time of the first of these conflicts, in seconds since the epoch; None: none.
+        last: Time of the last of these conflicts; None: none, or an older version has copied it.
         losses: Number of put-backs of this task after a lost lease.
         options: The policy's options that the call set; None: none.
         claim: The header's claim, not validated.
@@ -80,6 +81,7 @@ class Delivery:
     sequence: int = 0
     tries: int = 0
     since: float | None = None
+    last: float | None = None
     losses: int = 0
     options: Mapping[str, Any] | None = None
     claim: Any = None
@@ -120,7 +122,8 @@ class Delivery:
         if attempt is not None and attempt == f"{nesting}.{retries}":
             new.started = started or header.get("started") is True
             new.sequence, new.tries = _count(header.get("sequence")), _count(header.get("tries"))
-            new.since, new.losses = moment(header.get("since")), _count(header.get("losses"))
+            new.since, new.last = moment(header.get("since")), moment(header.get("last"))
+            new.losses = _count(header.get("losses"))
         return new
 
     def named(self) -> Delivery:
@@ -150,6 +153,7 @@ class Delivery:
             "sequence": self.sequence,
             "tries": self.tries,
             "since": self.since,
+            "last": self.last,
             "losses": self.losses,
             "options": _plain(self.options or {}),
             "claim": self.claim,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from ..core.lease import Kind, Record
 from ..core.store import Relation
 from ..policy import ConflictAction, OnConflict
 from ..publish.header import Delivery
@@ -111,11 +112,33 @@ def decide(
         left = rule.max_delay if rule.max_wait is None else since + rule.max_wait - wall
         if left <= 0:
             return Decision(Outcome.RAISE, f"max_wait of {rule.max_wait:g} s is over", delivery)
-        pace, copy = (rule.delay, min(rule.max_delay, left)), replace(delivery, since=since)
+        pace = (rule.delay, min(rule.max_delay, left))
+        copy = replace(delivery, since=since, last=wall)
         return Decision(Outcome.PUT_BACK, "conflict", copy, pace, queues_claim=True)
-    started = replace(delivery, started=True)
+    started = replace(delivery, started=True, last=wall)
     if relation is Relation.OTHER:
         reason = "started work is not skipped"
         return Decision(Outcome.PUT_BACK, reason, started, queues_claim=True)
     pace = _SHORTLY if relation is Relation.EARLIER else AGAIN
     return Decision(Outcome.PUT_BACK, _REASONS[relation], started, pace)
+
+
+def is_overtaken(delivery: Delivery, record: Record | None, wall: float) -> bool:
+    """Whether a call that came later got the key since the last try of this one.
+
+    Then the delay of this call does not grow. Otherwise the delays of the oldest calls would be the
+    longest, because they have met the most conflicts, and newer calls would get the key again and
+    again. The rule applies once to each holder, so the delays grow as usual while one body runs.
+
+    Args:
+        delivery: The refused delivery, as it came.
+        record: What has the key.
+        wall: Seconds since the epoch. A holder from the future has a wrong clock.
+    """
+    if delivery.since is None or delivery.last is None or record is None:
+        return False
+    if record.kind is not Kind.LEASE:
+        return False  # nothing has run since the last try
+    holder = record.holder
+    came_later = (holder.first_try or holder.since) > delivery.since
+    return came_later and delivery.last < holder.since <= wall

@@ -83,7 +83,7 @@ from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_non
 from ..publish.values import call_of_arguments, skipped_value, unpack_arguments
 from ..runtime import Runtime
 from .cancel_running import CallOrder
-from .conflict import AGAIN, Decision, Outcome, Pace, decide
+from .conflict import AGAIN, Decision, Outcome, Pace, decide, is_overtaken
 from .context import held_here, held_lease
 from .interrupt import Body, is_loss
 from .put_back import publish_copy, why_not
@@ -293,6 +293,7 @@ class TaskRun:
                 worker=self.request.hostname or runtime.worker,
                 pid=os.getpid(),
                 since=runtime.clock.wall(),
+                first_try=delivery.since or 0.0,
                 process=runtime.process,
             ),
             ttl=policy.ttl,
@@ -540,7 +541,10 @@ class TaskRun:
             raise Ignore
         if outcome is Outcome.PUT_BACK:  # does not return
             claim = self.claim if decision.queues_claim else None
-            self._put_back(decision.delivery, decision.pace, decision.reason, claim)
+            delivery = decision.delivery
+            if is_overtaken(self.delivery, refused.record, self.runtime.clock.wall()):
+                delivery = replace(delivery, tries=max(0, delivery.tries - 1))
+            self._put_back(delivery, decision.pace, decision.reason, claim)
         raise LockConflict(
             f"{self.key!r} is held by {holder}, and {decision.reason}. {_NOT_RUN}",
             self.key,

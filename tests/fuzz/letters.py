@@ -18,7 +18,7 @@ from celery.app.task import Context
 #: The queue that workers of the tests consume.
 QUEUE = "celery"
 
-_FIELDS = ("id", "call", "attempt", "started", "sequence", "tries", "since", "losses")
+_FIELDS = ("id", "call", "attempt", "started", "sequence", "tries", "since", "last", "losses")
 _FORGED = ("token", "key", "fence", "nonce", "holder", "version", "limit", "slots")
 _METHODS = sorted(name for name, value in vars(Context).items() if callable(value))
 

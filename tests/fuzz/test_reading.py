@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.publish.header import HEADER, TICK_HEADER, Delivery
-from celery_singleton_lock.task.conflict import Outcome, decide
+from celery_singleton_lock.task.conflict import Outcome, decide, is_overtaken
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 
 #: With control characters, lone surrogates and what our own names are made of.
@@ -103,6 +104,37 @@ def test_a_first_conflict_that_is_yet_to_come_counts_from_now() -> None:
         Relation.OTHER, decision.delivery, rule, no_put_back=None, wall=1e9 + 11, waited=0.0
     )
     assert later.outcome is Outcome.RAISE
+
+
+CAME, LAST_TRY, NOW = 100.0, 200.0, 300.0
+
+
+@pytest.mark.parametrize(
+    ("holder", "overtaken"),
+    [
+        (Holder(since=250), True),
+        (Holder(since=250, first_try=150), True),
+        (Holder(since=250, first_try=50), False),
+        (Holder(since=150), False),
+        (Holder(since=400), False),
+        (Holder(), False),
+    ],
+    ids=["newer", "newer, waited", "older, waited", "met before", "wrong clock", "unknown"],
+)
+def test_a_call_is_overtaken_once_by_each_holder_that_came_later(
+    holder: Holder, overtaken: bool
+) -> None:
+    delivery = Delivery(token=Token("t", 0, 0, "n"), tries=3, since=CAME, last=LAST_TRY)
+    record = Record(key="k", kind=Kind.LEASE, token="u|0.0|m", fence=1, holder=holder, ttl=1)
+    assert is_overtaken(delivery, record, NOW) is overtaken
+    assert not is_overtaken(delivery, None, NOW)
+    assert not is_overtaken(delivery, replace(record, kind=Kind.COOLING), NOW)
+    tried = {"no_put_back": None, "wall": NOW, "waited": 0.0}
+    for one in (delivery, replace(delivery, started=True)):
+        again = decide(Relation.OTHER, one, OnConflict.retry(), **tried).delivery
+        assert not is_overtaken(again, record, NOW + 1), "the same holder, at the next try"
+    for copied_by_another_version in (replace(delivery, last=None), replace(delivery, since=None)):
+        assert not is_overtaken(copied_by_another_version, record, NOW)
 
 
 @pytest.mark.parametrize(

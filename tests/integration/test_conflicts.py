@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,9 @@ from celery import chord, group
 from celery.exceptions import TaskRevokedError, TimeoutError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
-from celery_singleton_lock.publish.header import HEADER
+from celery_singleton_lock.core.lease import Holder, Token
+from celery_singleton_lock.publish.header import HEADER, mint_nonce
+from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, put_back, wait_until
 
@@ -134,6 +137,48 @@ def test_retry_runs_when_the_holder_has_ended(
     assert ran[0] == blocker.id
     assert sorted(ran[1:]) == sorted(result.id for result in results)
     assert stage.journal.overlaps() == []
+
+
+def taken_by_a_newer_call(stage: Stage, name: str) -> None:
+    """The holder of ``name`` has ended, and a call that came just now has the key."""
+    token = Token(str(uuid4()), 0, 0, mint_nonce())
+    holder = Holder(task="newer", task_id=token.task_id, worker="w", pid=1, since=time.time())
+    stage.redis.set(stage.key(name), f"l {token} 0 {holder.to_json()}", px=60_000)
+
+
+def test_the_delays_of_a_call_do_not_grow_while_newer_calls_overtake_it(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    taken_by_a_newer_call(stage, name)
+    rule = OnConflict.retry(delay=0.3, max_delay=60)
+    result = stage.app.work.apply_async((name,), singleton={"on_conflict": rule})
+    delays = []
+    for sequence in range(1, 7):
+        line = worker.wait_for_log(put_back(result, sequence))[0]
+        delays.append(float(re.findall(r"delay=([\d.]+)", line)[0]))
+        taken_by_a_newer_call(stage, name)
+    # The sixth delay would be 4.8 s at least. One or two tries may come before the newer call.
+    assert max(delays) <= 1.2
+    stage.redis.delete(stage.key(name))
+    assert result.get(timeout=20) == name
+
+
+def test_a_holder_that_was_put_back_says_when_it_came(
+    stage: Stage, worker: CeleryWorker, name: str
+) -> None:
+    """By this an older call knows that a newer one has not overtaken it."""
+    stage.occupy(name)
+    result = stage.app.patient.delay(name, gate=f"{name}-2")
+    worker.wait_for_log(put_back(result, 2))
+    stage.open(name)
+    stage.journal.wait_for(
+        lambda records: [r for r in records if r.task_id == result.id], what="the second runs"
+    )
+    record = Runtime.of(stage.app.app).store.inspect(stage.key(name))
+    stage.open(f"{name}-2")
+    assert record is not None
+    assert 0 < record.holder.first_try < record.holder.since
+    assert result.get(timeout=20) == 0
 
 
 def test_a_call_whose_expiry_passes_while_it_waits_is_revoked(

@@ -31,7 +31,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=8,
 )
-FIELDS = ("attempt", "started", "sequence", "tries", "since", "losses", "options")
+FIELDS = ("attempt", "started", "sequence", "tries", "since", "last", "losses", "options")
 # Close to what is ours, so that single fields are wrong and not the whole.
 HEADERS = JSON | st.fixed_dictionaries(
     {"attempt": st.just("0.0") | JSON},
@@ -95,6 +95,7 @@ def test_what_a_copy_carries_is_read_by_its_next_delivery() -> None:
         sequence=4,
         tries=3,
         since=1.7e9,
+        last=1.8e9,
         losses=2,
         options={"ttl": 30, "on_conflict": OnConflict.retry(2, 3, None)},
     )
@@ -332,4 +333,5 @@ def test_an_arbitrary_attempt_never_raises(retries: Any, nesting: Any) -> None:
     ids=lambda since: repr(since)[:10],
 )
 def test_a_moment_that_is_none_is_forgotten(since: Any) -> None:
-    assert Delivery.of(request({"attempt": "0.0", "since": since})).since is None
+    read = Delivery.of(request({"attempt": "0.0", "since": since, "last": since}))
+    assert (read.since, read.last) == (None, None)
