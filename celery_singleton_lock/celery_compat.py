@@ -185,6 +185,36 @@ def driver_of(app: Any) -> str:
     return str(app.producer_pool.connections.connection.transport.driver_type)
 
 
+def limit_broker_timeouts(connection: Any, timeout: float) -> None:
+    """Let each read and write of ``connection`` wait for at most ``timeout`` seconds.
+
+    The user's own ``broker_transport_options`` count. kombu's Redis transport waits for a reply
+    without a limit, and so does its AMQP transport, except while it connects. Other transports have
+    limits of their own, or no server. ``driver_type`` and these options: all.
+    """
+    names = {"amqp": ("read_timeout", "write_timeout"), "redis": ("socket_timeout",)}
+    driver = str(connection.transport.driver_type)
+    limits = dict.fromkeys(names.get(driver, ()), timeout)
+    if driver == "redis":  # the AMQP transport reads connect_timeout itself
+        limits["socket_connect_timeout"] = connection.connect_timeout or timeout
+    connection.transport_options = {**limits, **connection.transport_options}
+
+
+def ask_broker(connection: Any, channel: Any) -> None:
+    """Wait for a reply of the broker over ``connection``, on which ``channel`` publishes.
+
+    kombu has no such request. ``conn_or_acquire``: the Redis transport of all versions; it gives
+    the client that publishes. Another channel is opened for other transports: one round trip of
+    AMQP, a request for the queues at Amazon SQS, nothing for brokers without a server.
+    """
+    publishing_client = getattr(channel, "conn_or_acquire", None)
+    if publishing_client is None:
+        connection.channel().close()
+    else:
+        with publishing_client() as client:
+            client.ping()
+
+
 def delays_natively(app: Any) -> bool:
     """Whether the broker delays a message by its countdown (quorum queues of RabbitMQ).
 

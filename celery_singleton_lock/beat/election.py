@@ -11,18 +11,23 @@ Guarantees
     line (SIGSTOP, a paused host) and resumes after another election is refused.
     A new leader reads the last runs after its election, so they include every authorized tick. A
     leader trusts its lease only until the lease's own deadline, which is before the store's expiry.
+    A leader leads only while its scheduler works: if no round of the scheduler succeeds for ``ttl``
+    seconds, it resigns, whatever its thread waits for.
 
 Non-guarantees
     Delivery of an authorized tick: a crash or an outage between the swap and the send loses that
     one tick, because it is unknown whether the message was sent. A tick is never sent twice.
     Punctuality: the process may be suspended between the swap and the send. After the death of a
     leader, there is no leader until its lease expires, for up to ``ttl`` seconds.
+    Order of ticks: a leader that resigned while a send was in progress may finish that send. Its
+    tick is authorized, so no other process sends it, but the next leader may send a later tick
+    before it.
     Durability beyond the store's: if the store loses acknowledged writes, the next leader continues
     from its own memory.
 
 State model of one process::
 
-                 granted                     refused a tick, stopped
+                 granted              refused a tick, stopped, no progress
     standing by ---------> leading -------------------------------------> resigned
       ^   |  ^               | ^ |                                            |
       |   |  |               | | +--no reply to a tick--> leading, no reply   |
@@ -39,12 +44,17 @@ Failure handling
     tick.
     The leader dies: its lease expires in the store. A refusal contains the remaining ttl, so the
     other candidates try again just after it.
+    The broker does not reply to the leader: it authorizes no tick, and resigns after ``ttl``
+    seconds. No candidate stands without a reply of its broker. If none has one, there is no leader.
+    The scheduler's thread is blocked (a server of the schedule, a receiver of a Celery signal): the
+    leader resigns after the same time.
     The leader stops cleanly: it releases the lease, and another candidate wins the next campaign.
     A stored last run was deleted or changed by another client: the leader resigns. The next leader
     reads all last runs again.
 
-Threads: all methods run on the scheduler's thread. A signal handler on it may call
-:meth:`Election.resign` at any line. The heartbeat thread renews the lease and marks it as lost.
+Threads: methods run on the scheduler's thread. A signal handler on it may call
+:meth:`Election.resign` at any line. A second thread, one for each term, calls
+:meth:`Election.resign_if_stalled`. The heartbeat thread renews the lease and marks it as lost.
 """
 
 from __future__ import annotations
@@ -53,12 +63,15 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
+from ..core import native
 from ..core.events import Event, EventName
 from ..core.heartbeat import timeout_for
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
+from ..core.outages import Outages
 from ..core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..runtime import Runtime
@@ -97,8 +110,13 @@ class Election:
         self._holder = Holder(
             task="celery.beat", task_id=name, worker=worker, pid=pid, process=runtime.process
         )
-        self._lease: Lease | None = None
+        # The lease of the current term; empty if this process does not lead. Removing an item is
+        # one step of the interpreter: of two threads that resign, one releases the lease.
+        self._leases: list[Lease] = []
+        # The token of a try that got no reply.
         self._token: Token | None = None
+        # Time of the last successful round of the scheduler.
+        self._progress_at = self._clock.now()
         self._next_try = self._clock.now()
         #: For each entry that has a stored last run and was recalled: the last run, seconds since
         #: the epoch. A value that the scheduler corrects is used until the next tick replaces it.
@@ -114,7 +132,12 @@ class Election:
     @property
     def leading(self) -> bool:
         """Whether this process leads now. No I/O; reads the clock."""
-        return self._lease is not None and not self._lease.lost
+        lease = self._lease
+        return lease is not None and not lease.lost
+
+    @property
+    def _lease(self) -> Lease | None:
+        return next(iter(self._leases[:1]), None)
 
     def campaign(self) -> bool:
         """Try to lead, unless the last try was a moment ago. Return whether this process leads.
@@ -123,10 +146,7 @@ class Election:
         """
         if self.leading:
             return True
-        if self._lease is not None:
-            # The heartbeat has logged the loss. A token names one grant, so the next acquire needs
-            # a new token.
-            self._lease = self._token = None
+        self._leases.clear()  # the heartbeat has logged the loss
         now = self._clock.now()
         if now < self._next_try:
             return False
@@ -142,8 +162,12 @@ class Election:
                 self._next_try = min(self._next_try, expiry)
             self._log(EventName.STANDING_BY, reply.holder)
             return False
-        self._lease = reply
+        # A token names one grant, so the next acquire needs a new token.
+        self._token = None
+        self._progress_at = self._clock.now()
         self.term += 1
+        self._leases.append(reply)
+        native.start_new_thread(partial(self._watch_progress, self.term), "singleton-election")
         # Another process may have led since the last term, so the cached last runs may be old.
         self._stored.clear()
         self.last_runs.clear()
@@ -221,8 +245,11 @@ class Election:
             why: The reason, for the log.
             deposed: Whether the store has said that this process does not hold the lease.
         """
-        lease, self._lease, self._token = self._lease, None, None
-        if lease is None or lease.lost:
+        try:
+            lease = self._leases.pop()
+        except IndexError:
+            return
+        if lease.lost:
             return
         self._next_try = self._clock.now() + self.poll
         if deposed:
@@ -232,10 +259,37 @@ class Election:
         self._locker.release(lease, Release(keys=(lease.key,), token=lease.token))
         self._log(EventName.RESIGNED, self._holder, why=why)
 
-    def fail(self, error: Exception) -> None:
-        """Log, once per outage, that nothing is sent until the store replies."""
+    def progress(self) -> None:
+        """Note that the scheduler works: a round has sent what was due, or nothing was due."""
+        self._progress_at = self._clock.now()
+
+    def resign_if_stalled(self, term: int) -> float | None:
+        """Resign if the scheduler has made no progress for ``ttl`` seconds.
+
+        Returns:
+            Seconds until the next check; None: the ``term`` is over.
+        """
+        if term != self.term or not self.leading:
+            return None
+        left = self._progress_at + self.ttl - self._clock.now()
+        if left > 0:
+            return left
+        self.resign(f"it could send nothing for {self.ttl:g} s")
+        return None
+
+    def _watch_progress(self, term: int) -> None:
+        while (pause := self.resign_if_stalled(term)) is not None:
+            self._clock.sleep(pause)
+
+    def fail(self, error: Exception, outages: Outages | None = None) -> None:
+        """Log, once per outage, that nothing is sent until the server replies.
+
+        Args:
+            error: The error.
+            outages: The outages of the server; None: of the store.
+        """
         task, task_id = self._holder.task, self._holder.task_id
-        self._locker.heartbeat.outages.report(
+        (outages or self._locker.heartbeat.outages).report(
             error, "no-ticks", key=self.key, task=task, task_id=task_id, holder=self._holder
         )
 

@@ -21,6 +21,7 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
     """All beats share the entries in RedBeat's keys. The stored last runs are authoritative."""
 
     _waits = False  # for RedBeat's lock, which was logged
+    _failed = False  # whether RedBeat's server did not reply to the last request
 
     def __init__(self, app: Any, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)
@@ -34,21 +35,35 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
         if old_key and not kwargs.get("lazy") and self._runtime.settings.bridge:
             self.lock = get_redis(app).lock(old_key, timeout=self.lock_timeout, blocking=False)
 
+    def setup_schedule(self) -> None:
+        # Older versions of redis-py wait for a reply without a limit.
+        pool = getattr(get_redis(self.app), "connection_pool", None)
+        if pool is not None and pool.connection_kwargs.get("socket_timeout") is None:
+            pool.connection_kwargs["socket_timeout"] = self._election.ttl
+        super().setup_schedule()
+
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """See `LeaderMixin.tick`. An unreachable RedBeat server is logged, too."""
         try:
+            if self._failed:
+                get_redis(self.app).ping()
+                self._failed = False
             if self.lock is not None and not self._holds(self.lock):
                 return min(self._election.pause(), self._election.poll)
             return super().tick(*args, **kwargs)
         except RedisError as exc:
+            # No progress: a leader that can't read the schedule resigns, and does not stand until
+            # the server replies.
+            self._failed = True
             self._election.fail(exc)
             return self._election.poll
 
     def _holds(self, lock: Lock) -> bool:
         """Whether this process leads and holds RedBeat's lock, for another ``lock_timeout``."""
-        if not self._election.campaign():
-            with suppress(LockError):  # it is not held
-                lock.release()
+        if not self.leads():
+            if not self._election.leading:
+                with suppress(LockError):  # it is not held
+                    lock.release()
             return False
         try:
             lock.reacquire()

@@ -6,7 +6,7 @@ database or in Redis see :mod:`~celery_singleton_lock.beat.django` and
 :mod:`~celery_singleton_lock.beat.election`. The steps of one tick of the leader::
 
     is_due        set the entry's stored last run; after a late tick the next tick is on the grid
-    reserve       connect to the broker; defer signals; authorize the tick (swap the last run)
+    reserve       ask the broker; defer signals; authorize the tick (swap the last run)
     apply_entry   send the message, with the tick's moment in a header; deliver deferred signals
 
 An interval entry has a grid: the points ``last run + k * interval``. All times are in UTC.
@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from types import FrameType
 from typing import Any, Final
 
@@ -27,11 +28,13 @@ from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate, schedule
 
 from ..celery_compat import rebuild_heap
+from ..core.outages import Outages
 from ..errors import SettingsError, StoreError
 from ..publish.apply_async import claim_and_send
 from ..publish.header import TICK_HEADER
 from ..runtime import Runtime
 from ..worker.bootstep import check_eviction, exit_on_wrong_settings
+from .broker import Broker
 from .election import Election, check_leader_ttl
 
 # The period of a schedule that can't compute one, such as a user's own class.
@@ -43,12 +46,14 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 logger = logging.getLogger("celery_singleton_lock")
 
 
-class _NotLeading(Exception):
-    """Raised if a tick was not authorized. Ends this round of :meth:`LeaderMixin.tick`."""
+class _NoTick(Exception):
+    """Raised if a tick can't be sent now. Ends this round of :meth:`LeaderMixin.tick`."""
 
 
 class LeaderMixin(Scheduler):
     """Makes a scheduler tick only while it leads. Precedes the scheduler's class in the bases."""
+
+    Producer: Any
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
         self._runtime = Runtime.of(app)
@@ -60,27 +65,52 @@ class LeaderMixin(Scheduler):
             self._tick_at: datetime | None = None
             self._warned: set[str] = set()
         super().__init__(app, lazy=lazy, **kwargs)
+        if not lazy:
+            events, clock = self._runtime.events, self._runtime.clock
+            self._broker = Broker(self.connection, self.producer, clock, self._election.ttl)
+            self._broker_outages = Outages(events, clock, self._broker.url, server="broker")
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Tick if this process leads, else stand by. Return the seconds to sleep."""
         election = self._election
-        if not election.campaign():
-            return election.pause()
+        if not self.leads():
+            return min(election.pause(), election.poll)
         try:
             if self._term != election.term:
                 self._term = election.term
                 self.elected()
             wait = super().tick(*args, **kwargs)
-        except _NotLeading:
-            return election.pause()
-        except StoreError:
-            # The election has logged the reason. The exception interrupted a tick, so the heap has
-            # to be built again.
+        except (_NoTick, StoreError) as exc:
+            # The reason was logged. The exception interrupted a tick, so the heap has to be built
+            # again.
             rebuild_heap(self)
-            return election.poll
+            if isinstance(exc, StoreError):
+                # The heartbeat decides for how long the lease outlives an outage of the store.
+                election.progress()
+            return min(election.pause(), election.poll)
         finally:
             self._signals.end()
+        election.progress()
         return min(wait, election.pause())
+
+    def leads(self) -> bool:
+        """Whether this process could send a tick, and leads; it stands for election if need be."""
+        # A third of the ttl: as often as the leader renews its lease.
+        return self._reaches_broker(within=self._election.ttl / 3) and self._election.campaign()
+
+    def _reaches_broker(self, *, within: float = 0.0) -> bool:
+        try:
+            self._broker.ask(within=within)
+        except Exception as exc:
+            self._election.fail(exc, self._broker_outages)
+            return False
+        self._broker_outages.end(self._election.key)
+        return True
+
+    @cached_property
+    def producer(self) -> Any:
+        """As Celery's, but not yet connected: kombu would try until the broker is there."""
+        return self.Producer(self.connection, auto_declare=False)
 
     def close(self) -> None:
         """Save the schedule, then resign, so that the next leader reads the saved schedule."""
@@ -110,7 +140,7 @@ class LeaderMixin(Scheduler):
         """Whether the entry is due by its stored last run, and seconds until the next check."""
         try:
             self.restore([entry])
-        except (StoreError, _NotLeading):
+        except (StoreError, _NoTick):
             # The entry is newer than the heap. Celery would treat the exception as an error of the
             # entry's schedule, and check the entry again minutes later.
             return schedstate(False, self._election.poll)
@@ -124,8 +154,9 @@ class LeaderMixin(Scheduler):
 
     def reserve(self, entry: ScheduleEntry) -> Any:
         """Authorize the tick, and return the entry after it. The caller must send the message."""
-        # Connect first: an unreachable broker must block here, not between the swap and the send.
-        _ = self.producer
+        # Ask first: an outage of the broker must be met here, not between the swap and the send.
+        if not self._reaches_broker():
+            raise _NoTick
         tick_at = tick_of(entry)
         self._signals.begin()
         self.authorize(entry, tick_at)
@@ -135,7 +166,7 @@ class LeaderMixin(Scheduler):
     def authorize(self, entry: ScheduleEntry, at: datetime) -> None:
         """Make ``at`` the stored last run of ``entry``, or end this round of :meth:`tick`."""
         if not self._election.authorize_tick(_name(entry), at.timestamp()):
-            raise _NotLeading
+            raise _NoTick
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send the message of the entry, with the tick's moment in a header."""
@@ -145,7 +176,8 @@ class LeaderMixin(Scheduler):
         tick_at, self._tick_at = self._tick_at, None
         if tick_at is not None:
             headers = {**(options.get("headers") or {}), TICK_HEADER: tick_at.isoformat()}
-            entry.options = {**options, "headers": headers}
+            # kombu repeats a send whose reply was lost. The broker may have the message already.
+            entry.options = {"retry": False, **options, "headers": headers}
         try:
             super().apply_entry(entry, producer=producer)
         finally:

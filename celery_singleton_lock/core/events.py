@@ -32,6 +32,9 @@ class EventName(StrEnum):
     # Events of the store, as this process sees it.
     STORE_UNREACHABLE = "store-unreachable"
     STORE_BACK = "store-back"
+    # Events of a beat's broker.
+    BROKER_UNREACHABLE = "broker-unreachable"
+    BROKER_BACK = "broker-back"
     # Events of the beat election; `holder` is the leader.
     LEADING = "leading"
     STANDING_BY = "standing-by"

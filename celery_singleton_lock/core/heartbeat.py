@@ -452,7 +452,7 @@ class Heartbeat:
 
     def report_loss(self, lease: Lease, loss: Loss, action: str) -> None:
         """Emit the event of a loss; ``action``: what becomes of the body."""
-        store, name = self.outages.store, EventName.LEASE_LOST
+        store, name = self.outages.url, EventName.LEASE_LOST
         data = {"reason": str(loss.reason), "detail": loss.detail, "store": store, "action": action}
         self._events.emit_for(lease, name, **data)
 

@@ -1,5 +1,5 @@
-"""Outages of the store, as one process sees them: from the first request that fails to the next
-reply.
+"""Outages of the store, or of a beat's broker, as one process sees them: from the first request
+that fails to the next reply.
 
 The shards of a cluster fail one by one, so each has its own outage.
 """
@@ -12,22 +12,26 @@ from .lease import Holder
 
 
 class Outages:
-    """Notes the outages of a store; emits ``store-unreachable``, and ``store-back`` at its end.
+    """Notes the outages of a server; emits ``store-unreachable``, and ``store-back`` at its end.
 
     Args:
         events: The process's events.
         clock: The clock.
-        store: The store's URL without passwords, for the events.
+        url: The server's URL without passwords, for the events.
+        server: ``"store"`` or ``"broker"``: the first part of the events' names, and the name of
+            the URL in their data.
 
     Attributes:
         since: By shard, the time at which the outage began.
     """
 
-    __slots__ = ("_clock", "_events", "_reported", "since", "store")
+    __slots__ = ("_clock", "_events", "_reported", "_server", "since", "url")
 
-    def __init__(self, events: Events, clock: Clock, store: str = "") -> None:
-        self._events, self._clock = events, clock
-        self.store = store
+    def __init__(
+        self, events: Events, clock: Clock, url: str = "", *, server: str = "store"
+    ) -> None:
+        self._events, self._clock, self._server = events, clock, server
+        self.url = url
         self.since: dict[str, float] = {}
         self._reported: set[str] = set()
 
@@ -62,12 +66,12 @@ class Outages:
         self._reported.add(shard)
         self._events.emit(
             Event(
-                name=EventName.STORE_UNREACHABLE,
+                name=EventName(f"{self._server}-unreachable"),
                 key=key,
                 task=task,
                 task_id=task_id,
                 holder=holder or Holder(),
-                data={"store": self.store, "error": str(error), "action": action},
+                data={self._server: self.url, "error": str(error), "action": action},
             )
         )
 
@@ -78,8 +82,8 @@ class Outages:
         if began is None or shard not in self._reported:
             return
         self._reported.discard(shard)
-        data = {"store": self.store, "lasted": round(self._clock.now() - began, 3)}
-        self._events.emit(Event(name=EventName.STORE_BACK, key=key, data=data))
+        data = {self._server: self.url, "lasted": round(self._clock.now() - began, 3)}
+        self._events.emit(Event(name=EventName(f"{self._server}-back"), key=key, data=data))
 
 
 def _shard(key: str) -> str:

@@ -16,6 +16,8 @@ from .signals import (
     beat_leading,
     beat_resigned,
     beat_standing_by,
+    broker_back,
+    broker_unreachable,
     call_cancelled,
     call_dropped,
     call_duplicate,
@@ -38,6 +40,7 @@ __all__ += ["lease_acquired", "lease_conflict", "lease_freed", "lease_lost"]
 __all__ += ["lease_release_failed", "lease_released"]
 __all__ += ["call_cancelled", "call_dropped", "call_duplicate", "call_put_back"]
 __all__ += ["beat_leading", "beat_resigned", "beat_standing_by", "store_back", "store_unreachable"]
+__all__ += ["broker_back", "broker_unreachable"]
 
 
 # The signal and the level of each event.

@@ -25,6 +25,8 @@ LEVELS: Final = dict.fromkeys(EventName, logging.INFO) | {
     EventName.FREED: logging.WARNING,
     EventName.STORE_UNREACHABLE: logging.WARNING,
     EventName.STORE_BACK: logging.WARNING,
+    EventName.BROKER_UNREACHABLE: logging.WARNING,
+    EventName.BROKER_BACK: logging.WARNING,
 }
 
 

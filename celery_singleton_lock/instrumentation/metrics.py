@@ -25,6 +25,8 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
     EventName.DROPPED: ("drops", "Copies of messages dropped.", ("reason",)),
     EventName.STORE_UNREACHABLE: ("store_failures", "Requests that the store did not answer.", ()),
     EventName.STORE_BACK: ("store_recoveries", "Outages of the store that ended.", ()),
+    EventName.BROKER_UNREACHABLE: ("broker_failures", "Outages of a Beat's broker.", ()),
+    EventName.BROKER_BACK: ("broker_recoveries", "Outages of a Beat's broker that ended.", ()),
     EventName.LEADING: ("elections_won", "Elections that a Beat process won.", ()),
     EventName.STANDING_BY: ("elections_lost", "Elections that a Beat process lost.", ()),
     EventName.RESIGNED: ("resignations", "Beat leaders that resigned.", ()),

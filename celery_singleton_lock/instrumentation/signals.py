@@ -32,6 +32,8 @@ call_put_back = _signal("call_put_back")
 call_dropped = _signal("call_dropped")
 store_unreachable = _signal("store_unreachable")
 store_back = _signal("store_back")
+broker_unreachable = _signal("broker_unreachable")
+broker_back = _signal("broker_back")
 beat_leading = _signal("beat_leading")
 beat_standing_by = _signal("beat_standing_by")
 beat_resigned = _signal("beat_resigned")
@@ -50,6 +52,8 @@ SIGNALS: Final = {
     EventName.DROPPED: call_dropped,
     EventName.STORE_UNREACHABLE: store_unreachable,
     EventName.STORE_BACK: store_back,
+    EventName.BROKER_UNREACHABLE: broker_unreachable,
+    EventName.BROKER_BACK: broker_back,
     EventName.LEADING: beat_leading,
     EventName.STANDING_BY: beat_standing_by,
     EventName.RESIGNED: beat_resigned,

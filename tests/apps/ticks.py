@@ -5,6 +5,7 @@ Its environment: BROKER_URL, RESULT_URL; LOCK_URL, the lock store; EVERY, second
 ``crontab``; SETTINGS, JSON of more settings.
 A file AMBUSH, once it exists, tells the process whose pid it holds what befalls it at its next
 send, as ``<pid> SIGSTOP send``; ``authorize`` for ``send``: just before it asks the store.
+``BLOCK`` for the signal: its thread waits until the file exists no more, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 app = Celery("ticks", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
 app.conf.broker_connection_retry_on_startup = True
 app.conf.singleton_lock_url = os.environ.get("LOCK_URL", os.environ["BROKER_URL"])
-# RedBeat's keys are beside the queue.
-app.conf.redbeat_redis_url = os.environ["BROKER_URL"]
+# RedBeat's keys are beside the queue, unless the test says otherwise.
+app.conf.redbeat_redis_url = os.environ.get("REDBEAT_URL", os.environ["BROKER_URL"])
 app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
 
 
@@ -37,6 +38,11 @@ def ambush(place: str) -> None:
         return
     pid, signal_name, where = file.read_text().split()
     if int(pid) == os.getpid() and where == place:
+        if signal_name == "BLOCK":
+            print("blocked", flush=True)
+            while file.exists():
+                time.sleep(0.01)
+            return
         file.unlink()
         os.kill(os.getpid(), getattr(signal, signal_name))
 

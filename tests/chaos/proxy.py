@@ -104,6 +104,10 @@ class Proxy:
         """Cut all connections; new ones go to another server's port."""
         self._do(self._lead_to(target))
 
+    def cut_connections(self) -> None:
+        """Close all present connections; new ones are accepted."""
+        self._do(self._cut_connections())
+
     def forget_connections(self) -> None:
         """Drop the present connections as a NAT or load balancer does.
 
@@ -135,6 +139,9 @@ class Proxy:
 
     async def _lead_to(self, target: int) -> None:
         self._target = target
+        self._cut_all()
+
+    async def _cut_connections(self) -> None:
         self._cut_all()
 
     async def _forget_connections(self) -> None:

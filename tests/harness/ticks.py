@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import redis
 from celery import Celery
+from kombu import Connection, Queue
 
 from celery_singleton_lock.core.lease import Record
 from celery_singleton_lock.runtime import Runtime
@@ -68,6 +69,32 @@ class Ticks:
     def _messages(self) -> list[Any]:
         found: Any = self._client.lrange("celery", 0, -1)
         return list(found)
+
+
+class RabbitTicks(Ticks):
+    """The ticks in the queue of a RabbitMQ node, from which this takes them; a context manager.
+
+    Args:
+        url: Of the broker.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._connection = Connection(url)
+        self._taken: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._connection.connect()
+        Queue("celery")(self._connection.default_channel).declare()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.release()
+
+    def _messages(self) -> list[Any]:
+        channel: Any = self._connection.default_channel
+        while (message := channel.basic_get("celery", no_ack=True)) is not None:
+            self._taken.append(json.dumps({"headers": message.headers}))
+        return list(self._taken)
 
 
 def _tick(headers: dict[str, Any]) -> Tick:

@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
+from tests.chaos.proxy import Kind, Mode, Proxy
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT
 from tests.harness.ticks import Beats, Ticks, faults, longest_gap
@@ -101,6 +103,59 @@ def test_killed_and_stopped_leaders_are_replaced_and_no_tick_comes_twice(
     assert len({tick.beat for tick in sent}) == 3
     assert faults(sent, EVERY) == []
     assert longest_gap(sent) < TTL + EVERY + 1
+
+
+@pytest.mark.parametrize("outage", [Kind.NO_REPLIES, Kind.REFUSE])
+def test_a_leader_cut_off_from_its_broker_is_replaced_and_stands_again_when_it_answers(
+    beats: Beats, ticks: Ticks, environment: dict[str, str], outage: Kind
+) -> None:
+    # RedBeat's keys are cut off too: they are on the same server.
+    url = environment["LOCK_URL"] = environment["BROKER_URL"]
+    port = str(urlsplit(url).port)
+    with Proxy(int(port)) as proxy:
+        [cut_off] = beats.add(env={"BROKER_URL": url.replace(port, str(proxy.port))})
+        [standby] = beats.add()
+        ticks.wait_for(2)
+        assert beats.leader() is cut_off
+        proxy.set(Mode(kind=outage))
+        cut_off.wait_for_log("singleton resigned: .*could send nothing")
+        assert beats.leader() is standby
+        ticks.wait_for(2)
+        seen = len(cut_off.lines)
+        proxy.set(Mode())
+        cut_off.wait_for_log("singleton standing-by", since=seen)
+        beats.kill(standby)
+        assert beats.leader() is cut_off
+        ticks.wait_for(2)
+    assert faults(ticks.of(), EVERY) == []
+    assert longest_gap(ticks.of()) < TTL + EVERY + 3
+
+
+@pytest.mark.parametrize("outage", [Kind.NO_REPLIES, Kind.REFUSE])
+def test_a_leader_cut_off_from_redbeats_server_is_replaced(
+    beat: StartBeat,
+    load_app: LoadApp,
+    ticks: Ticks,
+    environment: dict[str, str],
+    outage: Kind,
+) -> None:
+    url = environment["BROKER_URL"]
+    port = str(urlsplit(url).port)
+    start = partial(beat, TICKS, scheduler="singleton_redbeat")
+    beats = Beats(start, load_app(TICKS).app, Path(environment["AMBUSH"]))
+    with Proxy(int(port)) as proxy:
+        [cut_off] = beats.add(env={"REDBEAT_URL": url.replace(port, str(proxy.port))})
+        [standby] = beats.add()
+        ticks.wait_for(2)
+        assert beats.leader() is cut_off
+        proxy.set(Mode(kind=outage))
+        cut_off.wait_for_log("singleton resigned: .*could send nothing")
+        assert beats.leader() is standby
+        ticks.wait_for(2)
+        seen = len(cut_off.lines)
+        proxy.set(Mode())
+        cut_off.wait_for_log("singleton standing-by", since=seen)
+    assert faults(ticks.of(), EVERY) == []
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ def now() -> datetime:
     return datetime.fromtimestamp(clock.wall(), UTC)
 
 
+def fail() -> None:
+    raise ConnectionError("no broker")
+
+
 def every(seconds: float) -> Any:
     return schedule(seconds, nowfun=now)
 
@@ -89,6 +93,8 @@ class Bench:
                     clock.advance(0.001)
                     wakes[each] = clock.now() + max(wait, 0)
                 Runtime.of(each.app).locker.heartbeat.sweep()
+                # As the thread of its election does.
+                each._election.resign_if_stalled(each._election.term)
             next_time = min(*wakes.values(), clock.now() + TTL / 10, end)
             clock.advance(max(next_time - clock.now(), 0.0))
 
@@ -165,6 +171,29 @@ def test_a_schedule_that_never_ran_keeps_its_grid_over_restarts(benches: Any) ->
         bench.run(6 * 3600, beat)
         beat.close()
     assert [due for _, _, due in bench.sent] == [86400]
+
+
+def test_a_leader_that_has_nothing_to_send_for_hours_leads_on(benches: Any) -> None:
+    bench = benches(daily=every(86400))
+    first, second = bench.beat(), bench.beat()
+    bench.run(86400 + 1, first, second)
+    assert [due for _, _, due in bench.sent] == [86400]
+    assert (first._election.term, second._election.term) == (1, 0)
+
+
+def test_a_leader_whose_broker_is_away_loses_no_tick_and_resigns(
+    benches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = benches(hourly=every(3600))
+    first, second = bench.beat(), bench.beat()
+    bench.run(3590, first, second)
+    # Nothing is due, and it notices all the same.
+    monkeypatch.setattr(first._broker, "_ask", fail)
+    bench.run(20, first)
+    assert not first._election.leading
+    bench.run(60, first, second)
+    assert second._election.leading
+    assert [due for _, _, due in bench.sent] == [3600]
 
 
 def test_a_plain_scheduler_without_its_file_begins_anew(benches: Any) -> None:

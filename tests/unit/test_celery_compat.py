@@ -21,7 +21,13 @@ VERSION_DEPENDENT: Final = frozenset(
     {
         *("acks_on_failure", "acks_on_failure_or_timeout", "acks_on_timeout"),
         *("add_autoretry_behaviour", "connect_on_app_finalize", "connparams"),
-        *("detect_quorum_queues", "driver_type", "retry_on_worker_lost", "type_to_name"),
+        *(
+            "detect_quorum_queues",
+            "conn_or_acquire",
+            "driver_type",
+            "retry_on_worker_lost",
+            "type_to_name",
+        ),
         *("HIDDEN_SETTINGS", "ExceptionWithTraceback"),
     }
 )

@@ -223,11 +223,42 @@ def test_a_grant_whose_reply_was_lost_blocks_nobody_for_a_ttl(bench: Bench) -> N
     a.campaign()
     token = bench.store.inspect(KEY).token  # type: ignore[union-attr]
     # As it is for a process that was granted the lease, and heard nothing.
-    lease, a._lease = a._lease, None
-    assert lease is not None
+    lease = a._leases.pop()
+    a._token = lease.token
     bench.clock.advance(POLL)
     assert a.campaign()
     assert bench.store.inspect(KEY).token == token  # type: ignore[union-attr]
+
+
+def test_a_leader_without_progress_for_its_ttl_resigns(bench: Bench) -> None:
+    a, b = bench.a, bench.b
+    a.election.campaign()
+    bench.advance(TTL - 1, a)
+    assert a.election.resign_if_stalled(1) == pytest.approx(1)
+    a.election.progress()
+    bench.advance(TTL - 1, a)
+    assert a.election.resign_if_stalled(1) == pytest.approx(1)
+    bench.advance(1, a)
+    assert a.election.resign_if_stalled(1) is None
+    assert b.election.campaign()
+    assert a.names() == [EventName.LEADING, EventName.RESIGNED]
+    assert a.said[-1].data["why"] == "it could send nothing for 15 s"
+    # What its thread does when it comes back is refused.
+    assert not a.election.authorize_tick("e", 1.0)
+
+
+def test_the_watch_of_an_earlier_term_does_not_end_the_present_one(bench: Bench) -> None:
+    a = bench.a
+    a.election.campaign()
+    a.election.resign("stopped")
+    assert a.election.resign_if_stalled(1) is None
+    bench.clock.advance(POLL)
+    assert a.election.campaign()
+    bench.advance(TTL, a)
+    assert a.election.resign_if_stalled(1) is None
+    assert a.election.leading
+    assert a.election.resign_if_stalled(2) is None
+    assert not a.election.leading
 
 
 # --- who may send --------------------------------------------------------------------------------
