@@ -73,6 +73,8 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
         if not holds and not self._waits:
             logger.info("singleton beat: a RedBeat holds %s; no ticks until it stops", lock.name)
         self._waits = not holds
+        if not holds:
+            self._election.progress()  # another beat would have to wait too
         return holds
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> float:

@@ -54,6 +54,7 @@ class LeaderMixin(Scheduler):
     """Makes a scheduler tick only while it leads. Precedes the scheduler's class in the bases."""
 
     Producer: Any
+    _closed = False
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
         self._runtime = Runtime.of(app)
@@ -72,6 +73,10 @@ class LeaderMixin(Scheduler):
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Tick if this process leads, else stand by. Return the seconds to sleep."""
+        if self._closed:
+            # Celery's signal handler closes the scheduler and raises SystemExit. If the handler
+            # interrupts a finalizer (`__del__`), the exception is lost.
+            raise SystemExit
         election = self._election
         if not self.leads():
             return min(election.pause(), election.poll)
@@ -114,6 +119,7 @@ class LeaderMixin(Scheduler):
 
     def close(self) -> None:
         """Save the schedule, then resign, so that the next leader reads the saved schedule."""
+        self._closed = True
         try:
             super().close()
         finally:

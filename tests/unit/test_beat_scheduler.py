@@ -196,6 +196,15 @@ def test_a_leader_whose_broker_is_away_loses_no_tick_and_resigns(
     assert [due for _, _, due in bench.sent] == [3600]
 
 
+def test_a_closed_beat_ends_though_the_exception_of_its_signal_was_lost(benches: Any) -> None:
+    bench = benches(one=every(1))
+    beat = bench.beat()
+    bench.run(1.5, beat)
+    beat.close()
+    with pytest.raises(SystemExit):
+        beat.tick()
+
+
 def test_a_plain_scheduler_without_its_file_begins_anew(benches: Any) -> None:
     bench = benches(daily=every(86400))
     for _ in range(5):
