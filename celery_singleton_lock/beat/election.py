@@ -55,6 +55,7 @@ Failure handling
 Threads: methods run on the scheduler's thread. A signal handler on it may call
 :meth:`Election.resign` at any line. A second thread, one for each term, calls
 :meth:`Election.resign_if_stalled`. The heartbeat thread renews the lease and marks it as lost.
+No observer of an event runs on any of them (`core.observers`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ from ..core.events import Event, EventName
 from ..core.heartbeat import timeout_for
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
+from ..core.observers import observers
 from ..core.outages import Outages
 from ..core.store import Acquire, Authorization, AuthorizeTick, Refused, Release
 from ..errors import SettingsError, StoreError, StoreUnavailable
@@ -277,6 +279,7 @@ class Election:
         self.resign(f"it could send nothing for {self.ttl:g} s")
         return None
 
+    @observers.elsewhere()
     def _watch_progress(self, term: int) -> None:
         while (pause := self.resign_if_stalled(term)) is not None:
             self._clock.sleep(pause)

@@ -12,6 +12,7 @@ from redis.exceptions import LockError, RedisError
 from redis.lock import Lock
 
 from ..celery_compat import entry_after
+from ..core.observers import observers
 from .scheduler import LeaderMixin, like
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -42,6 +43,7 @@ class LeaderRedBeatScheduler(LeaderMixin, RedBeatScheduler):
             pool.connection_kwargs["socket_timeout"] = self._election.ttl
         super().setup_schedule()
 
+    @observers.elsewhere()
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """See `LeaderMixin.tick`. An unreachable RedBeat server is logged, too."""
         try:

@@ -28,6 +28,7 @@ from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.schedules import schedstate, schedule
 
 from ..celery_compat import rebuild_heap
+from ..core.observers import observers
 from ..core.outages import Outages
 from ..errors import SettingsError, StoreError
 from ..publish.apply_async import claim_and_send
@@ -71,6 +72,8 @@ class LeaderMixin(Scheduler):
             self._broker = Broker(self.connection, self.producer, clock, self._election.ttl)
             self._broker_outages = Outages(events, clock, self._broker.url, server="broker")
 
+    # A receiver of a signal that waits for longer than the ttl must not cost the leadership.
+    @observers.elsewhere()
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Tick if this process leads, else stand by. Return the seconds to sleep."""
         if self._closed:

@@ -2,7 +2,8 @@
 
 Its environment: BROKER_URL, RESULT_URL; LOCK_URL, the lock store; EVERY, seconds of the entry
 ``interval``; ENTRIES, how many entries of that interval; CRONTAB, of any value, for the entry
-``crontab``; SETTINGS, JSON of more settings.
+``crontab``; SETTINGS, JSON of more settings; REDBEAT_URL; SLOW_OBSERVER, seconds that a receiver of
+``beat_leading`` takes.
 A file AMBUSH, once it exists, tells the process whose pid it holds what befalls it at its next
 send, as ``<pid> SIGSTOP send``; ``authorize`` for ``send``: just before it asks the store.
 ``BLOCK`` for the signal: its thread waits until the file exists no more, and the others go on.
@@ -22,6 +23,7 @@ from celery.schedules import crontab
 from celery.signals import beat_init, before_task_publish
 
 from celery_singleton_lock.core.store import Authorization, AuthorizeTick
+from celery_singleton_lock.instrumentation import beat_leading
 from celery_singleton_lock.stores.redis.store import RedisStore
 
 app = Celery("ticks", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
@@ -66,6 +68,12 @@ def stamp(headers: dict[str, Any], **_: Any) -> None:
     """Called by beat between its swap of the last run and the send."""
     ambush("send")
     headers.update(sent_at=time.time(), beat=os.getpid())
+
+
+@beat_leading.connect
+def observe(**_: Any) -> None:
+    """An observer that may be slow: a webhook, say."""
+    time.sleep(float(os.environ.get("SLOW_OBSERVER", "0")))
 
 
 app.conf.beat_schedule = {}

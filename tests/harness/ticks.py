@@ -138,13 +138,19 @@ class Beats:
         """Who leads, as the store has it."""
         return self.store.inspect(self.key)
 
-    def add(self, count: int = 1, **options: Any) -> list[CeleryBeat]:
-        """Start more, and wait until they tick or stand by."""
+    def add(
+        self,
+        count: int = 1,
+        *,
+        wait_for: str = r"singleton (leading|standing-by)",
+        **options: Any,
+    ) -> list[CeleryBeat]:
+        """Start more, and wait until they log that they tick or stand by."""
         new = [self._start(name=f"beat{self._count + n}", **options) for n in range(count)]
         self._count += count
         self.running += new
         for process in new:
-            process.wait_for_log(r"singleton (leading|standing-by)")
+            process.wait_for_log(wait_for)
         return new
 
     def leader(self, *, but: CeleryBeat | None = None, timeout: float = TIMEOUT) -> CeleryBeat:

@@ -176,6 +176,18 @@ def test_a_leader_whose_send_blocks_is_replaced_and_its_tick_comes_late_and_once
 
 
 @of_redis
+def test_a_slow_observer_of_the_election_delays_no_tick(
+    beats: Beats, ticks: Ticks, environment: dict[str, str]
+) -> None:
+    environment["SLOW_OBSERVER"] = "60"
+    [process] = beats.add(wait_for="beat: Starting")
+    ticks.wait_for(2 * round(TTL / EVERY))
+    assert faults(ticks.of(), EVERY) == []
+    assert beats.leader() is process
+    assert "singleton resigned" not in process.log
+
+
+@of_redis
 def test_a_tick_whose_reply_is_lost_is_not_sent_again(
     beats: Beats, ticks: Ticks, link: Link
 ) -> None:
