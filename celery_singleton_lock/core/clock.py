@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 # CLOCK_BOOTTIME counts the time while the machine is suspended, as the store's clock does.
 # CLOCK_MONOTONIC does not: a laptop that wakes after an hour would trust an hour-old lease. All
@@ -51,3 +52,48 @@ class SystemClock:
         import asyncio  # only processes with coroutines pay for it
 
         await asyncio.sleep(seconds)
+
+
+class Timer:
+    """A descriptor that becomes readable after some seconds, those of a suspension included.
+
+    The timeout of a wait counts only the time in which the machine runs: a thread that has slept
+    for one of its 20 seconds when a laptop is closed sleeps for 19 more when it is opened again.
+    """
+
+    __slots__ = ("_fileno", "_set_time")
+
+    def __init__(self, fileno: int, set_time: Any) -> None:
+        self._fileno, self._set_time = fileno, set_time
+
+    def __del__(self) -> None:
+        os.close(self._fileno)
+
+    @classmethod
+    def open(cls) -> Timer | None:
+        """A new timer; None if this system has none."""
+        # Only processes that hold leases need it, and tasks have loaded it already. The module os
+        # has these functions since Python 3.13.
+        import ctypes
+
+        try:
+            system = ctypes.CDLL(None)
+            fileno = system.timerfd_create(_CLOCK_ID, os.O_NONBLOCK | os.O_CLOEXEC)
+            set_time = system.timerfd_settime
+        except (AttributeError, OSError, TypeError):
+            return None  # not Linux
+        return cls(fileno, set_time) if fileno >= 0 else None
+
+    def fileno(self) -> int:
+        """The descriptor, to wait on."""
+        return self._fileno
+
+    def set(self, seconds: float | None) -> None:
+        """Count ``seconds`` from now; None: stop counting."""
+        import ctypes
+
+        # 0 would stop it.
+        nanoseconds = 0 if seconds is None else max(int(seconds * 1e9), 1)
+        # struct itimerspec: the interval, and the time until the first expiry.
+        times = (ctypes.c_long * 4)(0, 0, *divmod(nanoseconds, 1_000_000_000))
+        self._set_time(self._fileno, 0, times, None)

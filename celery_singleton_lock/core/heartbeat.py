@@ -4,10 +4,14 @@ Overview
     Each lease is renewed three times in the time that the store guarantees (`interval_of`): every
     ttl/3, or sooner where `Capabilities.trusted` is less than the whole ttl. The first renewal
     comes up to a tenth early. Leases that are due before the next sweep are renewed together, in
-    batches of `Capabilities.renewal_batch`.
+    batches of `Capabilities.renewal_batch`. Between two sweeps the thread sleeps on an `Alarm`.
+    When a connection to the store ends, all leases are renewed soon (`hasten`), because a server
+    that has lost its data has lost its connections too.
 
 Guarantees
-    A lease that the store no longer has is lost at its next renewal. A renewal without a reply is
+    A lease that the store no longer has is lost at its next renewal. If the connections ended with
+    the data (a restart, a failover), that is less than a second after the store answers again, and
+    if the machine was suspended, when it resumes (on Linux, both). A renewal without a reply is
     repeated until the deadline; then the lease is lost, and a later reply does not revive it.
     A loss is reported once, and before another client can hold the key, unless this thread starves.
     The replies of one batch take effect before the next batch is sent.
@@ -15,6 +19,9 @@ Guarantees
     lost lease is interrupted before any observer of the loss runs.
 
 Non-guarantees
+    The loss of a single key, or of all keys of a server that keeps its connections (FLUSHALL), is
+    found at the next renewal by the clock. So is each loss if the store does not report its
+    connections (`Store.watch_connections`).
     This thread does not run while a C call in the body holds the GIL. In a prefork worker the
     parent then renews (see ``parent_heartbeat``), and the later of the two deadlines counts. In
     other pools ``lease.check()`` after the C call detects the loss by the clock.
@@ -23,6 +30,8 @@ State model::
 
     add() -> renewing --"not yours"----------------------> lost (gone, replaced, operator)
                |  ^ \\--no reply--> retrying --deadline--> lost (unreachable)
+               |  |
+               |  +--a connection has ended: due within 0.3 s, at random
                |  +--------reply--------/
                +--"dying"--> removed: the worker parent has reported the end of this process
                +--max_hold reached--> ending --deadline--> lost (expired)
@@ -31,6 +40,8 @@ State model::
     have been due, the store is drained, unless the release was confirmed before
 
 Failure handling
+    Connections that end one after the other cause one renewal per `_MAX_RETRY_PAUSE`. While the
+    store does not answer, the retries continue at their own pace, whatever connections end.
     A failed sweep is logged and repeated: the thread never ends before close(). ``add``,
     ``discard`` and ``declare`` run on the threads of the bodies, ``sweep`` on the heartbeat's own.
     They share the registry of leases without a lock: each of its changes is one step of the
@@ -50,6 +61,7 @@ from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
 from . import native
+from .alarm import make_alarm
 from .clock import Clock
 from .events import EventName, Events
 from .key import Keyspace
@@ -93,8 +105,14 @@ _MIN_TIMEOUT: Final = 0.05
 # Pauses while the store does not answer: short enough to notice its return soon, long enough not to
 # overload it.
 _RETRY_RATIO: Final = 0.05
-_MAX_RETRY_PAUSE: Final = 1.0
+# With the time of a renewal less than a second: a loss is reported within a second of the return.
+_MAX_RETRY_PAUSE: Final = 0.95
 _MIN_RETRY_PAUSE: Final = 0.01
+# The share of a pause that is random. All processes notice the end of a server at once, and must
+# not ask its successor at once.
+_RETRY_JITTER: Final = 0.1
+# The end of a connection causes a renewal within this number of seconds, at random.
+_SPREAD: Final = 0.3
 
 
 #: Called on the heartbeat's thread if a lease is lost before its release. Returns what becomes of
@@ -120,8 +138,10 @@ class Heartbeat:
         self._let_go: dict[Lease, float] = {}
         # The leases that a newer call may cancel.
         self._watches: dict[Lease, _Watch] = {}
-        self._alarm: Any = native.allocate_lock()  # released to wake the thread; see _ring
-        self._alarm.acquire()
+        self._alarm = make_alarm()
+        store.watch_connections(self._alarm)
+        # The time of the last renewal that the end of a connection caused.
+        self._hastened_to = 0.0
         self._wakes_at = 0.0
         # The shortest interval, in seconds, of the leases that were added since the last sweep.
         self._shortest = _FOREVER
@@ -147,7 +167,7 @@ class Heartbeat:
             # interrupted would leave every later lease of the process without a heartbeat.
             native.start_new_thread(self._run, "singleton-heartbeat")
         elif turn < self._wakes_at:
-            self._ring()
+            self._alarm.ring()
 
     def discard(self, lease: Lease) -> None:
         """Stop renewing ``lease``; the reply to a renewal in flight is ignored."""
@@ -167,7 +187,7 @@ class Heartbeat:
         watch = _Watch(within, on_newest, self._clock.now() + within)
         self._watches[lease] = watch
         if watch.due < self._wakes_at:
-            self._ring()
+            self._alarm.ring()
 
     def declare(self, lease: Lease) -> None:
         """Declare ``lease`` lost if its deadline has passed. For a holder that noticed it first."""
@@ -202,7 +222,7 @@ class Heartbeat:
         """
         if lease not in self._let_go:
             self._let_go[lease] = self._clock.now()
-            self._ring()
+            self._alarm.ring()
 
     def confirmed(self, lease: Lease) -> None:
         """The asynchronous release was acknowledged, or a synchronous release replaces it."""
@@ -220,7 +240,7 @@ class Heartbeat:
     def close(self) -> None:
         """End the thread. Leases that are still registered are no longer renewed."""
         self._closed = True
-        self._ring()
+        self._alarm.ring()
 
     def sweep(self) -> float | None:
         """Renew the leases that are due and declare the lost ones.
@@ -255,6 +275,24 @@ class Heartbeat:
         # without a lease, the thread sleeps until it is woken.
         self._wakes_at = wakes_at = min(turns) if turns else now + shortest * _EARLIEST
         return None if wakes_at == _FOREVER else max(0.0, wakes_at - now)
+
+    def hasten(self) -> None:
+        """Renew all leases soon: a connection has ended, and the store's data may have with it.
+
+        The heartbeat's thread calls this; a test with a manual clock may call it too.
+        """
+        now = self._clock.now()
+        # A restart ends the connections of all processes at once, hence the random part. The pause
+        # bounds what a server costs that ends each connection.
+        at = max(now + _SPREAD * random(), self._hastened_to + _MAX_RETRY_PAUSE)
+        # A renewal that has failed is repeated soon in any case.
+        hastened = [one for one in self._snapshot() if at < one.due and not one.failures]
+        for lease in hastened:
+            _plan(lease, at, now)
+        for lease, due in list(self._let_go.items()):
+            self._let_go[lease] = min(at, due)  # the reply to the release may be lost
+        if hastened:
+            self._hastened_to = at
 
     def _collect(self) -> None:
         now = self._clock.now()
@@ -456,12 +494,6 @@ class Heartbeat:
         data = {"reason": str(loss.reason), "detail": loss.detail, "store": store, "action": action}
         self._events.emit_for(lease, name, **data)
 
-    def _ring(self) -> None:
-        try:
-            self._alarm.release()
-        except RuntimeError:
-            pass  # the lock is released already: the thread will wake
-
     def _run(self) -> None:
         if not self._start.acquire(blocking=False):
             return  # two bodies added the first lease at once, and each started a thread
@@ -474,7 +506,15 @@ class Heartbeat:
                     # This thread renews every lease of the process; it must not end.
                     logger.exception("singleton: the heartbeat failed; it goes on")
                     pause = _PAUSE_AFTER_FAILURE
-                self._alarm.acquire(timeout=-1 if pause is None else min(pause, 3600.0))
+                self._rest(pause)
+
+    def _rest(self, seconds: float | None) -> None:
+        try:
+            if self._alarm.sleep(seconds):
+                self.hasten()
+        except Exception:
+            logger.exception("singleton: the heartbeat can't sleep; it looks once a second")
+            self._clock.sleep(_PAUSE_AFTER_FAILURE)
 
 
 @dataclass(slots=True)
@@ -531,7 +571,8 @@ def patience(ttl: float, left: float) -> float:
 
 def retry_pause(ttl: float, left: float) -> float:
     """Seconds until a renewal without a reply is repeated; shorter near the deadline."""
-    return min(ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE, max(left / 2, _MIN_RETRY_PAUSE))
+    longest = min(ttl * _RETRY_RATIO, _MAX_RETRY_PAUSE, max(left / 2, _MIN_RETRY_PAUSE))
+    return longest * (1 - _RETRY_JITTER * random())
 
 
 def _step(longest: float) -> float:

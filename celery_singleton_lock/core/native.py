@@ -74,6 +74,15 @@ def is_readable(sock: Any) -> bool:
     return bool(poller.poll(0))
 
 
+def has_ended(sock: Any) -> bool:
+    """Whether the other end has closed ``sock``, or this process has."""
+    if sock.fileno() < 0:
+        return True
+    poller = original("poll", "select")()
+    poller.register(sock.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
+    return bool(poller.poll(0))
+
+
 def greenlet_thrower() -> Throw:
     """A function that raises an exception in the current greenlet, callable from any thread.
 

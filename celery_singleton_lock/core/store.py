@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from ..errors import StoreError
 from .lease import Holder, Kind, Lease, LossReason, OperatorRelease, Phase, Record, Token
@@ -443,6 +443,19 @@ class Ticket(Protocol):
         """
 
 
+class ConnectionWatch(Protocol):
+    """Notices that a connection to the store ends. Any thread may call the methods."""
+
+    def opened(self, sock: Any, /) -> None:
+        """A connection has got its first reply. ``sock``: its socket, with the method fileno()."""
+
+    def closing(self, sock: Any, /) -> None:
+        """This process is about to close a connection."""
+
+    def ended(self) -> None:
+        """A connection without a socket has ended, or a reply came from another server."""
+
+
 class Store(ABC):
     """A store of leases. Subclass it to add a store.
 
@@ -533,6 +546,15 @@ class Store(ABC):
         """Close this process's connections."""
 
     # --- optional --------------------------------------------------------------------------------
+
+    def watch_connections(self, watch: ConnectionWatch, /) -> None:
+        """Report each connection of this process to ``watch``, from now on.
+
+        A server that has lost its data has also lost its connections, so the heartbeat renews all
+        leases soon when a connection has ended. Without reports, it finds the loss of a lease at
+        the next renewal.
+        """
+        return
 
     def release_async(self, request: Release, /, *, timeout: float, on_reply: OnReply) -> bool:
         """Send a release without waiting for its reply.

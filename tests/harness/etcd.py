@@ -66,6 +66,12 @@ class EtcdCluster(Ensemble):
         place = f"{hosts(self.ports, members)}/{path}"
         return f"etcds://{place}?{self._tls.query}" if self._tls else f"etcd://{place}"
 
+    def restart_empty(self) -> None:
+        """Kill the only member, and start it again without its data."""
+        self.kill(0)
+        shutil.rmtree(self._directory / "m0")
+        self.revive(0)
+
     def post(self, path: str, body: dict[str, Any], number: int = 0) -> dict[str, Any]:
         """Ask a member, around the store."""
         tls = self._tls

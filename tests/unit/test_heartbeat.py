@@ -11,7 +11,7 @@ import pytest
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.events import Event, EventName, Events
-from celery_singleton_lock.core.heartbeat import Heartbeat, timeout_for
+from celery_singleton_lock.core.heartbeat import Heartbeat, retry_pause, timeout_for
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, OperatorRelease, drift
 from celery_singleton_lock.core.store import Acquire, Call, Granted, Release
@@ -303,7 +303,72 @@ def test_a_silent_store_is_asked_again_but_not_stormed(bench: Bench) -> None:
     bench.hold(ttl=60)
     bench.store.away = True
     bench.advance(59)
-    assert 35 <= len(bench.store.batches) <= 45  # from the 20th second on, once a second
+    assert 35 <= len(bench.store.batches) <= 50  # from the 20th second on, every 0.9 s
+
+
+# --- connections that end ------------------------------------------------------------------------
+
+
+def test_all_leases_are_renewed_soon_after_a_connection_has_ended(bench: Bench) -> None:
+    leases = [bench.hold(name, ttl) for name, ttl in (("a", 60), ("b", 600), ("c", 3600))]
+    bench.heartbeat.sweep()
+    bench.heartbeat.hasten()
+    bench.advance(0.3)
+    assert [len(batch) for batch in bench.store.batches] == [3]
+    assert not any(lease.lost for lease in leases)
+
+
+def test_processes_that_notice_one_restart_ask_at_different_times() -> None:
+    pauses = []
+    for _ in range(200):
+        bench = Bench()
+        bench.heartbeat._running = True  # it needs no thread
+        bench.hold(ttl=60)
+        bench.heartbeat.hasten()
+        pauses.append(bench.heartbeat.sweep())
+    assert all(pause is not None and 0 <= pause <= 0.3 for pause in pauses)
+    tenths = [sum(low <= (pause or 0) < low + 0.1 for pause in pauses) for low in (0, 0.1, 0.2)]
+    assert min(tenths) > 20, tenths
+
+
+def test_tries_after_a_failed_renewal_do_not_stay_in_step() -> None:
+    assert len({retry_pause(60.0, 60.0) for _ in range(100)}) > 50
+    assert all(0.85 < retry_pause(60.0, 60.0) <= 0.95 for _ in range(100))
+
+
+def test_connections_that_end_one_after_the_other_cause_a_renewal_a_second(bench: Bench) -> None:
+    lease = bench.hold(ttl=60)
+    for _ in range(100):
+        bench.heartbeat.hasten()
+        bench.advance(0.1)
+    assert 9 <= len(bench.store.batches) <= 11
+    assert not lease.lost
+
+
+def test_the_end_of_a_connection_does_not_hasten_a_renewal_that_is_repeated_anyway(
+    bench: Bench,
+) -> None:
+    lease = bench.hold(ttl=60)
+    bench.clock.advance(20)
+    bench.store.away = True
+    bench.heartbeat.sweep()
+    due = lease.due
+    bench.heartbeat.hasten()
+    assert lease.due == due
+
+
+def test_the_end_of_a_connection_does_not_delay_a_renewal(bench: Bench) -> None:
+    lease = bench.hold(ttl=0.3)
+    bench.heartbeat.hasten()  # the first one sets the time of the next
+    due = lease.due
+    bench.heartbeat.hasten()
+    assert lease.due <= due
+
+
+def test_without_leases_the_end_of_a_connection_asks_nothing(bench: Bench) -> None:
+    bench.heartbeat.hasten()
+    bench.advance(60)
+    assert bench.store.batches == []
 
 
 def test_a_lease_on_a_silent_store_is_lost_at_its_deadline_and_for_good(bench: Bench) -> None:
@@ -699,7 +764,7 @@ def keeper_threads() -> set[threading.Thread]:
 def test_a_lease_that_is_added_while_a_sweep_reads_the_others_is_renewed_in_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    heartbeat, snapshots = bench.heartbeat, [0]
+    heartbeat, snapshots, rings = bench.heartbeat, [0], [0]
     read = heartbeat._snapshot
 
     def snapshot() -> list[Lease]:
@@ -711,10 +776,10 @@ def test_a_lease_that_is_added_while_a_sweep_reads_the_others_is_renewed_in_time
 
     monkeypatch.setattr(heartbeat, "_snapshot", snapshot)
     monkeypatch.setattr(heartbeat, "_running", True)
+    monkeypatch.setattr(heartbeat._alarm, "ring", lambda: rings.append(1))
     pause = heartbeat.sweep()
     assert snapshots[0] >= nth
-    is_woken = heartbeat._alarm.acquire(blocking=False)
-    assert is_woken or (pause is not None and pause <= 2)
+    assert sum(rings) or (pause is not None and pause <= 2)
 
 
 @pytest.mark.slow

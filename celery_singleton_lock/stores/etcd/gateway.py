@@ -17,6 +17,7 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import requests
@@ -24,6 +25,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from ...core import native
 from ...core.clock import Clock
+from ...core.store import ConnectionWatch
 from ...errors import StoreError, StoreUnavailable
 from ..idle import MAX_IDLE, IdleSweep
 from ..urls import StoreUrl
@@ -67,8 +69,10 @@ class Gateway:
         self._clock = clock
         self._member = 0  # The index of the member that answered last.
         self._token = ""
-        self._idle: dict[tuple[int, str], deque[tuple[Any, float]]] = {}
+        self._idle: dict[tuple[int, str], deque[_Connection]] = {}
         self._sweep = IdleSweep(self.close_old, clock)
+        #: What the ends of the connections are reported to; None: nothing.
+        self.watch: ConnectionWatch | None = None
 
     def request(self, path: str, body: Body, deadline: float, *, repeatable: bool) -> Reply:
         """POST ``body`` to ``path`` and return the reply.
@@ -111,19 +115,18 @@ class Gateway:
         for (owner, _), idle in list(self._idle.items()):
             if owner != thread:
                 continue
-            for entry in list(idle):
-                session, idle_since = entry
-                if idle_since >= oldest:
+            for connection in list(idle):
+                if connection.idle_since >= oldest:
                     break  # so are those after it, which were used later
                 with suppress(ValueError):  # in use by another thread again
-                    idle.remove(entry)
-                    session.close()
+                    idle.remove(connection)
+                    self._close(connection)
 
     def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
-            for session, _ in self._idle.popitem()[1]:
-                session.close()
+            for connection in self._idle.popitem()[1]:
+                self._close(connection)
 
     def _send(self, member: str, path: str, body: Body, deadline: float, tries_left: int) -> Reply:
         left = max(deadline - self._clock.now(), _MIN_TIMEOUT)
@@ -146,10 +149,14 @@ class Gateway:
         self, member: str, path: str, body: Body, timeout: tuple[float, float], token: str = ""
     ) -> Reply:
         idle = self._idle.setdefault((native.socket_owner(), member), deque())
-        session, clean = self._session(idle), False
+        connection, clean = self._take(idle), False
         headers = {"Authorization": token} if token else {}
         try:
-            response = session.post(member + path, json=body, headers=headers, timeout=timeout)
+            # stream: the response has the connection until its body is read.
+            response = connection.session.post(
+                member + path, json=body, headers=headers, timeout=timeout, stream=True
+            )
+            sock = getattr(response.raw.connection, "sock", None)
             if response.status_code == requests.codes.ok:
                 reply: Reply = response.json()
                 clean = True
@@ -164,17 +171,28 @@ class Gateway:
             raise _Failure(str(exc), was_sent=not never_sent) from exc
         finally:
             if clean:
-                idle.append((session, self._clock.now()))
+                connection.idle_since = self._clock.now()
+                if sock is not connection.sock:
+                    connection.sock = sock
+                    if self.watch is not None and sock is not None:
+                        self.watch.opened(sock)
+                idle.append(connection)
             else:
-                session.close()
+                self._close(connection)
 
-    def _session(self, idle: deque[tuple[Any, float]]) -> Any:
-        """A session with one connection: an idle one, or a new one."""
+    def _close(self, connection: _Connection) -> None:
+        if self.watch is not None and connection.sock is not None:
+            self.watch.closing(connection.sock)
+        connection.session.close()
+
+    def _take(self, idle: deque[_Connection]) -> _Connection:
+        """An idle connection, or a new one."""
         try:
-            session, idle_since = idle.pop()
-            if self._clock.now() - idle_since <= MAX_IDLE:
-                return session
-            session.close()
+            connection = idle.pop()
+            is_old = self._clock.now() - connection.idle_since > MAX_IDLE
+            if not is_old and not (connection.sock and native.has_ended(connection.sock)):
+                return connection
+            self._close(connection)
         except IndexError:
             pass  # There is no idle connection.
         options = self._url.options
@@ -185,8 +203,24 @@ class Gateway:
         session.verify = options.get("ca", True)
         if "cert" in options:
             session.cert = (options["cert"], options.get("key", options["cert"]))
-        self._sweep.opened(session)
-        return session
+        connection = _Connection(session)
+        self._sweep.opened(connection)
+        return connection
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Connection:
+    """A session of requests with one connection.
+
+    Attributes:
+        session: The session.
+        sock: The socket, after the first reply.
+        idle_since: The end of the last use, on the clock.
+    """
+
+    session: Any
+    sock: Any = None
+    idle_since: float = 0.0
 
 
 class _Failure(Exception):

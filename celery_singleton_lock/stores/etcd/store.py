@@ -54,7 +54,7 @@ from typing import Any, Final, TypeVar
 
 from ...core.clock import Clock
 from ...core.lease import Lease
-from ...core.store import RENEWED, Capabilities, Renewal
+from ...core.store import RENEWED, Capabilities, ConnectionWatch, Renewal
 from ...errors import StoreError, StoreUnavailable
 from ..consensus import ConsensusStore, Name, OwnKeys, names_of
 from ..transitions import (
@@ -234,6 +234,9 @@ class EtcdStore(ConsensusStore):
         self._leases = EtcdLeases(self._gateway, self._clock)
         self._own: OwnKeys[_Own] = OwnKeys()
         self._prefix = f"{self.url.path}/" if self.url.path else ""
+
+    def watch_connections(self, watch: ConnectionWatch, /) -> None:
+        self._gateway.watch = watch
 
     def renew(self, leases: Sequence[Lease], /, *, timeout: float = 0) -> list[Renewal]:
         deadline = self._deadline(timeout)

@@ -46,6 +46,7 @@ from ...core.store import (
     Acquire,
     Capabilities,
     ClaimChange,
+    ConnectionWatch,
     Granted,
     GrantedArguments,
     Mark,
@@ -233,6 +234,12 @@ class NodeConnections(Connections):
             raise _unserved(slot_of(key))
         return self._node(address)
 
+    def report_to(self, watch: ConnectionWatch) -> None:
+        """See `Store.watch_connections`."""
+        super().report_to(watch)
+        for node in list(self._nodes.values()):
+            node.report_to(watch)
+
     def close(self) -> None:
         """Close all idle connections."""
         for node in list(self._nodes.values()):
@@ -313,6 +320,7 @@ class NodeConnections(Connections):
             if not request.asking:
                 # Other slots may have moved too, so the topology is read before the next commands.
                 self._stale = True
+                self.note_other_server()
                 self._topology.master_of[request.slot] = target
         elif isinstance(error, redis.exceptions.TryAgainError) and waits:
             self._clock.sleep(_TRY_AGAIN_PAUSE)

@@ -43,6 +43,7 @@ from redis.retry import Retry
 
 from ...core import native
 from ...core.clock import Clock, SystemClock
+from ...core.store import ConnectionWatch
 from ...errors import SettingsError, StoreError, StoreUnavailable
 from ...policy import suggestion
 from ..idle import MAX_IDLE, IdleSweep
@@ -136,6 +137,8 @@ class Connections:
             raise SettingsError(
                 f"the store's URL can't be read: redis-py {redis.__version__} {reason}"
             ) from exc
+        #: What the ends of the connections are reported to; None: nothing.
+        self.watch: ConnectionWatch | None = None
         self._clock = clock or SystemClock()
         #: The current time in seconds, to compute the age of idle connections.
         self.now = self._clock.now
@@ -157,6 +160,7 @@ class Connections:
         other._options = {**self._options, "host": host, "port": port}
         other._make, other._clock, other.now = self._make, self._clock, self.now
         other._have_none()
+        other.watch = self.watch
         return other
 
     def home_of(self, key: str, timeout: float) -> Connections:
@@ -204,6 +208,7 @@ class Connections:
                     # There was a failover behind this address. The idle connections lead to the old
                     # master; a new connection may lead to the new master.
                     self.drop()
+                    self.note_other_server()
                 raise _mapped(reply, self.address) from reply
         return replies
 
@@ -344,6 +349,15 @@ class Connections:
             retry=Retry(NoBackoff(), 0),
         )
 
+    def report_to(self, watch: ConnectionWatch) -> None:
+        """See `Store.watch_connections`."""
+        self.watch = watch
+
+    def note_other_server(self) -> None:
+        """Note that a reply came from a server that may not have the leases of this process."""
+        if self.watch is not None:
+            self.watch.ended()
+
     def greet(self, client: Any) -> None:
         """Check a new connection before its first use. A plain server needs no check."""
 
@@ -477,6 +491,9 @@ class Connection:
         if self._unread or self._idle.closed:
             self.close()
         else:
+            if not self.idle_since and self._owner.watch is not None:
+                # Not sooner: a server may close each connection that it accepts.
+                self._owner.watch.opened(self._client._sock)
             self.idle_since = self._owner.now()
             self._idle.append(self)
 
@@ -493,6 +510,11 @@ class Connection:
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.lose()
+        watch, sock = self._owner.watch, self._client._sock
+        if watch is not None and sock is not None:
+            watch.closing(sock)
+        elif watch is not None and self.idle_since:
+            watch.ended()  # redis-py has closed it, because it could not send
         self._client.disconnect()
 
     def close_idle(self) -> None:

@@ -48,6 +48,7 @@ from ...core.store import (
     Call,
     Capabilities,
     ClaimChange,
+    ConnectionWatch,
     Granted,
     GrantedArguments,
     Mark,
@@ -214,6 +215,9 @@ class RedisStore(Store):
             return True
         self._pending.withdraw(pending)
         return False
+
+    def watch_connections(self, watch: ConnectionWatch) -> None:
+        self._connections.report_to(watch)
 
     def drain(self, *, timeout: float) -> None:
         self._connections.drain(timeout)
@@ -476,6 +480,8 @@ class RedisStore(Store):
             # step, so no other client's flush comes in between, and it needs no right to SCRIPT.
             if commands[0][1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE_ARGUMENTS.sha):
                 # The server may have lost its data, with the number of shards, too.
+                if self._loaded:
+                    self._connections.note_other_server()
                 self._loaded.clear()
                 self._known_shards.clear()
             return self._connections.run([*map(scripts.with_source, commands)], timeout)

@@ -17,7 +17,7 @@ import redis
 from ...core import native
 from ...core.clock import Clock
 from ...core.lease import Token
-from ...core.store import Acquire, Admit, Granted, Refused, Relation, Release
+from ...core.store import Acquire, Admit, ConnectionWatch, Granted, Refused, Relation, Release
 from ...errors import StoreError, StoreUnavailable
 from ..redis.scripts import Command, release_command, with_source
 from ..redis.store import RedisStore, slot_or_refusal
@@ -60,6 +60,7 @@ class Fanout:
         self._clock = clock
         # Keyed by process id, because threads do not survive a fork.
         self._nodes: dict[int, tuple[Node, ...]] = {}
+        self._watch: ConnectionWatch | None = None
         weakref.finalize(self, _end_threads, self._nodes).atexit = False
         _fanouts.add(self)
 
@@ -72,7 +73,15 @@ class Fanout:
             # setdefault() is atomic: two concurrent first callers get the same nodes.
             nodes = tuple(Node(url, self._clock) for url in self._urls)
             nodes = self._nodes.setdefault(pid, nodes)
+            if self._watch is not None:
+                self.report_to(self._watch)
         return nodes
+
+    def report_to(self, watch: ConnectionWatch) -> None:
+        """See `Store.watch_connections`."""
+        self._watch = watch
+        for node in self._nodes.get(os.getpid(), ()):
+            node.store.watch_connections(watch)
 
     def ask(
         self,

@@ -75,6 +75,7 @@ from ...core.store import (
     AuthorizeTick,
     Capabilities,
     ClaimChange,
+    ConnectionWatch,
     Granted,
     Mark,
     Refused,
@@ -294,6 +295,9 @@ class RedlockStore(Store):
                     "would count twice. Name servers that fail independently"
                 )
         return max(poll.answers, key=risk)
+
+    def watch_connections(self, watch: ConnectionWatch) -> None:
+        self._fanout.report_to(watch)
 
     def close(self) -> None:
         self._fanout.close()
