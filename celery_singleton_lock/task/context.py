@@ -39,7 +39,8 @@ def current_lease() -> Lease:
     if lease is None:
         raise NoLease(
             "no lease is held here: current_lease() works inside the body of a singleton task or a "
-            "hold() block, on the same thread; a task that is called directly takes no lock"
+            "hold() block, on the same thread; a task that is called directly takes no lock: call "
+            "its .delay(...), or .apply((...)).get() in a test"
         )
     return lease
 

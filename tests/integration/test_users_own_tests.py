@@ -126,7 +126,7 @@ def test_an_eager_call_needs_no_server(celery_app: Celery) -> None:
 
 def test_a_direct_call_takes_no_lock(celery_app: Celery) -> None:
     work = task_of(celery_app, key="{name}")
-    with hold_lock(work, "ann"), pytest.raises(NoLease, match="called directly"):
+    with hold_lock(work, "ann"), pytest.raises(NoLease, match=r"called directly.*\.apply\(\("):
         work("ann")
 
 
