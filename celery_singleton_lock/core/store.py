@@ -231,6 +231,8 @@ class Refused:
         relation: How the token relates to what the store has.
         record: What holds the key, if the store could read it.
         others: What holds the other slots, if the request named several and other tasks hold all.
+            With more than eight slots a store may leave out all but the leases that expire first:
+            the lease of a dead process is not renewed, so it becomes one of them.
     """
 
     relation: Relation
@@ -241,6 +243,18 @@ class Refused:
     def holder(self) -> Holder:
         """The holder, as far as the store could read it."""
         return self.record.holder if self.record else Holder(task_id="an unknown holder")
+
+    def explain(self, key: str, limit: int) -> str:
+        """Who holds ``key``, for an error: a clause.
+
+        Args:
+            key: The lock key.
+            limit: The number of its slots.
+        """
+        is_claim = self.record is not None and self.record.kind is Kind.CLAIM
+        if limit == 1 or is_claim or self.relation is not Relation.OTHER:
+            return f"{key!r} is held by {self.holder}"
+        return f"all {limit} slots of {key!r} are held, one of them by {self.holder}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -218,10 +218,11 @@ def _acquire(
             if isinstance(reply, Lease):
                 return reply
             if waiter is None or left <= 0:
+                key, limit = request.slots[0], len(request.slots)
                 raise LockConflict(
-                    f"{request.slots[0]!r} is held by {reply.holder}; waited {longest:g} s. Give a "
-                    "longer wait=, or do the work later.",
-                    request.slots[0],
+                    f"{reply.explain(key, limit)}; waited {longest:g} s. Give a longer wait=, or "
+                    "do the work later.",
+                    key,
                     reply.holder.for_error(),
                 )
             yield waiter, reply, left

@@ -537,7 +537,7 @@ class TaskRun:
             phase = refused.record.phase if refused.record else None
             return skipped_value(self.task.name, self.key, holder, phase)
         if outcome is Outcome.REVOKE:
-            self._revoke(f"{self.key} is held by {holder}")
+            self._revoke(refused.explain(self.key, self.policy.limit))
             raise Ignore
         if outcome is Outcome.PUT_BACK:  # does not return
             claim = self.claim if decision.queues_claim else None
@@ -546,7 +546,7 @@ class TaskRun:
                 delivery = replace(delivery, tries=max(0, delivery.tries - 1))
             self._put_back(delivery, decision.pace, decision.reason, claim)
         raise LockConflict(
-            f"{self.key!r} is held by {holder}, and {decision.reason}. {_NOT_RUN}",
+            f"{refused.explain(self.key, self.policy.limit)}, and {decision.reason}. {_NOT_RUN}",
             self.key,
             holder.for_error(),
         )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import count
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import redis
@@ -66,6 +67,29 @@ def call_for(key: str) -> Acquire:
     return Acquire(
         slots=(key,), token=new_token(), holder=lease_of(key, new_token()).holder, ttl=60
     )
+
+
+# --- many slots -----------------------------------------------------------------------------------
+
+
+def test_a_refusal_by_many_slots_names_the_eight_leases_that_expire_first(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    """A holder of a high limit would otherwise get 100 kB at each try."""
+    slots = Keyspace.slots(new_key(), 30)
+    tokens = [new_token() for _ in slots]
+    for number, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
+        assert ask(redis_store, slot, token) == Granted(key=slot, fence=ANY)
+        raw.pexpire(slot, 300_000 - 1000 * number)
+    # A key that cools down expires soon too, but no process holds it.
+    give(redis_store, slots[29], tokens[29], become=Kind.COOLING, become_ttl=100.0)
+    refused = ask(redis_store, slots, new_token())
+    assert isinstance(refused, Refused)
+    assert refused.record is not None
+    named = [record.key for record in (refused.record, *refused.others)]
+    assert named == [*reversed(slots[21:29])]
+    assert 260 < refused.record.ttl <= 272
+    assert refused.explain(slots[0], 30).startswith(f"all 30 slots of {slots[0]!r} are held")
 
 
 # --- foreign data --------------------------------------------------------------------------------

@@ -18,9 +18,12 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_singleton_lock import LockConflict, hold
+from celery_singleton_lock import LockConflict, hold, singleton_task
 from celery_singleton_lock.core.process import identity_of_this_process
+from celery_singleton_lock.core.store import RENEWED
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.testing.contract import lease_of
+from celery_singleton_lock.testing.contract.steps import take
 from tests.harness.bodies import power_cut
 from tests.harness.deliveries import RedisBroker, told, wait_until
 from tests.harness.journal import Journal, events
@@ -250,6 +253,32 @@ def test_a_client_that_waits_gets_the_key_of_a_dead_holder_at_once(url: str, app
     began = time.monotonic()
     with hold("k", scope="s", wait=30, app=app):
         assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("url", ["redis_url"], indirect=True)
+def test_a_dead_holder_among_many_slots_is_found_once_the_living_have_renewed(
+    url: str, app: Celery
+) -> None:
+    """A refusal names the eight leases that expire first."""
+
+    @singleton_task(app=app, name="many", scope="s", key="{name}", limit=12)
+    def many(name: str) -> None: ...
+
+    dead = script(url, "die")
+    dead.wait_for_log(r"^fence")
+    dead.wait()
+    runtime = Runtime.of(app)
+    store = runtime.store
+    key, *others = runtime.keyspace.slots(runtime.keyspace.lock("s", "k"), 12)
+    living = [lease_of(slot, take(store, slot, ttl=50), ttl=61) for slot in others]
+    with (
+        pytest.raises(LockConflict, match=r"all 12 slots of .* are held, one of them by"),
+        hold("k", scope="s", app=app),
+    ):
+        pass
+    assert store.renew(living, timeout=5) == [RENEWED] * 11
+    with hold("k", scope="s", app=app) as lease:
+        assert lease.key == key
 
 
 # --- killed at random -----------------------------------------------------------------------------

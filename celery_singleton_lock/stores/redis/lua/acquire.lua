@@ -7,7 +7,8 @@
 --       with a wait queue: ms to wait if another token has the key ('0' leaves the queue), the handoff
 --       token that woke the client ('' none)
 -- Replies: granted, one slot: the fence; granted, several slots (they have no fence): {'granted', slot};
---          refused: {relation [, slot, value, ttl left in ms [, other slot, value ...]]}
+--          refused: {relation [, slot, value, ttl left in ms [, other slot, value ...]]}; of more than
+--          eight slots, the eight that expire first
 local marker = redis.call('GET', KEYS[2])
 if marker then
   local state, sequence = string.match(marker, '^(%S) (%d+) ')
@@ -25,8 +26,8 @@ for i = 3, #KEYS do
   local value = redis.call('GET', KEYS[i])
   if not value then chosen = chosen or KEYS[i] else
     if not task then task, nesting, retries, nonce = read_token() end
-    if taken then taken[#taken + 1] = KEYS[i]; taken[#taken + 1] = value
-    else taken = {'other', KEYS[i], value, 0} end
+    taken = taken or {}
+    taken[i] = value
     local kind, t, n, r, c = string.match(value, '^(%a) ([^| ]+)|(%d+)%.(%d+)|(%S*) ')
     if t == task then
       local age = (n - nesting) * 2e9 + r - retries -- nesting and retries are below 1e9
@@ -39,7 +40,27 @@ for i = 3, #KEYS do
     elseif t == '%waiter' and c == ARGV[11] then chosen = KEYS[i] end -- reserved for the woken client
   end
 end
-local refused = own or (not chosen and taken)
+local refused = own
+if not own and not chosen then
+  -- All holders of a high limit would be 100 kB per reply. The leases that expire first are those that are
+  -- not renewed any more, so the leases of dead processes are among them.
+  local first, left = {}, {}
+  for i = 3, #KEYS do
+    local ttl, place = 0, #first + 1
+    if #KEYS > 10 then
+      ttl = redis.call('PTTL', KEYS[i])
+      if string.byte(taken[i]) ~= 108 then ttl = ttl + 2^53 end -- 'l': only a lease is renewed
+      while place > 1 and ttl < left[place - 1] do place = place - 1 end
+    end
+    if place < 9 then
+      table.insert(first, place, i)
+      table.insert(left, place, ttl)
+      first[9], left[9] = nil, nil
+    end
+  end
+  refused = {'other', KEYS[first[1]], taken[first[1]], 0}
+  for i = 2, #first do refused[2 * i + 1], refused[2 * i + 2] = KEYS[first[i]], taken[first[i]] end
+end
 if claim and ARGV[8] == '1' and not refused and not mine then
   local value, claimant = read_claim(claim)
   if claimant and claimant ~= task then refused = {'other', claim, value} end
