@@ -32,7 +32,8 @@ from celery_singleton_lock import (
     lease_released,
     singleton_task,
 )
-from celery_singleton_lock.core import native
+from celery_singleton_lock.core import heartbeat, native
+from celery_singleton_lock.core.alarm import _LockAlarm
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.core.observers import ObserverThread
@@ -76,6 +77,7 @@ if WITHOUT == "native":
 
     native.start_new_thread = start_new_thread
     native.allocate_lock = threading.Lock
+    heartbeat.make_alarm = _LockAlarm  # epoll would block the hub
     native.get_ident = threading.get_ident
 
 
