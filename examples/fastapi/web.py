@@ -1,7 +1,9 @@
 """The web application: ``uvicorn web:web``."""
 
+from typing import Annotated
+
 from celery.result import AsyncResult
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse
 from tasks import FOLDER, app, build
 
@@ -17,9 +19,14 @@ from celery_singleton_lock import (
 
 web = FastAPI(title="Reports")
 
+# A key and the name of a file are made of it.
+CustomerId = Annotated[int, Path(ge=1, lt=2**63)]
+# Seconds. A client must not decide to wait for ever: a waiting request has a connection to Redis.
+Wait = Annotated[float, Query(ge=0, le=30)]
+
 
 @web.post("/customers/{customer_id}/report", status_code=202)
-async def order(customer_id: int) -> dict[str, str]:
+async def order(customer_id: CustomerId) -> dict[str, str]:
     """Order a report. While it is being built, other orders get the same task."""
     once = CallOptions(unique="until_done")
     result = await aclaim_and_send(app, build.name, [customer_id], singleton=once)
@@ -36,7 +43,7 @@ def state(task_id: str) -> dict[str, str | None]:
 
 
 @web.delete("/customers/{customer_id}")
-async def forget(customer_id: int, wait: float = 0) -> dict[str, bool]:
+async def forget(customer_id: CustomerId, wait: Wait = 0) -> dict[str, bool]:
     """Delete a customer's report, never while it is being built."""
     async with hold(f"customer:{customer_id}", scope="customers", wait=wait, app=app):
         report = FOLDER / f"{customer_id}.txt"

@@ -89,6 +89,11 @@ class Project:
             assert goes_as_printed(), f"{command}\n{attempts}\ninstead of {output}"
         return attempts[-1]
 
+    def status(self, path: str, *options: str) -> int:
+        """The status of the response to curl with ``options``."""
+        shown = ("-s", "-g", "-o", os.devnull, "-w", "%{http_code}")
+        return int(self.run("curl", *shown, *options, f"localhost:{self.port}{path}"))
+
 
 @pytest.fixture
 def project(tmp_path: Path, redis_url: str) -> Iterator[Callable[[str], Project]]:
@@ -116,6 +121,13 @@ def test_the_django_project(project: Callable[[str], Project], redis_client: red
     for _ in range(5):
         shop.step(change, '{"changed": 1}', repeats=False)
     assert redis_client.llen("celery") == 1, "a burst of changes is one message"
+    for by in ("", "soon", "nan", "1e308", "1000001", "9" * 5000):
+        assert shop.status("/products/2/change/", "-d", f"by={by}") == 400
+    assert shop.status("/products/2/change/", "-d", "") == 400
+    for product in (0, 99, 2**63, "9" * 500):
+        assert shop.status(f"/products/{product}/") == 404
+        assert shop.status(f"/products/{product}/change/", "-d", "by=1") == 404
+    assert redis_client.llen("celery") == 1, "what is refused is not published"
     worker = shop.start("celery -A shop worker", until=r"ready\.")
     shop.session()
     show = f"curl -s localhost:{shop.port}/products/2/"
@@ -135,6 +147,12 @@ def test_the_django_project(project: Callable[[str], Project], redis_client: red
 def test_the_fastapi_project(project: Callable[[str], Project]) -> None:
     reports = project("fastapi")
     reports.start("uvicorn web:web", "--port", f"{reports.port}", until="Uvicorn running")
+    for wait in ("-1", "nan", "inf", "1e308", "31", "soon"):
+        assert reports.status(f"/customers/7?wait={wait}", "-X", "DELETE") == 422
+    for customer in (-1, 0, 2**63, "9" * 300):
+        assert reports.status(f"/customers/{customer}", "-X", "DELETE") == 422
+        assert reports.status(f"/customers/{customer}/report", "-X", "POST") == 422
+    assert reports.status("/tasks/no-such-task") == 200
     reports.start("celery -A tasks worker", until=r"ready\.")
     first, second, *_ = reports.session()
     assert first == second, "both orders have one task"

@@ -103,3 +103,15 @@ def test_two_requests_publish_one_message(post: Post, redis_client: redis.Redis)
     assert (first[0], second[0]) == (202, 202)
     assert first[1] == second[1]
     assert redis_client.llen("celery") == 1
+
+
+def test_a_wait_out_of_bounds_is_the_clients_error(post: Post) -> None:
+    for wait in ("-1", "nan", "inf", "-inf", "1e308", "61", "soon", ""):
+        assert post(f"/accounts/1/close?wait={wait}")[0] == 422
+
+
+def test_an_id_out_of_bounds_is_the_clients_error(post: Post) -> None:
+    for account in ("-1", "0", "1.5", "nan", f"{2**63}", "9" * 5000):
+        assert post(f"/accounts/{account}/close")[0] == 422
+        assert post(f"/accounts/{account}/sync")[0] == 422
+    assert post(f"/accounts/{2**63 - 1}/close")[0] == 200
