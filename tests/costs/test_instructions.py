@@ -113,11 +113,11 @@ WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "refused acquire on one host, redis": (refusal_on_one_host, 1548),
     "key of a template, redis": (key, 107),
     "key of all arguments, redis": (key_of_all, 160),
-    "task, redis": (task, 2714),
+    "task, redis": (task, 2743),
     "task after a pause, redis": (task_after_a_pause, 2877),
     "skipped task, redis": (skip, 6840),
     "publish without a claim, redis": (publishing, 220),
-    "publish with a claim, redis": (claim, 1700),
+    "publish with a claim, redis": (claim, 1759),
     "renewal of 200 leases, redis": (renewals, 23773),
 }
 

@@ -151,6 +151,7 @@ def test_the_zookeeper_client_logs_no_login_even_at_debug(
     serialization = pytest.importorskip("kazoo.protocol.serialization")
     sessions = pytest.importorskip("celery_singleton_lock.stores.zookeeper.sessions")
     from celery_singleton_lock.core.clock import SystemClock
+    from celery_singleton_lock.core.observers import observers
     from celery_singleton_lock.stores.urls import StoreUrl
 
     url = StoreUrl.parse(f"zk://u:{WORD}@127.0.0.1:1", port=2181)
@@ -161,5 +162,6 @@ def test_the_zookeeper_client_logs_no_login_even_at_debug(
         login = serialization.Auth(0, "digest", f"u:{WORD}")
         logger.log(logging.DEBUG, "Sending request(xid=%s): %s", -4, login)
         logger.debug("Sending request(xid=%s): %s", 1, serialization.Ping())
+        observers.flush()  # kazoo's threads wait for no handler
     assert WORD not in caplog.text
     assert "Ping" in caplog.text

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from celery import Celery
@@ -241,6 +242,8 @@ def test_the_client_that_has_waited_longest_gets_the_key_of_a_dead_holder(
     with pytest.raises(LockConflict, match="is held by"), hold("k", scope="s", app=app):
         pass
     waiting.wait_for_log(r"^fence", timeout=5)
+    stopped = psutil.Process(waiting.pid)  # it writes the line before it stops itself
+    wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, "it has stopped")
     waiting.cont()
     assert waiting.wait() == 0
 
