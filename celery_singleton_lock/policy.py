@@ -326,12 +326,19 @@ class CallOptions(TypedDict, total=False):
     """The options that ``apply_async(singleton={...})`` may set for one call."""
 
     ttl: float | timedelta
+    """Seconds for which a dead holder can block others; renewed while the body runs; 60."""
     on_conflict: OnConflict | Literal["skip", "revoke", "retry", "wait", "raise", "cancel_running"]
+    """What a call does that has not run while the key is held; "skip" by default."""
     unique: Literal["until_start", "until_done", "until_expired"] | None
+    """How long equal calls are not published beside this one; None: they are."""
     unique_for: float | timedelta
+    """Seconds for which a queued message can block equal calls; 3600 by default."""
     on_duplicate: Literal["return_existing", "replace", "skip", "raise"]
+    """What a call gets that is not published; "return_existing" by default."""
     debounce: float | timedelta | None
+    """Seconds after the last equal call until one call runs; None: at once."""
     debounce_max: float | timedelta | None
+    """The latest run, in seconds after the first equal call; None: no bound."""
 
 
 OPTIONS: Final = frozenset(f.name for f in fields(Policy) if f.metadata)

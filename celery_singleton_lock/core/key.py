@@ -40,7 +40,7 @@ SCALARS: Final = frozenset(_TEXT_OF)
 
 
 class PerTask:
-    """The type of :data:`PER_TASK`."""
+    """``key=PER_TASK``: one key for the task, whatever its arguments."""
 
     __slots__ = ()
 

@@ -51,9 +51,28 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
     Args:
         *args: The function, if no options are given.
         app: The Celery app.
-        **options: Options of the policy (``key``, ``scope``, ``limit``, ``ttl`` ...) and of Celery
-            (``bind``, ``name``, ``acks_late``, ``autoretry_for``, ``base`` ...). As with Celery's
-            decorator, other options become attributes of the task.
+        **options: The options of the lock, below, and of Celery (``bind``, ``name``,
+            ``acks_late``, ``autoretry_for``, ``base`` ...). As with Celery's decorator, other
+            options become attributes of the task.
+
+    Options of the lock::
+
+        key: What must not run twice at once; by default all arguments.
+        scope: The namespace of the key, which tasks may share; by default the task's name.
+        limit: The number of bodies that may run at a time for one key; 1 by default.
+        ttl: Seconds for which a dead holder can block others; renewed while the body runs; 60.
+        max_hold: Seconds after which a body loses its key; by default its hard time limit and ttl.
+        min_hold: Seconds for which the key stays taken, even if the body ends sooner; 0 by default.
+        on_conflict: What a call does that has not run while the key is held; "skip" by default.
+        on_lost: What follows a lost lease; "retry" for acks_late tasks, "fail" for others.
+        on_store_error: What a call does while the store does not answer; "retry" by default.
+        hold_on_retry: Whether the key stays reserved until the task's retry; True by default.
+        needs_fence: Whether a worker without fencing tokens refuses to start; False by default.
+        unique: How long equal calls are not published beside this one; None: they are.
+        unique_for: Seconds for which a queued message can block equal calls; 3600 by default.
+        on_duplicate: What a call gets that is not published; "return_existing" by default.
+        debounce: Seconds after the last equal call until one call runs; None: at once.
+        debounce_max: The latest run, in seconds after the first equal call; None: no bound.
 
     Raises:
         TypeError: An option is of a wrong type, or close to the name of an option.

@@ -18,14 +18,23 @@ class LockOptions(CallOptions, total=False):
     """The options of a task's lock: ``@app.task(base=SingletonTask, singleton={...})``."""
 
     key: KeySpec
+    """What must not run twice at once; by default all arguments."""
     scope: str | None
+    """The namespace of the key, which tasks may share; by default the task's name."""
     limit: int
+    """The number of bodies that may run at a time for one key; 1 by default."""
     max_hold: float | timedelta | None
+    """Seconds after which a body loses its key; by default its hard time limit and ttl."""
     min_hold: float | timedelta
+    """Seconds for which the key stays taken, even if the body ends sooner; 0 by default."""
     needs_fence: bool
+    """Whether a worker without fencing tokens refuses to start; False by default."""
     hold_on_retry: bool
+    """Whether the key stays reserved until the task's retry; True by default."""
     on_lost: Literal["retry", "fail", "continue"] | None
+    """What follows a lost lease; "retry" for acks_late tasks, "fail" for others."""
     on_store_error: Literal["retry", "raise", "run"]
+    """What a call does while the store does not answer; "retry" by default."""
 
 
 class TaskOptions(LockOptions, total=False):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from celery.app.task import Task
 
-from celery_singleton_lock import CallOptions, LockOptions, OnConflict, TaskOptions
+from celery_singleton_lock import (
+    CallOptions,
+    LockOptions,
+    OnConflict,
+    TaskOptions,
+    singleton_task,
+)
 from celery_singleton_lock.policy import OPTIONS, Policy, check_option
 from celery_singleton_lock.task import decorator
 
@@ -89,3 +98,17 @@ def test_celery_s_options_are_known_too() -> None:
     known = set(TaskOptions.__annotations__) - OPTIONS
     assert celery_options() <= known
     assert known - celery_options() <= NEWER
+
+
+def test_each_option_has_one_meaning_for_editors_and_for_help() -> None:
+    fields: dict[str, str] = {}
+    for kind in (CallOptions, LockOptions):
+        [declared] = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(declared, ast.ClassDef)
+        for field, text in pairwise(declared.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                fields[ast.unparse(field.target)] = ast.literal_eval(text.value)
+    assert fields.keys() == OPTIONS
+    section = (inspect.getdoc(singleton_task) or "").partition("Options of the lock::\n\n")[2]
+    lines = [line.strip() for line in section.partition("\n\n")[0].splitlines()]
+    assert {name: text for name, _, text in (line.partition(": ") for line in lines)} == fields
