@@ -289,6 +289,14 @@ def _on_conflict(name: str, value: Any) -> OnConflict:
 
 _SKIP: Final = OnConflict(action=ConflictAction.SKIP)
 
+# Seconds. If a message is lost (a purged queue), its claim answers equal calls for so long.
+_UNIQUE_FOR: Final = 3600.0
+# With debounce, each of these calls would be a lost edit. So the claim ends after this number of
+# periods, but not before a minute: while the message waits for a free worker or for the run before
+# it, a second message would be published beside it.
+_DEBOUNCE_PERIODS: Final = 10
+_MIN_UNIQUE_FOR: Final = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -298,6 +306,8 @@ class Policy:
         on_conflict: The rule that applies, which ``unique="until_start"`` may replace.
         given_on_conflict: Not an option: the rule as given, which :func:`merge` sets. It applies
             again if an upper layer resets ``unique``.
+        given_unique_for: Not an option: ``unique_for`` as given; None: its default depends on
+            ``debounce``.
         is_plain: Not an option: whether a call is published without a further step, because neither
             ``unique`` nor ``cancel_running`` is set. One field costs less than two comparisons.
     """
@@ -314,11 +324,12 @@ class Policy:
     on_lost: OnLost | None = option(None, choice, OnLost)  # None: RETRY if acks_late, else FAIL
     on_store_error: OnStoreError = option(OnStoreError.RETRY, choice, OnStoreError)
     unique: Unique | None = option(None, choice, Unique)
-    unique_for: float = option(3600.0, _positive, "the claim ends at once")
+    unique_for: float = option(_UNIQUE_FOR, _positive, "the claim ends at once")
     on_duplicate: OnDuplicate = option(OnDuplicate.RETURN_EXISTING, choice, OnDuplicate)
     debounce: float | None = option(None, _positive, "None to run as soon as possible")
     debounce_max: float | None = option(None, _positive, "None for no bound")
     given_on_conflict: OnConflict = _SKIP
+    given_unique_for: float | None = None
     is_plain: bool = True
 
 
@@ -376,7 +387,11 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
                 "message, and would be a guess here. Give the period in seconds beside it, such as "
                 "unique_for=600: at most one call is published in it, whatever became of its run"
             )
-        policy = replace(base, **checked, given_on_conflict=given)
+        given_for = checked.get("unique_for", base.given_unique_for)
+        if given_for is None:
+            checked["unique_for"] = _default_unique_for(checked.get("debounce", base.debounce))
+        given_rules = {"given_on_conflict": given, "given_unique_for": given_for}
+        policy = replace(base, **checked, **given_rules)
         cancels = policy.on_conflict.action is ConflictAction.CANCEL_RUNNING
         policy = replace(policy, is_plain=policy.unique is None and not cancels)
         _check_together(policy)
@@ -436,6 +451,12 @@ def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str)
                 f"{where}: {name}={given[name]!r} has no effect without unique: add "
                 'unique="until_done" or unique="until_start", or drop it'
             )
+
+
+def _default_unique_for(debounce: float | None) -> float:
+    if debounce is None:
+        return _UNIQUE_FOR
+    return min(max(_DEBOUNCE_PERIODS * debounce, _MIN_UNIQUE_FOR), _UNIQUE_FOR)
 
 
 def _rule(base: Policy, checked: Mapping[str, Any], given: OnConflict) -> OnConflict:

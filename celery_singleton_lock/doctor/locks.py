@@ -6,6 +6,8 @@ import os
 import secrets
 import statistics
 from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from ..beat.election import check_leader_ttl
@@ -13,6 +15,7 @@ from ..core.heartbeat import MAX_TIMEOUT, timeout_for
 from ..core.lease import Holder, Lease, Token
 from ..core.store import RENEWED, Acquire, Granted, Relation, Release
 from ..errors import DOCS, SettingsError, StoreError, StoreUnavailable
+from ..inspection import HeldKey, overdue, unique_for_by_task
 from ..runtime import IN_MEMORY, singleton_tasks
 from ..stores.faults import fault_of
 from ..worker.bootstep import check_results, check_tasks, names_of
@@ -105,8 +108,24 @@ NO_SCAN: Final = note("keys", "SCAN is denied, so foreign keys are unknown")
 
 
 def check_keys(context: Context) -> Findings:
-    """Keys under this library's names that other software wrote. They are never deleted."""
-    foreign = list(context.store.foreign_keys(context.runtime.keyspace.match_all()))
+    """Foreign keys under this library's names, which are never deleted, and overdue claims."""
+    foreign: list[tuple[str, str]] = []
+    late: dict[str, float] = {}
+    now = datetime.fromtimestamp(context.runtime.clock.wall(), UTC)
+    unique_for = unique_for_by_task(context.app)
+    pattern = context.runtime.keyspace.match_all()
+    for record in context.store.survey(pattern, lambda *one: foreign.append(one)):
+        if seconds := overdue(HeldKey.of(record), unique_for.get(record.holder.task), now):
+            late[record.key] = seconds
+    for key, seconds in islice(late.items(), _SHOWN_KEYS):
+        text = (
+            f"the message of {key!r} is overdue by {seconds:.0f} s: it waits in its queue, or is "
+            "lost (a purged queue), and equal calls are answered with it"
+        )
+        remedy = f"more workers; if it is lost: celery -A ... singleton release '{key}'"
+        yield warning("claims", text, remedy)
+    if len(late) > _SHOWN_KEYS:
+        yield warning("claims", f"{len(late) - _SHOWN_KEYS} more of this kind")
     for key, what in foreign[:_SHOWN_KEYS]:
         text = f"{key!r} {what}: other code uses a lock's name, and a task with that key can't run"
         remedy = "find out what writes it, then delete it or choose another singleton_lock_prefix"

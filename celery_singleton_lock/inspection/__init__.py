@@ -15,7 +15,9 @@ from .keys import (
     find_key,
     find_task,
     held_keys,
+    overdue,
     release,
+    unique_for_by_task,
 )
 from .names import can_be_a_key, forms_of
 
@@ -33,5 +35,7 @@ __all__ = [
     "find_task",
     "forms_of",
     "held_keys",
+    "overdue",
     "release",
+    "unique_for_by_task",
 ]

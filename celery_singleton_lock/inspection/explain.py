@@ -18,7 +18,7 @@ from ..core.store import MarkerState
 from ..errors import LeaseLost, LockConflict
 from ..publish.values import is_skipped
 from .facts import Facts, gather
-from .keys import HeldKey
+from .keys import HeldKey, overdue
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
@@ -309,6 +309,11 @@ def _queued(facts: Facts) -> _Verdict | None:
             "No worker that answered has it: it is in the queue, or its message is gone (a purged "
             f"queue). Its claim ends in {claim.ttl:.0f} s at the latest."
         )
+        if late := overdue(claim, facts.unique_for, facts.now):
+            why += (
+                f" It is overdue by {late:.0f} s, and equal calls are answered with it. If its "
+                f"queue was purged: celery -A ... singleton release '{claim.key}'"
+            )
     return _Verdict(Fate.QUEUED, [text, why], claim.key)
 
 

@@ -21,7 +21,7 @@ from ..core.store import MarkerState
 from ..errors import LockConflict
 from ..publish.values import is_skipped
 from ..runtime import Runtime, singleton_tasks
-from .keys import HeldKey, held_keys
+from .keys import HeldKey, held_keys, unique_for_by_task
 
 # Seconds to wait for the result backend.
 _BACKEND_TIMEOUT: Final = 2.0
@@ -99,6 +99,7 @@ class Facts:
         markers: The markers of its attempts.
         released: The note of an operator who released its key; None: none within an hour.
         message: The message in a worker; None: no worker that answered has it.
+        unique_for: The ``unique_for`` of the claim's task; None: unknown.
         ttls: The ttl of each singleton task, by name, unless a call sets another.
         trusted: See `Capabilities`.
         others: The keys of all others, by name.
@@ -112,6 +113,7 @@ class Facts:
     result: Result
     lease: HeldKey | None
     claim: HeldKey | None
+    unique_for: float | None = None
     ttls: Mapping[str, float] = field(default_factory=dict)
     trusted: float = 1.0
     holders_result: Result | None = None
@@ -176,13 +178,15 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         result = _result(app, task_id)
     instead = _holder_in(result.value)
     lease = next((held for held in own if not held.is_claim), None)
+    claim = next((held for held in own if held.is_claim), None)
     facts = Facts(
         task_id=task_id,
         now=datetime.fromtimestamp(runtime.clock.wall(), UTC),
         lease=lease,
         ttls={task.name: task.singleton_policy().ttl for task in singleton_tasks(app)},
         trusted=runtime.store.capabilities.trusted,
-        claim=next((held for held in own if held.is_claim), None),
+        claim=claim,
+        unique_for=unique_for_by_task(app).get(claim.task) if claim else None,
         others=others,
         markers=tuple(_markers(runtime, task_id)),
         released=_release_of(runtime, task_id),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import getpass
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -23,15 +24,18 @@ from celery import Celery
 from celery.utils.nodenames import gethostname
 
 from ..core.key import Keyspace, stored_names
-from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Record, Token
+from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
 from ..errors import SingletonLockError
-from ..runtime import Runtime
+from ..runtime import Runtime, singleton_tasks
 from . import names
 
 # Keys whose waiting clients are counted in one request.
 _COUNTED_AT_ONCE: Final = 500
 # The holder's log line and error contain the reason.
 _MAX_REASON_CHARS: Final = 500
+# The phases of a claim in which a worker has yet to take the message.
+_QUEUED: Final = (Phase.QUEUED, Phase.RETRYING)
+_OVERDUE_SHARE: Final = 0.1
 _STATES: Final = {
     Kind.LEASE: "running",
     Kind.RESERVED: "reserved for a retry",
@@ -109,6 +113,34 @@ class HeldKey:
     def is_claim(self) -> bool:
         """Whether the key is the claim of a message, which excludes no body."""
         return self.phase is not None
+
+
+def overdue(claim: HeldKey, unique_for: float | None, now: datetime) -> float:
+    """Seconds since which the message of a ``claim`` should have begun; 0: it is in time.
+
+    It waits in its queue behind others, or it is lost (a purged queue), and its claim answers equal
+    calls until it expires. A message is overdue after a tenth of that time.
+
+    Args:
+        claim: The key; 0 if it is no claim, or one that ends with its period only.
+        unique_for: Seconds after which the claim of a message that is due expires; None: unknown.
+        now: The time at which the key was read.
+    """
+    if unique_for is None or claim.since is None or claim.phase not in _QUEUED:
+        return 0.0
+    late, age = unique_for - claim.ttl, (now - claim.since).total_seconds()
+    # If it seems to be overdue for longer than it exists, its call has set another unique_for, or
+    # expires before.
+    return late if unique_for * _OVERDUE_SHARE < late <= age + 1 else 0.0
+
+
+def unique_for_by_task(app: Celery) -> dict[str, float]:
+    """The ``unique_for`` of each singleton task, in seconds, by name; a call may set another."""
+    found: dict[str, float] = {}
+    for task in singleton_tasks(app):
+        with suppress(TypeError, ValueError):  # a worker refuses such a task
+            found[task.name] = task.singleton_policy().unique_for
+    return found
 
 
 class SortBy(StrEnum):

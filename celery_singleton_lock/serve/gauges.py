@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..doctor import Severity
-from ..inspection import HeldKey
+from ..inspection import HeldKey, overdue, unique_for_by_task
 from ..instrumentation.prometheus import label
 from .listener import Listener
 from .readings import Reading, Readings
@@ -56,6 +56,13 @@ class Gauges(Collector):
         keys = reading.keys
         by_state = Counter[_Labels]((label(key.task), key.state) for key in keys)
         yield _family("keys", "Keys held or claimed.", ("task", "state"), by_state)
+        unique_for = unique_for_by_task(self._readings.app)
+        late: dict[_Labels, float] = dict.fromkeys([(label(key.task),) for key in keys], 0.0)
+        for key in keys:
+            if overdue(key, unique_for.get(key.task), reading.at):
+                late[label(key.task),] += 1
+        text = "Claims whose message should have begun, and may be lost."
+        yield _family("overdue_claims", text, ("task",), late)
         if all(key.waiting is not None for key in keys):
             waiting = Counter[_Labels]()
             for key in keys:

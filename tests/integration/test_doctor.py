@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import socket
 import socketserver
 import struct
@@ -17,12 +19,17 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from prometheus_client import CollectorRegistry
 
-from celery_singleton_lock import singleton_task
+from celery_singleton_lock import inspection, singleton_task
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.doctor import Severity
 from celery_singleton_lock.doctor.servers import is_slow
 from celery_singleton_lock.errors import DOCS, StoreError
+from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
+from celery_singleton_lock.serve.gauges import Gauges
+from celery_singleton_lock.serve.listener import Listener
+from celery_singleton_lock.serve.readings import Readings
 from celery_singleton_lock.stores.redis.store import RedisStore
 from example_project.private_server import PrivateServer, free_port
 from tests.harness.deliveries import wait_until
@@ -119,6 +126,43 @@ def test_those_who_wait_are_no_strangers(server: PrivateServer, raw: Any) -> Non
     assert found(app_on(server.url()), "keys") == []
     raw.persist(line)
     assert len(found(app_on(server.url()), "keys")) == 1
+
+
+@pytest.mark.slow
+def test_a_purged_call_is_overdue_until_an_operator_frees_its_claim(
+    server: PrivateServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = app_on(server.url(), unique="until_done", unique_for=20)
+    task = app.tasks["checked.work"]
+    purged = task.delay(1)
+    assert found(app, "claims") == []
+    app.start(["purge", "-f"])
+    assert task.delay(1).id == purged.id, "it is answered with a call that no longer exists"
+    (finding,) = wait_until(lambda: found(app, "claims"), "it is overdue")
+    assert finding.severity is Severity.WARNING
+    explained = inspection.explain(app, purged.id, timeout=0.2)
+    (command,) = {
+        re.search(r"celery -A \.\.\. (singleton release '\S+')", text)[1]  # type: ignore[index]
+        for text in (finding.remedy, explained.sentences[1])
+    }
+    assert "It is overdue by" in explained.sentences[1]
+    readings = Readings(app)
+    gauges = Gauges(
+        readings, Listener(app, readings.clock, PrometheusMetrics(CollectorRegistry())), "checked"
+    )
+    [late] = [one for one in gauges.collect() if one.name == "celery_singleton_overdue_claims"]
+    assert [(sample.labels, sample.value) for sample in late.samples] == [
+        ({"task": "checked.work"}, 1)
+    ]
+    app.start([*shlex.split(command), "--yes"])
+    assert found(app, "claims") == []
+    again = task.delay(1)
+    assert again.id != purged.id
+    task.delay(2)
+    capsys.readouterr()
+    app.start(shlex.split("singleton release --task checked.work --pattern '*}:claim|*' --yes"))
+    assert capsys.readouterr().out.count("released ") == 2
+    assert task.delay(1).id != again.id
 
 
 def test_missing_rights_are_an_error_that_says_where_they_are_listed(

@@ -154,6 +154,29 @@ def test_debounce_sets_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({"debounce": 1}, 60),
+        ({"debounce": 30}, 300),
+        ({"debounce": 7200}, 3600),
+        ({"debounce": 30, "unique_for": 20}, 20),
+        ({"unique": "until_done"}, 3600),
+    ],
+)
+def test_a_lost_debounced_message_holds_its_claim_for_some_periods(
+    options: dict[str, Any], seconds: float
+) -> None:
+    made = policy(**options)
+    assert made.unique_for == seconds
+    off = merge(made, {"debounce": None, "debounce_max": None}, where="call")
+    assert off.unique_for == options.get("unique_for", 3600)
+    on = merge(off, {"unique": "until_start", "debounce": 20}, where="call")
+    assert on.unique_for == options.get("unique_for", 200)
+    of_app = merge(Policy(), {"unique_for": 500}, where="settings")
+    assert merge(of_app, {"debounce": 1}, where="task").unique_for == 500
+
+
+@pytest.mark.parametrize(
     ("options", "cure"),
     [
         ({"debounce": 0}, "more than 0 seconds, or None"),
