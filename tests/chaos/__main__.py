@@ -45,6 +45,7 @@ def _campaign(options: argparse.Namespace, seed: int, directory: Path) -> int:
         workers=options.workers,
         concurrency=options.concurrency,
         clock=options.clock,
+        beats=options.beats,
     )
     campaign = Campaign(
         seconds=60 * options.minutes,
@@ -108,6 +109,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ttl", type=float, default=2.0, help="of the leases, seconds")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--beats", type=int, default=3, help="of one schedule")
     parser.add_argument("--keys", type=int, default=8)
     parser.add_argument("--out", type=Path, default=None, help="a directory to keep")
     parser.add_argument("--twins", action="store_true", help="the locks broken on purpose")

@@ -2,7 +2,8 @@
 
 Its environment: BROKER_URL, RESULT_URL, LOCK_URL; TTL, VISIBILITY_TIMEOUT and SOFT_SHUTDOWN,
 seconds; CHAOS_HISTORY, the directory of the history; CHAOS_RESOURCE_COMPARES, 0 for a resource that
-takes all writes; CHAOS_BROKEN, the part of the lock that is broken on purpose (tests.chaos.broken).
+takes all writes; CHAOS_OBSERVER, seconds that a receiver of ``lease_lost`` takes;
+CHAOS_BROKEN, the part of the lock that is broken on purpose (tests.chaos.broken).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from typing import Any
 
 from celery import Celery, signals
@@ -199,6 +201,19 @@ def _acquired(event: Any = None, **_: Any) -> None:
 def _lost(event: Any = None, **_: Any) -> None:
     fence = _fences.get(event.holder)
     _write("lost", task_id=event.task_id, fence=fence, reason=event.data.get("reason"))
+
+
+#: Seconds in which a receiver is slow once at most, so that a report waits for one such receiver.
+_SELDOM = 10.0
+_was_slow = [0.0]
+
+
+@lease_lost.connect(weak=False)
+def _be_slow(**_: Any) -> None:
+    """A webhook or an error reporter that takes its time."""
+    if time.monotonic() > _was_slow[0] + _SELDOM:
+        time.sleep(float(os.environ.get("CHAOS_OBSERVER", "0")))
+        _was_slow[0] = time.monotonic()
 
 
 def _released(event: Any = None, **_: Any) -> None:

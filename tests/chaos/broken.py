@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease, Token
+from celery_singleton_lock.core.observers import ObserverThread
 from celery_singleton_lock.core.store import Acquire, GrantedArguments
 from celery_singleton_lock.stores.redis import scripts as redis_scripts
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -100,6 +102,12 @@ def _without_arguments() -> None:
     RedisStore.acquire = acquire_and_forget  # type: ignore[method-assign]
 
 
+def _without_observer_thread() -> None:
+    """Observers run on the thread that emits the event, so renewals wait for them."""
+    thread: Any = ObserverThread
+    thread.elsewhere = lambda self: nullcontext()
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "owner-check": _without_owner_check,
     "renewal": _without_renewal,
@@ -108,4 +116,5 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "loss-report": _without_loss_report,
     "order": _without_order,
     "arguments": _without_arguments,
+    "observer-thread": _without_observer_thread,
 }

@@ -98,7 +98,8 @@ def run(campaign: Campaign, directory: Path) -> Outcome:
         ended = now()
         records = site.history.records()
     writes = resources(site.history.directory)
-    verdict = judge(records, writes, campaign.plan.ttl, drained=campaign.drains)
+    plan = campaign.plan
+    verdict = judge(records, writes, plan.ttl, drained=campaign.drains, observer=plan.observer)
     return Outcome(
         campaign=campaign,
         directory=directory,
@@ -131,6 +132,10 @@ class _Run:
         self._over.set()
         for lane in lanes:
             lane.join()
+        if self._site.beats is not None:
+            self._site.beats.end()
+            for tick in self._site.beats.write_ticks():
+                self._site.history.write("tick", **tick)
         if self._campaign.drains:
             Drain(self._site, self._look_after_workers).run()
 
@@ -209,6 +214,7 @@ class _Run:
             resources(history.directory),
             self._campaign.plan.ttl,
             drained=False,
+            observer=self._campaign.plan.observer,
         )
         return bool(verdict.of(wanted))
 

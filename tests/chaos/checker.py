@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from tests.chaos.beats import wrong_ticks
 from tests.chaos.bodies import Body, bodies, by_key
 from tests.chaos.celerys_own import reason_for_crash, reason_for_hang
 from tests.chaos.jobs import jobs_lost, vanished
@@ -37,6 +38,7 @@ def judge(
     ttl: float,
     *,
     drained: bool = True,
+    observer: float = 0.0,
 ) -> Verdict:
     """Everything that can be said of a campaign.
 
@@ -45,13 +47,14 @@ def judge(
         writes: The decisions of each key's resource, in their order.
         ttl: Of the leases, seconds.
         drained: Whether every job had its time to end.
+        observer: Seconds by which a slow observer delays the report of a loss.
     """
     found = bodies(records)
     losses = events(records, "loss")
     excused: Counter[str] = Counter()
     violations = [
         *overlaps(found, losses, excused),
-        *unreported_losses(records, found, ttl, excused),
+        *unreported_losses(records, found, ttl + observer, excused),
         *falling_fences(found),
         *stale_writes(writes),
         *(
@@ -60,6 +63,7 @@ def judge(
         ),
         *run_again(records, found, losses, excused),
         *out_of_order(records, found, excused),
+        *wrong_ticks(records),
         *older_arguments(records, found, excused),
         *told(records, vanished(records, found, ttl), excused),
     ]
@@ -264,5 +268,6 @@ def _counts(
         "calls with newest arguments": happened["called"],
         "writes accepted": sum(1 for write in all_writes if write.accepted),
         "stale writes refused": sum(1 for write in all_writes if not write.accepted),
+        "ticks": happened["tick"],
         "faults": happened["fault"],
     }

@@ -100,7 +100,7 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
         value: Any = client.get(key)
         if value is None or key.endswith((":fence", ":shards")):
             continue  # one of each, and known
-        if not any(known in key for known in (":done|", ":newest|", ":args|")):
+        if not any(known in key for known in (":last|", ":done|", ":newest|", ":args|")):
             left[key] = f"held: {value}"
         elif client.pttl(key) == -1:
             # A marker, and the newest call, stay for an hour: for copies and calls that come late;

@@ -23,6 +23,7 @@
     skip        the call ended without having run, because its key was held
     taken, left the task was entered by a pool process (``worker``, ``copy``); ended, with its
                 ``state`` (None: by SystemExit or the like, also after its body had returned)
+    tick        a beat sent a tick: ``due``, ``beat`` (its process)
     death       a process was killed here, or had died before
     stopped, continued
                 a process was stopped (SIGSTOP) from the one to the other

@@ -1,6 +1,6 @@
 """When what is broken: a timetable from a seed, the same for the same seed.
 
-Four lanes run beside each other, so that faults of different lanes meet; within a lane one fault
+Five lanes run beside each other, so that faults of different lanes meet; within a lane one fault
 ends before the next begins.
 """
 
@@ -17,6 +17,7 @@ class Lane(StrEnum):
     NETWORK = "network"
     STORE = "store"
     BROKER = "broker"
+    BEAT = "beat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +71,13 @@ SORTS = (
     Sort(name="failover", lane=_S, shortest=0.3, longest=1.0, in_ttls=True, loses=True),
     Sort(name="clock-step", lane=_S, shortest=1.0, longest=3.0, in_ttls=True, steps=True),
     Sort(name="restart-broker", lane=Lane.BROKER, shortest=0.2, longest=2.0),
+    Sort(name="cut-beat", lane=Lane.BEAT, shortest=2.0, longest=12.0),
+    Sort(name="stop-beat", lane=Lane.BEAT, shortest=1.0, longest=6.0),
+    Sort(name="kill-beat", lane=Lane.BEAT),
 )
 
 #: Seconds between two faults of a lane, on average.
-GAPS = {Lane.PROCESS: 5.0, Lane.NETWORK: 4.0, Lane.STORE: 6.0, Lane.BROKER: 30.0}
+GAPS = {Lane.PROCESS: 5.0, Lane.NETWORK: 4.0, Lane.STORE: 6.0, Lane.BROKER: 30.0, Lane.BEAT: 8.0}
 #: Seconds in which a worker can become ready before the first fault.
 _HEAD_START = 4.0
 

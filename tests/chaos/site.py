@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 import redis
 
 from example_project.private_server import PrivateServer
+from tests.chaos.beats import Beats
 from tests.chaos.history import VARIABLE, History
 from tests.chaos.proxy import Proxy
 from tests.chaos.stepped_clock import SteppedClock
@@ -42,7 +43,10 @@ class Plan:
         app: The module of the tasks.
         ttl: Of the leases, seconds.
         workers: How many.
-        concurrency: Pool processes of each.
+        concurrency: Pool processes of each; threads if ``pool`` says so.
+        pool: Of each.
+        beats: How many, of one schedule.
+        observer: Seconds that an observer of losses takes, now and then.
         broken: The breakage, see tests.chaos.broken; empty for none.
         compares: Whether the resource compares fences.
         visibility_timeout: Seconds.
@@ -53,6 +57,9 @@ class Plan:
     ttl: float = 2.0
     workers: int = 2
     concurrency: int = 4
+    pool: str = "prefork"
+    beats: int = 0
+    observer: float = 3.0
     broken: str = ""
     compares: bool = True
     visibility_timeout: float = VISIBILITY_TIMEOUT
@@ -120,6 +127,7 @@ class Site:
             self.clock = SteppedClock(self.directory) if self.plan.clock else None
             self.broker = self._server(stack)
             self.store = self._server(stack, *self._store_options())
+            self.beats = self._beats(stack) if self.plan.beats else None
             self.posts = [self._post(stack, number) for number in range(self.plan.workers)]
             self._stack = stack.pop_all()
         return self
@@ -137,6 +145,7 @@ class Site:
             "TTL": str(self.plan.ttl),
             "VISIBILITY_TIMEOUT": str(self.plan.visibility_timeout),
             "CHAOS_BROKEN": self.plan.broken,
+            "CHAOS_OBSERVER": str(self.plan.observer),
             "CHAOS_RESOURCE_COMPARES": str(int(self.plan.compares)),
             VARIABLE: str(self.history.directory),
         }
@@ -168,6 +177,7 @@ class Site:
         }
         worker = CeleryWorker(
             self.plan.app,
+            pool=self.plan.pool,
             concurrency=self.plan.concurrency,
             name=name,
             env=environment,
@@ -196,6 +206,8 @@ class Site:
         """From now on ``server`` is the store; no connection leads to the old one."""
         for post in self.posts:
             post.proxy.lead_to(server.port)
+        if self.beats is not None:
+            self.beats.lead_to(server.port)
         self.store = server
 
     def new_server(self) -> PrivateServer:
@@ -218,6 +230,13 @@ class Site:
     def _store_options() -> list[str]:
         user = ["--user", ADMIN, "on", f">{PASSWORD}", "~*", "&*", "+@all"]
         return [*user, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
+
+    def _beats(self, stack: ExitStack) -> Beats:
+        ports = {"broker": self.broker.port, "store": self.store.port}
+        beats = Beats(stack, **ports, count=self.plan.beats, directory=self.directory)
+        for post in beats.posts:
+            self.in_starter(post.beat.start)
+        return beats
 
     def _post(self, stack: ExitStack, number: int) -> Post:
         proxy = stack.enter_context(Proxy(self.store.port, seed=self._seed + number))

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from example_project.private_server import PrivateServer
+from tests.chaos import beats
 from tests.chaos.proxy import Kind, Mode
 from tests.chaos.schedule import Fault, Lane
 from tests.chaos.site import Site, now
@@ -180,10 +181,22 @@ STORE_FAULTS: dict[str, Callable[[Site, float, float], None]] = {
     "clock-step": clock_step,
 }
 
+
+def strike_beat(site: Site, fault: Fault) -> str:
+    """Disturb one beat, or its way to the broker."""
+    if site.beats is None:
+        return "none"
+    name, successor = beats.strike(site.beats, fault)
+    if successor is not None:
+        site.in_starter(successor.start)
+    return name
+
+
 STRIKES: dict[Lane, Callable[[Site, Fault], str]] = {
     Lane.NETWORK: strike_network,
     Lane.STORE: strike_store,
     Lane.BROKER: strike_broker,
+    Lane.BEAT: strike_beat,
 }
 
 

@@ -760,3 +760,37 @@ def test_a_body_with_older_arguments_than_it_answered_is_found() -> None:
 def test_a_redelivery_with_older_arguments_is_found() -> None:
     story = answers_two().body("b", 6, 7, job="j", task="newest", call=1)
     assert Kind.NEWEST in story.kinds()
+
+
+# --- the ticks of beats ---------------------------------------------------------------------------
+
+
+def ticking(*moments: float) -> Story:
+    """Ticks that were sent when they were due."""
+    story = Story()
+    for moment in moments:
+        story.add("tick", moment + 0.01, due=moment, beat=1)
+    return story
+
+
+def test_ticks_of_one_grid_are_right_and_missed_ones_within_a_takeover_too() -> None:
+    assert ticking(1, 1.5, 2, 7, 7.5).kinds() == []
+
+
+def test_a_tick_that_came_twice_is_found_unless_the_store_lost_its_data_in_between() -> None:
+    assert ticking(1, 1.5, 1.5, 2).kinds() == [Kind.TICK_TWICE]
+    lost = ticking(1, 1.5).add("loss", 2, fence_from=0, fence_to=1)
+    lost.add("tick", 3.5, due=1.5, beat=2)
+    assert lost.kinds() == []
+
+
+def test_a_tick_off_its_grid_is_found() -> None:
+    assert ticking(1, 1.5, 2.25).kinds() == [Kind.OFF_GRID]
+
+
+def test_a_silence_is_found_unless_a_fault_concerned_all_beats() -> None:
+    assert ticking(1, 9).kinds() == [Kind.NO_TICK]
+    one = ticking(1, 9).add("fault", 2, end=8, name="cut-beat", target="beat-1")
+    assert one.kinds() == [Kind.NO_TICK]
+    everyone = ticking(1, 9).add("fault", 2, end=3, name="restart-kept", target="store")
+    assert everyone.kinds() == []

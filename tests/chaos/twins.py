@@ -53,6 +53,9 @@ def _twin(
     broken: str = "",
     compares: bool = True,
     visibility_timeout: float = 30.0,
+    pool: str = "prefork",
+    observer: float = 0.0,
+    haste: float = 4.0,
 ) -> Twin:
     plan = Plan(
         app=app,
@@ -60,6 +63,8 @@ def _twin(
         broken=broken,
         compares=compares,
         visibility_timeout=visibility_timeout,
+        pool=pool,
+        observer=observer,
     )
     campaign = Campaign(
         seconds=_PATIENCE,
@@ -72,7 +77,7 @@ def _twin(
         mix=mix or {"late": 1},
         lengths=lengths,
         until=caught_by,
-        haste=4.0,
+        haste=haste,
         drains=False,
     )
     return Twin(name=name, campaign=campaign, caught_by=caught_by)
@@ -117,6 +122,19 @@ TWINS = (
         faults=("kill-worker", "kill-child"),
         mix={"newest": 1, "debounced": 1},
         visibility_timeout=3.0,
+    ),
+    # An observer of one loss takes so long that later leases of its process end too, long after the
+    # fault. (In a prefork worker the parent renews for a child whose heartbeat waits.)
+    _twin(
+        "no-observer-thread",
+        Kind.JOB_LOST,
+        broken="observer-thread",
+        faults=("restart-empty",),
+        mix={"plain": 1},
+        lengths=_LONG,
+        pool="threads",
+        observer=9.0,
+        haste=0.3,
     ),
     _twin("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
     _twin(
