@@ -380,7 +380,8 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
             if base.unique is None:
                 checked.setdefault("unique", Unique.UNTIL_START)
         given = checked.get("on_conflict", base.given_on_conflict)
-        checked["on_conflict"] = _rule(base, checked, given)
+        by_debounce = "unique" not in options and checked.get("debounce") is not None
+        checked["on_conflict"] = _rule(base, checked, given, by_debounce=by_debounce)
         if checked.get("unique") is Unique.UNTIL_EXPIRED and "unique_for" not in checked:
             raise ValueError(
                 'unique="until_expired" without unique_for: its default, an hour, bounds a lost '
@@ -459,7 +460,9 @@ def _default_unique_for(debounce: float | None) -> float:
     return min(max(_DEBOUNCE_PERIODS * debounce, _MIN_UNIQUE_FOR), _UNIQUE_FOR)
 
 
-def _rule(base: Policy, checked: Mapping[str, Any], given: OnConflict) -> OnConflict:
+def _rule(
+    base: Policy, checked: Mapping[str, Any], given: OnConflict, *, by_debounce: bool
+) -> OnConflict:
     """The ``on_conflict`` that applies.
 
     With ``unique="until_start"`` it waits without a limit: the waiting call represents all calls
@@ -470,6 +473,7 @@ def _rule(base: Policy, checked: Mapping[str, Any], given: OnConflict) -> OnConf
         checked: The options of the upper layer.
         given: The merged ``on_conflict`` as given. If only a lower layer sets it, it is meant for
             other tasks.
+        by_debounce: Whether the user gave ``debounce``, which sets ``unique``.
 
     Raises:
         ValueError: The upper layer itself sets a rule that drops the call.
@@ -477,12 +481,13 @@ def _rule(base: Policy, checked: Mapping[str, Any], given: OnConflict) -> OnConf
     if checked.get("unique", base.unique) is not Unique.UNTIL_START:
         return given
     named = "on_conflict" in checked
+    cause = f"debounce={checked['debounce']:g}" if by_debounce else 'unique="until_start"'
     if not named and base.unique is Unique.UNTIL_START:
         return base.on_conflict
     if given.action is ConflictAction.RETRY:
         if named and given.max_wait not in (None, _FORMER_MAX_WAIT):
             raise ValueError(
-                f'unique="until_start" with max_wait={given.max_wait:g}: the one waiting call '
+                f"{cause} with max_wait={given.max_wait:g}: the one waiting call "
                 "stands for all others, so it waits as long as it takes. Drop max_wait"
             )
         return replace(given, max_wait=None)
@@ -490,9 +495,9 @@ def _rule(base: Policy, checked: Mapping[str, Any], given: OnConflict) -> OnConf
         return OnConflict.retry()
     if given.action in (ConflictAction.SKIP, ConflictAction.REVOKE):
         raise ValueError(
-            f'unique="until_start" with on_conflict="{given.action}": the one waiting call stands '
-            'for all others, and would be dropped. Use on_conflict="retry", which is its default, '
-            'or unique="until_done"'
+            f'{cause} with on_conflict="{given.action}": the one waiting call stands '
+            'for all others, and would be dropped. Use on_conflict="retry", which is its default'
+            + ("" if by_debounce else ', or unique="until_done"')
         )
     return given
 

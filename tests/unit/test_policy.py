@@ -184,6 +184,7 @@ def test_a_lost_debounced_message_holds_its_claim_for_some_periods(
         ({"debounce_max": 4}, "no effect without debounce"),
         ({"debounce": 5, "unique": "until_done"}, 'Use unique="until_start"'),
         ({"debounce": 5, "on_duplicate": "skip"}, "Leave on_duplicate out"),
+        ({"debounce": 5, "on_conflict": "skip"}, 'debounce=5 with on_conflict="skip": .*default$'),
     ],
 )
 def test_options_that_make_no_sense_with_debounce_are_refused(
