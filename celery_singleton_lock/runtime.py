@@ -151,6 +151,11 @@ class Runtime:
         """Threads that publish for coroutines, and may wait for the broker."""
         return _threads(_MOST_PUBLISHERS, "publisher")
 
+    def drain(self, timeout: float) -> None:
+        """Read the replies to asynchronous releases; wait at most ``timeout`` seconds for each."""
+        if self._locker is not None:
+            self._locker.store.drain(timeout=timeout)
+
     def close(self) -> None:
         """End the heartbeat and the threads, and close the connections, if there are any."""
         for name in {"commands", "publishers"} & self.__dict__.keys():

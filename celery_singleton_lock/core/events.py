@@ -91,7 +91,9 @@ class Events:
         #: Called before a per-task event is created. Most events have no listener, and creating an
         #: event costs more than this call.
         self.observes = observes
-        self._record, self._reaches_sinks = record, reaches_sinks
+        #: Whether an event waits for a sink, so that its task should not be over before.
+        self.reaches_sinks = reaches_sinks
+        self._record = record
 
     def emit_for(self, lease: Lease, name: EventName, **data: Any) -> None:
         """Emit the grant of a lease, or its end, unless the worker parent has reported the end."""
@@ -115,7 +117,7 @@ class Events:
 
     def emit(self, event: Event) -> None:
         _pass(event, self._record)
-        if self._reaches_sinks(event.name):
+        if self.reaches_sinks(event.name):
             observers.run(self._pass_on, event)
 
     def _pass_on(self, event: Event) -> None:

@@ -37,7 +37,7 @@ State model::
                +--max_hold reached--> ending --deadline--> lost (expired)
     discard() from any state: removed, a late reply is ignored
     let_go() from any state: as discard(), for an asynchronous release. When the next renewal would
-    have been due, the store is drained, unless the release was confirmed before
+    have been due, or its event is, the store is drained, unless the release was confirmed before
 
 Failure handling
     Connections that end one after the other cause one renewal per `_MAX_RETRY_PAUSE`. While the
@@ -136,6 +136,9 @@ class Heartbeat:
         self._leases: dict[Lease, LossHandler] = {}
         # Asynchronous releases without a reply, each with the time at which to drain the store.
         self._let_go: dict[Lease, float] = {}
+        # When the thread wakes for the event of an asynchronous release. It keeps this time if the
+        # release is confirmed before: then a busy process wakes it once, not for each release.
+        self._report_at = _FOREVER
         # The leases that a newer call may cancel.
         self._watches: dict[Lease, _Watch] = {}
         self._alarm = make_alarm()
@@ -194,12 +197,16 @@ class Heartbeat:
         if lease in self._leases:
             self._lose_overdue(lease, self._clock.now())
 
-    def let_go(self, lease: Lease) -> bool:
+    def let_go(self, lease: Lease, by: float = _FOREVER) -> bool:
         """:meth:`discard` for an asynchronous release.
 
         The store is drained when the next renewal would have been due, unless the release is
         confirmed before. The thread wakes at that time in any case. Waking it for each release
         would cost the body as much as a round trip.
+
+        Args:
+            lease: The lease.
+            by: The time at which to drain the store at the latest.
 
         Returns:
             Whether the lease was being renewed; if not, the store is not drained.
@@ -209,19 +216,27 @@ class Heartbeat:
         # The earliest time of the first renewal of such a lease, so that the next lease does not
         # wake the thread either. The release is added before the lease is removed from _leases, so
         # that a sweep in between finds one of them.
-        self._let_go[lease] = lease.acquired_at + _EARLIEST * interval_of(lease.ttl, self._trusted)
+        due = lease.acquired_at + _EARLIEST * interval_of(lease.ttl, self._trusted)
+        self._let_go[lease] = due if due < by else by
         self._leases.pop(lease, None)
         lease.end()
         return True
 
-    def sent(self, lease: Lease) -> None:
+    def sent(self, lease: Lease, by: float = _FOREVER) -> None:
         """The asynchronous release of ``lease`` was sent.
 
         With a short ttl, the drain may have run between :meth:`let_go` and this call, before there
         was a release to drain. In that case it is repeated now.
+
+        Args:
+            lease: The lease.
+            by: As in :meth:`let_go`.
         """
         if lease not in self._let_go:
             self._let_go[lease] = self._clock.now()
+            self._alarm.ring()
+        elif by < self._wakes_at:
+            self._report_at = by
             self._alarm.ring()
 
     def confirmed(self, lease: Lease) -> None:
@@ -270,6 +285,8 @@ class Heartbeat:
                 _plan(lease, lease.due, now)
         watched = [watch.due for watch in list(self._watches.values())]
         turns = [*self._let_go.values(), *watched, *map(_TURN, leases)]
+        if now < self._report_at < _FOREVER:
+            turns.append(self._report_at)
         # Without a lease: the next one probably has no shorter interval, so adding it does not have
         # to wake this thread, which would cost the body as much as a round trip. After an interval
         # without a lease, the thread sleeps until it is woken.

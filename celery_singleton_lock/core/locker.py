@@ -76,6 +76,9 @@ from .store import Acquire, GrantedArguments, Refused, Relation, Release, Store,
 _FRESH: Final = 1.0
 _FOREVER: Final = float("inf")
 _ACQUIRED, _RELEASED = EventName.ACQUIRED, EventName.RELEASED
+# Seconds after an asynchronous release within which its event follows, also if the process makes no
+# further request.
+_REPORTED_WITHIN: Final = 1.0
 # Seconds. The heartbeat's thread may send this request too, and renewals wait for the reply then.
 _TRACE_TIMEOUT: Final = NOTES_TIMEOUT
 _POLL: Final = 0.05
@@ -244,27 +247,29 @@ class Locker:
     def give_back(self, lease: Lease, request: Release) -> None:
         """As :meth:`release`, for a caller that needs no reply; usually does not wait for it.
 
-        If RELEASED is observed, this waits for the reply, because only the reply shows that the
-        lease was still held. Otherwise the reply, and with it a loss, is read later, on another
-        thread or in another task. The lease note stays until the store has confirmed the release:
-        if this process dies before that, its parent frees the lease.
+        The reply, and with it a loss, is read later, on another thread or in another task. Only
+        the reply shows that the lease was still held, so RELEASED follows it, within a second. If
+        the log or a receiver of signals uses RELEASED, this waits for the reply: they expect the
+        event in the context of its task. The lease note stays until the store has confirmed the
+        release: if this process dies before that, its parent frees the lease.
         """
-        heartbeat = self.heartbeat
+        heartbeat, watched = self.heartbeat, self._events.observes(_RELEASED)
         try:
             now = self.clock.now()
+            report_at = now + _REPORTED_WITHIN if watched else _FOREVER
             if (
                 self._releases_async
                 and now - lease.acquired_at <= _FRESH
                 and now < lease.valid_until
                 and lease.process == os.getpid()
-                and not self._events.observes(_RELEASED)
-                and heartbeat.let_go(lease)
+                and not (watched and self._events.reaches_sinks(_RELEASED))
+                and heartbeat.let_go(lease, report_at)
             ):
                 lease.released_at = now
                 reply = partial(self._on_reply, lease, request)
                 timeout = timeout_for(lease.ttl)
                 if self.store.release_async(request, timeout=timeout, on_reply=reply):
-                    heartbeat.sent(lease)
+                    heartbeat.sent(lease, report_at)
                     return
                 heartbeat.confirmed(lease)
                 lease.released_at = None  # nothing has left this process
@@ -283,9 +288,14 @@ class Locker:
         That body may be waiting for its own grant, whose ttl runs.
         """
         self.heartbeat.confirmed(lease)
-        if outcome is Relation.OURS and not self._events.observes(_RELEASED):
-            lease.reported = True
-            self._strike(lease.token)
+        watched = self._events.observes(_RELEASED)
+        if outcome is Relation.OURS and not (watched and self._events.reaches_sinks(_RELEASED)):
+            try:
+                if watched and not lease.reported:
+                    self._report_released(lease)
+                lease.reported = True
+            finally:
+                self._strike(lease.token)
             return
         with observers.elsewhere():
             if isinstance(outcome, StoreError):
@@ -369,8 +379,7 @@ class Locker:
         if reply is Relation.OURS:
             lease.reported = True
             if self._events.observes(_RELEASED):
-                held = self.clock.now() - lease.acquired_at
-                self._events.emit_for(lease, EventName.RELEASED, held=round(held, 3))
+                self._report_released(lease)
             return
         trace = self._trace(lease)
         reason, detail = reason_of_loss(lease, trace.record is not None, self._note_on(lease))
@@ -389,6 +398,10 @@ class Locker:
         lease.reported = True
         lease.loss = Loss(reason=reason, at=self.clock.now(), detail=detail)
         self.heartbeat.report_loss(lease, lease.loss, "body-ended")
+
+    def _report_released(self, lease: Lease) -> None:
+        held = (lease.released_at or self.clock.now()) - lease.acquired_at
+        self._events.emit_for(lease, _RELEASED, held=round(held, 3))
 
     def _report_failed(self, lease: Lease, error: str, *, frees_in: float) -> None:
         if not lease.reported:

@@ -35,17 +35,19 @@ class PrometheusMetrics:
             for event, (name, text, field) in HISTOGRAMS.items()
         }
 
-    def __call__(self, event: Event) -> None:
-        """Count the event. An event without a counter is ignored."""
+    def __call__(self, event: Event, times: int = 1) -> None:
+        """Count the event, which was emitted ``times`` times."""
         task = label(event.task)
         if event.name in self._counters:
             counter, names = self._counters[event.name]
-            counter.labels(task, *(label(event.data.get(name, "")) for name in names)).inc()
+            counter.labels(task, *(label(event.data.get(name, "")) for name in names)).inc(times)
         if event.name in self._histograms:
             histogram, field = self._histograms[event.name]
             value = event.data.get(field)
             if isinstance(value, (int, float)):
-                histogram.labels(task).observe(value)
+                of_task = histogram.labels(task)
+                for _ in range(times):
+                    of_task.observe(value)
 
 
 def label(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 Overview
     An event is one line of JSON in a pipe that the worker's parent creates before its pool forks.
-    All processes of the worker write to the pipe. One thread of the parent reads it and sends the
-    events on a broker connection of its own (``worker.event_sender``).
+    All processes of the worker write to the pipe. The parent reads it, and sends once a second what
+    it has read (``worker.event_sender``). Of the events that each task run has, it sends the
+    numbers (``counts``).
 
 Guarantees
     Emitting an event is one write that never blocks: no broker, however slow, delays a body, a
@@ -11,30 +12,30 @@ Guarantees
     processes do not mix, because each fits in ``PIPE_BUF`` bytes.
 
 Non-guarantees
-    While the broker does not answer, the pipe buffers about a megabyte (Linux; elsewhere 64 kB).
-    Further events are dropped and counted, and the process's next event that is written reports
-    their number (`DROPPED_EVENTS`). A SIGKILL of the parent loses what is in the pipe.
+    The pipe has the system's size (64 KiB on Linux). It is read every 20 ms, so it is full only if
+    the parent gets no processor time. Further events are then dropped and counted, and the
+    process's next event that is written reports their number (`DROPPED_EVENTS`). A SIGKILL of the
+    parent loses what it has not sent: the events of a second, or of the broker's outage.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
 import select
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from ..core import native
 from ..core.clock import SystemClock
 from ..core.events import Event, EventName
+from .counts import COUNTED
 
 #: The type of the worker event that counts events that were dropped.
 DROPPED_EVENTS: Final = "singleton-events-dropped"
 #: The line that ends the reader.
 END: Final = b"\n"
-# Bytes: what an unprivileged process may ask for on Linux. An event has about 400.
-_PIPE_SIZE: Final = 1 << 20
 # Characters of a text in an event, such as a client's error. Four of them fit in PIPE_BUF.
 _LONGEST_TEXT: Final = 500
 
@@ -56,11 +57,6 @@ class EventPipe:
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        if hasattr(fcntl, "F_SETPIPE_SZ"):
-            try:
-                fcntl.fcntl(self._writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-            except OSError:
-                pass  # the user's pipes have reached their limit; the default is 64 kB
         # Eventlet's own write() may switch to another greenlet.
         self._write = native.original("write", "os")
         self._pid = os.getpid()
@@ -82,9 +78,13 @@ class EventPipe:
 
     def put(self, kind: str, fields: dict[str, Any]) -> None:
         """Write one event; drop it if the pipe is full."""
-        if self.dropped and self._put(DROPPED_EVENTS, {"uuid": "", "count": self.dropped}):
+        self.write(_line_of(kind, fields))
+
+    def write(self, line: bytes) -> None:
+        """Write the line of one event; drop it if the pipe is full."""
+        if self.dropped and self._write_line(_line_of(*dropped_events(self.dropped))):
             self.dropped = 0
-        if not self._put(kind, fields):
+        if not self._write_line(line):
             self.dropped += 1
 
     def end(self) -> None:
@@ -94,8 +94,7 @@ class EventPipe:
         except BlockingIOError:
             pass  # the pipe is full: its reader is stuck, and is not waited for
 
-    def _put(self, kind: str, fields: dict[str, Any]) -> bool:
-        line = json.dumps([kind, fields], default=str, separators=(",", ":")).encode() + b"\n"
+    def _write_line(self, line: bytes) -> bool:
         if len(line) > select.PIPE_BUF:
             return False
         try:
@@ -110,20 +109,40 @@ def send_worker_event(event: Event) -> None:
     pipe = EventPipe.running
     if pipe is None or not EventPipe.switch[0]:
         return
+    name, data = event.name, event.data
+    measured = COUNTED.get(name)
+    if measured is not None:
+        # Each task run writes two of these: the encoder would take as long as all the rest.
+        pipe.write(f"{_beginning(name, event.task)},{data[measured]!r}]\n".encode())
+        return
     fields = {"uuid": event.task_id, "timestamp": _clock.wall()}
     ours = {"name": event.task, "key": event.key, "holder": _holder(event)}
-    data = {name: _short(value) for name, value in event.data.items() if value is not None}
+    known = {word: _short(value) for word, value in data.items() if value is not None}
     if event.lease:
-        data["lease"] = event.lease
-    pipe.put(f"singleton-{event.name}", {**data, **ours, **fields})
-    if event.name is EventName.CONFLICT and data.get("outcome") == "skip":
+        known["lease"] = event.lease
+    pipe.put(f"singleton-{name}", {**known, **ours, **fields})
+    if name is EventName.CONFLICT and data.get("outcome") == "skip":
         pipe.put("task-skipped", {**ours, **fields})
-    elif event.name is EventName.CANCELLED or data.get("outcome") == "revoke":
+    elif name is EventName.CANCELLED or data.get("outcome") == "revoke":
         # The fields of the event that Celery's worker sends for its own revocations.
         pipe.put("task-revoked", {"terminated": False, "signum": None, "expired": False, **fields})
 
 
+def dropped_events(count: int) -> tuple[str, dict[str, Any]]:
+    """The type and the fields of the event that reports dropped events."""
+    return DROPPED_EVENTS, {"uuid": "", "count": count}
+
+
 _clock: Final = SystemClock()
+
+
+def _line_of(*values: Any) -> bytes:
+    return json.dumps(values, default=str, separators=(",", ":")).encode() + b"\n"
+
+
+@lru_cache(maxsize=1024)
+def _beginning(event: EventName, task: str) -> str:
+    return f"[{json.dumps(event)},{json.dumps(task)}"
 
 
 def _holder(event: Event) -> str:

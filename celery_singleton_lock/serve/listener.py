@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from celery import Celery
 
 from ..core.clock import Clock
-from ..core.events import Event, EventName, Sink
+from ..core.events import Event, EventName
+from ..instrumentation.counts import COUNTED, COUNTS
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _TYPE: Final = "singleton-"
 # The type of the event in which a worker reports the number of events that it could not send.
 _DROPPED: Final = f"{_TYPE}events-dropped"
-# The routing key of a worker event is its type with dots.
+# The worker events that a list has for monitors of earlier versions, if it begins with counts.
+_COPIES: Final = frozenset(f"{_TYPE}{name}" for name in COUNTED)
+# The number of workers whose last event is remembered. Containers get a new name at each start.
+_MOST_WORKERS: Final = 1000
+# The routing key of a worker event is its type with dots, that of a list ``singleton.multi``.
 _ROUTING_KEY: Final = "singleton.#"
 # Seconds between two tries to reach the broker.
 _PAUSE: Final = 1.0
@@ -29,7 +35,7 @@ class Listener:
     Args:
         app: The app, whose broker is asked.
         clock: The clock.
-        sink: Called with each event.
+        sink: Called with each event, and how often it happened.
 
     Attributes:
         error: Why no events are received; empty: they are.
@@ -37,7 +43,7 @@ class Listener:
         dropped: The number of events that workers could not send.
     """
 
-    def __init__(self, app: Celery, clock: Clock, sink: Sink) -> None:
+    def __init__(self, app: Celery, clock: Clock, sink: Callable[[Event, int], None]) -> None:
         self.error = "not connected yet"
         self.received = self.dropped = 0
         # For each worker the fields that identify its last event.
@@ -62,9 +68,15 @@ class Listener:
         with self._app.connection_for_read(
             heartbeat=conf.broker_heartbeat, transport_options={"max_retries": 1}
         ) as connection:
-            receiver = self._app.events.Receiver(
-                connection, handlers={"*": self._take}, routing_key=_ROUTING_KEY
-            )
+            receiver = self._app.events.Receiver(connection, routing_key=_ROUTING_KEY)
+
+            def consumers(consumer: Any, channel: Any) -> list[Any]:
+                # Celery's callback would adjust clock and time of each event of a list, which
+                # costs more than the counts.
+                options = {"no_ack": True, "accept": receiver.accept}
+                return [consumer(queues=[receiver.queue], callbacks=[self.receive], **options)]
+
+            receiver.get_consumers = consumers
             receiver.on_consume_ready = self._on_ready
             receiver.capture(limit=None, timeout=None, wakeup=False)
 
@@ -78,14 +90,38 @@ class Listener:
             logger.warning("singleton serve: the broker is unreachable: %s", error)
         self.error = error
 
-    def _take(self, fields: Mapping[str, Any]) -> None:
+    def receive(self, body: Any, message: Any = None) -> None:
+        """Take the body of one message: a worker event, or a list of them."""
+        events = body if isinstance(body, list) else [body]
+        try:
+            counts = events[0] if events and events[0].get("type") == COUNTS else None
+            if counts is not None:
+                if self._is_resent(counts):
+                    return
+                self._take_counts(counts)
+        except Exception:
+            logger.exception("singleton serve: can't read the worker events %.200r", body)
+            return
+        for fields in events:
+            if counts is None or fields.get("type") not in _COPIES:
+                self._take(fields, in_list=counts is not None)
+
+    def _take_counts(self, fields: Mapping[str, Any]) -> None:
+        for name, task, seconds, times in fields["counts"]:
+            if (event := event_of({"type": f"{_TYPE}{name}", "name": task})) is None:
+                continue  # of a newer version
+            data = {COUNTED[event.name]: seconds} if event.name in COUNTED else {}
+            self.received += int(times)
+            self._sink(replace(event, data=data), int(times))
+
+    def _take(self, fields: Mapping[str, Any], *, in_list: bool) -> None:
         try:
             event = event_of(fields)
             if fields.get("type") == _DROPPED:
                 self.dropped += int(fields["count"])
-            elif event is not None and not self._is_resent(fields):
+            elif event is not None and (in_list or not self._is_resent(fields)):
                 self.received += 1
-                self._sink(event)
+                self._sink(event, 1)
         except Exception:
             logger.exception("singleton serve: can't read the worker event %.200r", fields)
 
@@ -93,7 +129,10 @@ class Listener:
         """Whether the worker has sent this event before, because it got no reply of the broker."""
         worker = fields.get("hostname")
         event = tuple(map(fields.get, ("type", "uuid", "key", "timestamp")))
-        was, self._last[worker] = self._last.get(worker), event
+        was = self._last.pop(worker, None)
+        self._last[worker] = event  # at the end: the first is that of the longest silent worker
+        if len(self._last) > _MOST_WORKERS:
+            del self._last[next(iter(self._last))]
         return was == event and event[-1] is not None
 
 

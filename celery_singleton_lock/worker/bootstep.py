@@ -43,6 +43,8 @@ logger = logging.getLogger("celery_singleton_lock")
 # The ttl, in seconds, of the lease with which a starting worker tests the store.
 _TRIAL_TTL: Final = 10.0
 
+# Seconds that the end of a process waits for each reply to a release whose event is awaited.
+_LAST_REPLIES: Final = 0.5
 # Seconds between two looks at whether remote control has switched task events on or off.
 _LOOK_AT_EVENTS: Final = 1.0
 
@@ -78,7 +80,9 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        app = worker.app
+        self._app = app = worker.app
+        signals.worker_process_shutdown.connect(self._report_last_releases)
+        signals.worker_shutdown.connect(self._report_last_releases)
         Runtime.worker_name = worker.hostname
         StoreQueue.running = None
         Runtime.may_evict = False
@@ -121,6 +125,15 @@ class SingletonStep(bootsteps.StartStopStep):
         """Called by Celery when no more messages are received, before the pool ends."""
         if StoreQueue.running is not None:
             StoreQueue.running.flush()
+
+    def _report_last_releases(self, **_: Any) -> None:
+        """Read the replies that the events of asynchronous releases follow, before a process ends.
+
+        Called in each pool child, and in the worker's parent.
+        """
+        if EventPipe.switch[0]:
+            Runtime.of(self._app).drain(_LAST_REPLIES)
+            observers.flush()
 
     def _look_at_events(self, worker: Any) -> None:
         """Send events while the worker sends task events, which remote control may change."""

@@ -1,28 +1,45 @@
-"""The thread of the worker's parent that sends the worker events of all its processes.
+"""The threads of the worker's parent that send the worker events of all its processes.
 
-It is a native thread also under gevent and eventlet, with a broker connection of its own, so a
-broker that does not answer delays no greenlet. Until it answers, the pipe buffers (see
-``instrumentation.worker_events``). An event whose sending failed is sent again, so a monitor may
-receive it twice.
+Overview
+    The reader moves what is written from the pipe to an `Outbox`, and never waits for the broker.
+    The sender sends what is in the outbox, once a second, on a broker connection of its own. Both
+    are native threads also under gevent and eventlet, so a broker that does not answer delays no
+    greenlet. While nothing is written, both threads sleep.
+
+Guarantees
+    A message whose sending failed is sent again, as it was, until the broker takes it. A monitor
+    may receive it twice: the ``uuid`` of its counts is the same then.
+
+Non-guarantees
+    Events after the end of the parent: a warm shutdown waits two seconds for the sender, and a
+    SIGKILL not at all.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import logging
-from collections.abc import Iterator
+import os
 from typing import Any, Final
 
-from celery import Celery, signals
+from celery import signals
+from celery.events import Event
+from celery.utils.time import utcoffset
 
 from ..core import native
 from ..instrumentation import EventPipe
 from .fork_locks import FORK_LOCKS
+from .outbox import Outbox
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _CHUNK: Final = 65536
+# Seconds for which events gather in the pipe before it is read: a read for each event would cost
+# the worker's own loop, which shares the interpreter lock, more than the event. A pipe of 64 KiB
+# takes some 1400 events meanwhile.
+_GATHER: Final = 0.02
+# Seconds for which events gather in the outbox before it is sent.
+_INTERVAL: Final = 1.0
 # Seconds between two tries while the broker does not answer.
 _PAUSE: Final = 1.0
 # Seconds that the end of the worker waits for the events that are in the pipe.
@@ -32,22 +49,29 @@ _LAST_EVENTS: Final = 2.0
 class EventSender:
     """Sends what is written to ``pipe`` as worker events of the worker ``hostname``."""
 
-    def __init__(self, app: Celery, pipe: EventPipe, hostname: str) -> None:
+    def __init__(self, app: Any, pipe: EventPipe, hostname: str) -> None:
         self._app, self._pipe, self._hostname = app, pipe, hostname
+        self._pid = os.getpid()
         self._read = native.original("read", "os")
+        self._sleep = native.original("sleep", "time")
         self._connection: Any = None
         self._dispatcher: Any = None
-        self._started = self._ending = self._is_silent = False
-        self._running = native.allocate_lock()  # held until the thread has ended
+        self._started = self._ending = self._is_silent = self._is_read = False
+        self._outbox = Outbox()
+        self._guard = native.allocate_lock()  # of the outbox
+        self._news = native.allocate_lock()  # released when the outbox is no longer empty
+        self._news.acquire()
+        self._running = native.allocate_lock()  # held until the sender has ended
         self._pause = native.allocate_lock()  # released to end a pause
         self._pause.acquire()
 
     def start(self) -> None:
-        """Start the thread, once. Called after the first fork of a prefork pool."""
+        """Start the threads, once. Called after the first fork of a prefork pool."""
         if self._started:
             return
         self._started = True
         self._running.acquire()
+        native.start_new_thread(self._collect, "singleton-events-reader")
         native.start_new_thread(self._run, "singleton-events")
         # A cold shutdown does not send the signal.
         signals.worker_shutdown.connect(self.end, weak=False)
@@ -64,32 +88,69 @@ class EventSender:
             if self._running.acquire(timeout=_LAST_EVENTS):
                 self._running.release()
 
+    def _collect(self) -> None:
+        """Move events from the pipe to the outbox. The reader's thread."""
+        rest = b""
+        while not self._is_read:
+            data = self._read(self._pipe.reader, _CHUNK)
+            *lines, rest = (rest + data).split(b"\n")
+            with self._guard:
+                was_empty = not self._outbox
+                if b"" in lines:  # END
+                    del lines[lines.index(b"") :]
+                    self._is_read = True
+                self._outbox.add(lines)
+                if was_empty and (self._outbox or self._is_read):
+                    self._news.release()
+            if len(data) < _CHUNK and not self._ending:
+                self._sleep(_GATHER)
+
     def _run(self) -> None:
+        """Send what is in the outbox, until the reader has ended. The sender's thread."""
         try:
-            for line in self._lines():
-                try:
-                    self._send(*json.loads(line))
-                except Exception:
-                    logger.exception("singleton: a worker event could not be sent; it is dropped")
+            is_last = False
+            while not is_last:
+                self._news.acquire()
+                if not self._ending:
+                    self._pause.acquire(timeout=_INTERVAL)
+                with self._guard:
+                    outbox, self._outbox, is_last = self._outbox, Outbox(), self._is_read
+                if outbox:
+                    self._send(outbox)
         finally:
             self._close()
             self._running.release()
 
-    def _lines(self) -> Iterator[bytes]:
-        rest = b""
-        while True:
-            *lines, rest = (rest + self._read(self._pipe.reader, _CHUNK)).split(b"\n")
-            for line in lines:
-                if not line:
-                    return  # END
-                yield line
+    def _send(self, outbox: Outbox) -> None:
+        try:
+            with FORK_LOCKS["events"]:
+                messages = list(outbox.messages(self._stamp))
+            for routing_key, body in messages:
+                self._publish(routing_key, body)
+        except Exception:
+            logger.exception("singleton: worker events could not be sent; they are dropped")
 
-    def _send(self, kind: str, fields: dict[str, Any]) -> None:
-        """Send one event; try until the broker takes it."""
+    def _publish(self, routing_key: str, body: str) -> None:
+        """Send one message; try until the broker takes it."""
         while True:
             try:
                 with FORK_LOCKS["events"]:
-                    self._open().send(kind, **fields)
+                    dispatcher = self._open()
+                    if not dispatcher.enabled:
+                        return  # its transport has no events
+                    dispatcher.producer.publish(
+                        body,
+                        routing_key=routing_key,
+                        exchange=dispatcher.exchange.name,
+                        declare=[dispatcher.exchange],
+                        content_type="application/json",
+                        content_encoding="utf-8",
+                        # Most of a long message is copies that differ in their timestamps.
+                        compression="gzip",
+                        headers=dict(dispatcher.headers),
+                        delivery_mode=dispatcher.delivery_mode,
+                        retry=False,
+                    )
                 if self._is_silent:
                     self._is_silent = False
                     logger.warning("singleton: worker events are sent again")
@@ -104,14 +165,22 @@ class EventSender:
                 return
             self._pause.acquire(timeout=_PAUSE)
 
+    def _stamp(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """The event as Celery's dispatcher would send it."""
+        return Event(
+            kind,
+            {**fields, "hostname": self._hostname, "utcoffset": utcoffset(), "pid": self._pid},
+            clock=self._app.clock.forward(),
+        )
+
     def _open(self) -> Any:
         if self._dispatcher is None:
             # One try: kombu's default is to try for ever, without a sign of it.
             options = {"max_retries": 1}
             self._connection = self._app.connection_for_write(transport_options=options)
-            # Celery's buffer for the time without a broker would have no limit.
+            # Celery's dispatcher knows exchange and headers.
             self._dispatcher = self._app.events.Dispatcher(
-                self._connection, hostname=self._hostname, buffer_while_offline=False
+                self._connection, hostname=self._hostname
             )
         return self._dispatcher
 

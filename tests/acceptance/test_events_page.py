@@ -54,11 +54,13 @@ def test_the_monitor_prints_the_events_of_a_worker(
     def is_shown() -> bool:  # the monitor may not have subscribed yet
         done = run("-c", "from tasks import sync; sync.delay(42).get(timeout=30)", folder=tmp_path)
         assert done.returncode == 0, done.stderr
-        return "singleton-acquired" in monitor.log
+        return "singleton-counts" in monitor.log
 
     try:
         wait_until(is_shown, "the monitor prints events")
-        monitor.wait_for_log(r"^singleton-acquired tasks.sync csl:\S+ [\d.]+ None$")
-        monitor.wait_for_log(r"^singleton-released tasks.sync csl:\S+ None [\d.]+$")
+        monitor.wait_for_log(r"^singleton-counts \[\['acquired', 'tasks.sync', [\d.]+, 1\].* None$")
+        monitor.wait_for_log(
+            r"^singleton-counts \[.*\['released', 'tasks.sync', [\d.]+, 1\].* None$"
+        )
     finally:
         monitor.end()

@@ -1,6 +1,7 @@
 """Tasks whose leases begin and end in each way, for workers that send events.
 
-Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; TTL, seconds.
+Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, a store of its own; TTL, seconds;
+UNOBSERVED=1: no receiver is connected, as in most workers.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def note(sender: str, event: Event, **_: Any) -> None:
         Journal.from_env().note(str(event.name), key=event.key, lease=event.lease)
 
 
-instrumentation.lease_acquired.connect(note)
-instrumentation.lease_released.connect(note)
-instrumentation.lease_lost.connect(note)
-instrumentation.lease_release_failed.connect(note)
-instrumentation.lease_freed.connect(note)
+if "UNOBSERVED" not in os.environ:  # a release waits for its reply if a receiver observes it
+    instrumentation.lease_acquired.connect(note)
+    instrumentation.lease_released.connect(note)
+    instrumentation.lease_lost.connect(note)
+    instrumentation.lease_release_failed.connect(note)
+    instrumentation.lease_freed.connect(note)
 
 
 @singleton_task(app=app, bind=True, key="{key}", ttl=TTL, on_lost="fail")

@@ -177,14 +177,77 @@ def test_a_release_is_confirmed_by_the_next_command(bench: Bench) -> None:
     assert bench.names() == [EventName.ACQUIRED, EventName.ACQUIRED]
 
 
-def test_where_releases_are_observed_each_is_reported_once_the_store_has_confirmed_it(
-    bench: Bench,
-) -> None:
+def test_where_a_sink_of_its_task_observes_releases_each_is_waited_for(bench: Bench) -> None:
     bench.locker._events.observes = lambda name: True
     lease = bench.begin(new_key())
     bench.end(lease)
     assert bench.is_free(lease.key)
     assert bench.names() == [EventName.ACQUIRED, EventName.RELEASED]
+
+
+def watched_by_monitors_alone(bench: Bench) -> None:
+    bench.locker._events.observes = lambda name: True
+    bench.locker._events.reaches_sinks = lambda name: False
+
+
+@whoever_notices
+def test_a_release_that_monitors_alone_observe_is_not_waited_for_and_its_event_follows_the_reply(
+    bench: Bench, notices: Callable[[Bench], None]
+) -> None:
+    watched_by_monitors_alone(bench)
+    lease = bench.begin(new_key())
+    bench.clock.advance(0.5)
+    bench.release_async(lease)
+    assert bench.names() == [EventName.ACQUIRED]
+    until(lambda: bench.is_free(lease.key))
+    notices(bench)
+    assert not bench.is_owed(lease)
+    [released] = [event for event in bench.events if event.name is EventName.RELEASED]
+    assert released.lease == lease.token.nonce
+    assert released.data == {"held": 0.5}, "not until the reply was read"
+
+
+def test_its_event_comes_within_a_second_if_the_process_asks_for_nothing_else(
+    bench: Bench,
+) -> None:
+    watched_by_monitors_alone(bench)
+    bench.heartbeat.sweep()  # the thread sleeps
+    for _ in range(3):
+        lease = bench.begin(new_key())
+        bench.release_async(lease)
+        until(lambda key=lease.key: bench.is_free(key))  # type: ignore[misc]
+        wakes_in = bench.heartbeat.sweep()
+        assert wakes_in is not None
+        assert wakes_in <= 1
+        bench.clock.advance(wakes_in)
+        bench.heartbeat.sweep()
+        assert bench.names()[-1] is EventName.RELEASED
+
+
+def test_a_watched_release_wakes_a_sleeping_thread_and_others_do_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings: list[None] = []
+    monkeypatch.setattr(bench.heartbeat._alarm, "ring", lambda: rings.append(None))
+    bench.heartbeat._wakes_at = bench.clock.now() + 10
+    bench.heartbeat._running = True
+    bench.release_async(bench.begin(new_key()))
+    assert not rings
+    watched_by_monitors_alone(bench)
+    bench.release_async(bench.begin(new_key()))
+    assert len(rings) == 1
+    bench.heartbeat._wakes_at = bench.clock.now() + 0.5
+    bench.release_async(bench.begin(new_key()))
+    assert len(rings) == 1, "the thread wakes soon enough"
+
+
+def test_a_loss_that_a_watched_release_meets_is_a_loss(bench: Bench) -> None:
+    watched_by_monitors_alone(bench)
+    lease = bench.begin(new_key())
+    bench.raw.delete(lease.key)
+    bench.release_async(lease)
+    turns(bench)
+    assert bench.names() == [EventName.ACQUIRED, EventName.LEASE_LOST]
 
 
 def test_the_same_key_is_free_for_the_next_task_of_the_process(bench: Bench) -> None:

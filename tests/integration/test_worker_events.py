@@ -1,4 +1,7 @@
-"""Worker events of real workers: each lease has one end, and no broker delays a lock."""
+"""Worker events of real workers: each lease has one end, and no broker delays a lock.
+
+Grants and releases are counted (``singleton-counts``); the other ends of a lease are single events.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -27,16 +29,40 @@ LoadApp = Callable[..., ModuleType]
 pytestmark = pytest.mark.slow
 
 
-def ends_of(events: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The ends that were reported, by lease, of leases whose grant was reported."""
-    names = {f"singleton-{name}" for name in ("released", "lease-lost", "release-failed", "freed")}
-    ends: dict[str, list[str]] = {
-        event["lease"]: [] for event in events if event["type"] == "singleton-acquired"
-    }
-    for event in events:
-        if event["type"] in names:
-            ends[event["lease"]].append(event["type"].removeprefix("singleton-"))
+ENDS = {f"singleton-{name}" for name in ("lease-lost", "release-failed", "freed")}
+
+
+def counted(listener: Listener) -> Counter[str]:
+    """How many leases were acquired and released."""
+    found = Counter[str]()
+    for one in listener.of("singleton-counts"):
+        for name, _, _, times in one["counts"]:
+            found[name] += times
+    return found
+
+
+def ends_of(listener: Listener) -> dict[str, list[str]]:
+    """The ends that are single events, by lease."""
+    ends: dict[str, list[str]] = {}
+    for event in listener.events:
+        if event["type"] in ENDS:
+            ends.setdefault(event["lease"], []).append(event["type"].removeprefix("singleton-"))
     return ends
+
+
+def seen_by_receivers(journal: Journal) -> dict[str, list[str]]:
+    """The events of each lease, as the receivers of signals in the worker's processes noted them.
+
+    Celery passes a task to a second child if the first one died before its parent had read that it
+    accepted the task; then the lease has two grants.
+    """
+    seen: dict[str, list[str]] = {}
+    for record in journal.records():
+        before = seen.setdefault(record.data.get("lease", ""), [])
+        if record.data.get("text") != "acquired" or "acquired" not in before:
+            before.append(record.data.get("text", ""))
+    seen.pop("", None)
+    return seen
 
 
 def test_each_lease_has_one_end_whatever_ends_it(
@@ -67,7 +93,12 @@ def test_each_lease_has_one_end_whatever_ends_it(
         journal.wait_for_starts(1, key="revoked")
         revoked.revoke(terminate=True)
         listener.wait_for("singleton-freed", uuid=hangs.id)
-        listener.wait_for("singleton-released", uuid=revoked.id)
+
+        def is_released(name: str) -> bool:
+            notes = [r for r in journal.records() if r.data.get("text") == "released"]
+            return any(note.key.endswith(f":{name}") for note in notes)
+
+        wait_until(lambda: is_released("revoked"), "the revoked body's lease is released")
         # The lease of a dead child is freed by its parent, or before by a child that waits for it.
         body.delay("awaited", "wait")
         [start] = journal.wait_for_starts(1, key="awaited")
@@ -95,29 +126,29 @@ def test_each_lease_has_one_end_whatever_ends_it(
         grants = 5 + 5 + 3 + 2 + 1 + 20 + 2 + 2 + 1 + 2 + 1
 
         def settled() -> bool:
-            ends = ends_of(listener.events)
-            return len(ends) >= grants and all(ends.values())
+            ended = counted(listener)["released"] + len(ends_of(listener))
+            return ended >= grants and all(
+                len(one) > 1 for one in seen_by_receivers(journal).values()
+            )
 
         wait_until(settled, "each lease has ended")
-        ends = ends_of(listener.events)
-        assert Counter(len(one) for one in ends.values()) == {1: grants}
+        ends = ends_of(listener)
+        assert {len(one) for one in ends.values()} == {1}
+        seen = seen_by_receivers(journal)
+        assert len(seen) == grants
+        assert {lease: one for lease, one in seen.items() if one != ["acquired", "released"]} == {
+            lease: ["acquired", *end] for lease, end in ends.items()
+        }
+        released = counted(listener)["released"]
+        assert released == grants - len(ends) >= 5 + 5 + 2 + 1 + 20 + 1
+        assert counted(listener)["acquired"] >= grants
         number = Counter(one[0] for one in ends.values())
-        assert number["released"] >= 5 + 5 + 2 + 1 + 20 + 1
         assert number["freed"] >= 3 + 1 + 1
         assert number["lease-lost"] >= 1
         assert number["release-failed"] >= 1
         assert {event["hostname"] for event in listener.events if "lease" in event} == {
             process.hostname
         }
-        # The signals are the same, in the processes of the worker. Celery passes a task to a second
-        # child if the first one died before its parent had read that it accepted the task.
-        heard: dict[str, list[str]] = {}
-        for record in journal.records():
-            told_before = heard.setdefault(record.data.get("lease", ""), [])
-            if record.data.get("text") != "acquired" or "acquired" not in told_before:
-                told_before.append(record.data.get("text", ""))
-        del heard[""]
-        assert heard == {lease: ["acquired", *end] for lease, end in ends.items()}
 
 
 def told(listener: Listener, task_id: str) -> list[str]:
@@ -132,10 +163,9 @@ def test_a_killed_child_loses_no_event_that_it_has_emitted(
     with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
         killed = tasks.holds.delay("k", 200, "", "killed")
         listener.wait_for("singleton-freed", uuid=killed.id)
-        assert Counter(map(tuple, ends_of(listener.events).values())) == {
-            ("released",): 200,
-            ("freed",): 1,
-        }
+        wait_until(lambda: counted(listener)["acquired"] >= 201, "the counts arrive")
+        assert counted(listener) == {"acquired": 201, "released": 200}
+        assert list(ends_of(listener).values()) == [["freed"]]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
@@ -163,10 +193,10 @@ def test_a_silent_broker_delays_no_lock_and_gets_the_events_later(
         private_redis.resume()
         number = result.get(timeout=30)
         wait_until(
-            lambda: len(ends_of(listener.events)) == number + 1, "all events arrive", timeout=30
+            lambda: counted(listener)["released"] >= number + 1, "all events arrive", timeout=30
         )
-        listener.wait_for("singleton-released", uuid=result.id)
-        assert {tuple(ends) for ends in ends_of(listener.events).values()} == {("released",)}
+        assert counted(listener) == {"acquired": number + 1, "released": number + 1}
+        assert not ends_of(listener)
         assert not listener.of("singleton-events-dropped")
 
 
@@ -180,8 +210,62 @@ def test_a_warm_shutdown_sends_what_was_emitted(
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
         listener.wait_for("worker-offline", hostname=process.hostname)
-        wait_until(lambda: len(ends_of(listener.events)) == 501, "all events arrive")
-        assert {tuple(ends) for ends in ends_of(listener.events).values()} == {("released",)}
+        wait_until(lambda: counted(listener)["released"] >= 501, "all events arrive")
+        assert counted(listener) == {"acquired": 501, "released": 501}
+
+
+@pytest.mark.parametrize(
+    ("pool", "options"),
+    [("prefork", ["--max-tasks-per-child", "2"]), ("threads", []), ("solo", [])],
+)
+def test_the_last_release_of_a_process_that_ends_is_counted(
+    pool: str,
+    options: list[str],
+    worker: StartWorker,
+    load_app: LoadApp,
+    environment: dict[str, str],
+) -> None:
+    environment |= {"UNOBSERVED": "1", "TTL": "60"}
+    tasks = load_app(APP)
+    started = {"pool": pool, "concurrency": 2, "args": ["-E", *options]}
+    with listening(tasks.app, worker, APP, **started) as (listener, process):
+        for result in [tasks.body.delay(f"k{number}") for number in range(9)]:
+            result.get(timeout=30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+        listener.wait_for("worker-offline", hostname=process.hostname)
+        wait_until(lambda: counted(listener)["released"] >= 9, "all releases are counted")
+        assert counted(listener) == {"acquired": 9, "released": 9}
+        assert not ends_of(listener)
+
+
+def test_an_idle_worker_s_last_release_is_counted_long_before_the_next_renewal(
+    worker: StartWorker, load_app: LoadApp, environment: dict[str, str]
+) -> None:
+    environment |= {"UNOBSERVED": "1", "TTL": "600"}
+    tasks = load_app(APP)
+    with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
+        tasks.body.delay("k").get(timeout=30)
+        wait_until(lambda: counted(listener)["released"] == 1, "the release is counted")
+        assert counted(listener) == {"acquired": 1, "released": 1}
+
+
+def test_monitors_of_earlier_versions_get_an_event_for_each_that_is_counted(
+    worker: StartWorker, load_app: LoadApp
+) -> None:
+    tasks = load_app(APP)
+    with listening(tasks.app, worker, APP, concurrency=1) as (listener, _):
+        tasks.holds.delay("k", 20).get(timeout=30)
+        tasks.body.delay("k").get(timeout=30)
+        wait_until(lambda: counted(listener)["released"] >= 22, "all events arrive")
+        for name in ("acquired", "released"):
+            copies = listener.of(f"singleton-{name}")
+            assert Counter(copy["name"] for copy in copies) == {
+                "": 20,
+                f"{APP}.holds": 1,
+                f"{APP}.body": 1,
+            }
+            assert len({copy["timestamp"] for copy in copies}) == 22
 
 
 def test_remote_control_switches_the_events_on_and_off(
@@ -189,19 +273,24 @@ def test_remote_control_switches_the_events_on_and_off(
 ) -> None:
     tasks = load_app(APP)
     with listening(tasks.app, worker, APP, concurrency=1, args=[]) as (listener, process):
-        first = tasks.body.delay("first")
-        first.get(timeout=30)
+        tasks.body.delay("before").get(timeout=30)
         tasks.app.control.enable_events(destination=[process.hostname], reply=True)
+        run = 0
 
-        def is_heard(name: str) -> bool:
-            result = tasks.body.delay(name)
-            result.get(timeout=30)
-            return bool(listener.of("singleton-acquired", uuid=result.id))
+        def is_counted() -> bool:
+            nonlocal run
+            before, run = counted(listener)["acquired"], run + 1
+            tasks.body.delay("k").get(timeout=30)
+            try:
+                wait_until(lambda: counted(listener)["acquired"] > before, "", timeout=3)
+            except AssertionError:
+                return False
+            return True
 
-        wait_until(lambda: is_heard("second"), "the worker sends events")
-        assert not listener.of("singleton-acquired", uuid=first.id)
+        wait_until(is_counted, "the worker sends events", timeout=30)
+        assert counted(listener)["acquired"] <= run, "the one before is not counted"
         tasks.app.control.disable_events(destination=[process.hostname], reply=True)
-        wait_until(lambda: not is_heard("third"), "the worker sends no events")
+        wait_until(lambda: not is_counted(), "the worker sends no events", timeout=30)
 
 
 def test_an_outage_and_its_end_are_events(
@@ -238,7 +327,9 @@ def test_acquired_has_the_time_that_it_waited(
             result = tasks.body.apply_async(("k",), singleton=waiting)
             conflict = listener.wait_for("singleton-conflict", uuid=result.id, outcome="wait")
             held_until = time.time()
-        acquired = listener.wait_for("singleton-acquired", uuid=result.id)
-        assert acquired["waited"] >= held_until - conflict["timestamp"]
-        assert acquired["waited"] <= acquired["timestamp"] - conflict["timestamp"] + 1
-        assert listener.wait_for("singleton-released", uuid=result.id)["held"] >= 0
+        wait_until(lambda: counted(listener)["released"] == 1, "the lease has ended")
+        rows = [row for one in listener.of("singleton-counts") for row in one["counts"]]
+        [[_, task, waited, _]] = [row for row in rows if row[0] == "acquired"]
+        assert task == f"{APP}.body"
+        assert waited >= held_until - conflict["timestamp"]
+        assert waited <= time.time() - conflict["timestamp"] + 1

@@ -121,8 +121,8 @@ def test_hostile_names_are_data_in_every_answer(server: Server) -> None:
     holder = Holder(task=HOSTILE, task_id=HOSTILE, worker=HOSTILE, since=runtime.clock.wall())
     token = Token(HOSTILE, 0, 0, "n")
     runtime.store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=60), timeout=5)
-    server.listener._take({"type": "singleton-acquired", "name": HOSTILE, "waited": "soon"})
-    server.listener._take({"type": "singleton-conflict", "name": 7, "outcome": {"a": HOSTILE}})
+    server.listener.receive({"type": "singleton-acquired", "name": HOSTILE, "waited": "soon"})
+    server.listener.receive({"type": "singleton-conflict", "name": 7, "outcome": {"a": HOSTILE}})
     answer = server.ask("/api/state")
     assert answer.content_type == "application/json"
     assert json.loads(answer.body)["keys"][0]["task"] == HOSTILE
@@ -321,7 +321,7 @@ def test_a_worker_event_is_read_as_the_event_that_it_was() -> None:
 def test_an_event_that_a_worker_sends_again_is_counted_once(server: Server) -> None:
     def acquired(timestamp: float, hostname: str = "w1") -> None:
         fields = {"uuid": "id", "key": "k", "name": "t", "hostname": hostname}
-        server.listener._take({"type": "singleton-acquired", "timestamp": timestamp, **fields})
+        server.listener.receive({"type": "singleton-acquired", "timestamp": timestamp, **fields})
 
     for timestamp in (1.0, 1.0, 2.0):
         acquired(timestamp)
@@ -329,9 +329,51 @@ def test_an_event_that_a_worker_sends_again_is_counted_once(server: Server) -> N
     assert server.listener.received == 3
 
 
+def test_a_list_that_a_worker_sends_again_is_counted_once(server: Server) -> None:
+    def listed(number: int) -> list[dict[str, Any]]:
+        counts = [["acquired", "t", 0.001, 5]]
+        loss = {"type": "singleton-lease-lost", "name": "t", "key": "k", "reason": "gone"}
+        about = {"hostname": "w1", "uuid": str(number), "timestamp": 1.0}
+        return [{"type": "singleton-counts", "counts": counts, **about}, loss]
+
+    for number in (1, 1, 2):
+        server.listener.receive(listed(number))
+    assert server.listener.received == 12
+    metrics = server.ask("/metrics").body
+    assert b'celery_singleton_acquisitions_total{task="t"} 10.0' in metrics
+    assert b'celery_singleton_wait_seconds_count{task="t"} 10.0' in metrics
+    assert b'celery_singleton_losses_total{reason="gone",task="t"} 2.0' in metrics
+
+
+def test_a_hostile_list_is_logged_and_ends_nothing(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    for body in (
+        *([], [7], 7, "x", [None], [[]]),
+        [{"type": "singleton-counts"}],
+        [{"type": "singleton-counts", "counts": [["acquired", "t", 0.1]]}],
+        [{"type": "singleton-counts", "counts": 7, "hostname": []}],
+    ):
+        server.listener.receive(body)
+    assert "can't read" in caplog.text
+    newer = [["of-a-newer-version", "t", 0.1, 3], ["acquired", "t", 0.1, 2]]
+    server.listener.receive([{"type": "singleton-counts", "counts": newer, "uuid": "1"}])
+    assert server.listener.received == 2
+
+
+def test_the_memory_of_a_listener_does_not_grow_with_the_names_of_workers(server: Server) -> None:
+    for number in range(5000):
+        fields = {"type": "singleton-acquired", "hostname": f"w@pod-{number}", "timestamp": 1.0}
+        server.listener.receive(fields)
+        server.listener.receive({**fields, "hostname": "w@stays", "timestamp": float(number)})
+    assert len(server.listener._last) <= 1000
+    assert "w@stays" in server.listener._last
+    assert server.listener.received == 10_000
+
+
 def test_events_that_a_worker_dropped_are_counted(server: Server) -> None:
     for count in (2, 3, "hostile"):
-        server.listener._take({"type": "singleton-events-dropped", "uuid": "", "count": count})
+        server.listener.receive({"type": "singleton-events-dropped", "uuid": "", "count": count})
     assert (server.listener.dropped, server.listener.received) == (5, 0)
     assert b"celery_singleton_dropped_events_total 5.0" in server.ask("/metrics").body
 
@@ -358,7 +400,7 @@ def test_the_table_of_metrics_is_complete(server: Server) -> None:
     assert len(documented) == len(rows)
     data = {"outcome": "o", "reason": "r", "held": 3, "waited": 2}
     for name in EventName:
-        server.listener._take({"type": f"singleton-{name}", "name": "t", "key": "k", **data})
+        server.listener.receive({"type": f"singleton-{name}", "name": "t", "key": "k", **data})
     server.readings.findings = (warning("eviction", "volatile-lru"),)
     holder = Holder(task="t", since=1.0)
     record = Record(key="k", kind=Kind.LEASE, token="t", fence=1, holder=holder, ttl=1.0)

@@ -1,7 +1,8 @@
-"""The pipe of worker events, and the thread that empties it."""
+"""The pipe of worker events, and the threads that empty it."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -23,6 +24,9 @@ from tests.harness.deliveries import wait_until
 from tests.harness.listener import Listener
 from tests.unit.pool_child import Child
 
+# Of Linux.
+F_GETPIPE_SZ = 1032
+
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> EventPipe:
@@ -33,7 +37,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> EventPipe:
     return pipe  # a thread may read it until the process ends
 
 
-def read(pipe: EventPipe) -> list[tuple[str, dict[str, Any]]]:
+def read(pipe: EventPipe) -> list[tuple[Any, ...]]:
     """What the pipe contains."""
     data = b""
     while select.select([pipe.reader], [], [], 0)[0]:
@@ -41,7 +45,7 @@ def read(pipe: EventPipe) -> list[tuple[str, dict[str, Any]]]:
     return [tuple(json.loads(line)) for line in data.splitlines()]
 
 
-def event(name: EventName = EventName.ACQUIRED, **data: Any) -> Event:
+def event(name: EventName = EventName.LEASE_LOST, **data: Any) -> Event:
     holder = Holder(task="work", task_id="id", worker="w@host", pid=7)
     return Event(
         name=name, key="k", task="work", task_id="id", lease="grant", holder=holder, data=data
@@ -49,9 +53,9 @@ def event(name: EventName = EventName.ACQUIRED, **data: Any) -> Event:
 
 
 def test_an_event_has_what_monitors_need_and_its_data_as_fields(pipe: EventPipe) -> None:
-    send_worker_event(event(waited=0.5, fence=None))
+    send_worker_event(event(reason="gone", store=None))
     [(kind, fields)] = read(pipe)
-    assert kind == "singleton-acquired"
+    assert kind == "singleton-lease-lost"
     assert fields.pop("timestamp") > 0
     assert fields == {
         "uuid": "id",
@@ -59,8 +63,14 @@ def test_an_event_has_what_monitors_need_and_its_data_as_fields(pipe: EventPipe)
         "key": "k",
         "lease": "grant",
         "holder": "work[id] on w@host (pid 7)",
-        "waited": 0.5,
+        "reason": "gone",
     }
+
+
+def test_of_the_events_of_each_task_only_what_is_counted_is_written(pipe: EventPipe) -> None:
+    send_worker_event(event(EventName.ACQUIRED, waited=0.5, fence=1))
+    send_worker_event(event(EventName.RELEASED, held=1.5))
+    assert read(pipe) == [("acquired", "work", 0.5), ("released", "work", 1.5)]
 
 
 @pytest.mark.parametrize(
@@ -89,14 +99,17 @@ def test_a_full_pipe_blocks_no_process_and_what_it_drops_is_counted(pipe: EventP
     while not pipe.dropped:
         send_worker_event(event())
         written += 1
-    assert written > 100
+    assert written > 10
     for _ in range(9):
         send_worker_event(event())
-    assert len(read(pipe)) == written - 1
+    # The report of a dropped event is short, and may still fit.
+    found = read(pipe)
     send_worker_event(event())
-    (kind, dropped), (last, _) = read(pipe)
-    assert (kind, dropped["count"]) == (DROPPED_EVENTS, 10)
-    assert last == "singleton-acquired"
+    found += read(pipe)
+    kinds = Counter(kind for kind, _ in found)
+    assert kinds["singleton-lease-lost"] == written - 1 + 1
+    assert sum(fields["count"] for kind, fields in found if kind == DROPPED_EVENTS) == 10
+    assert [kind for kind, _ in found[-2:]] == [DROPPED_EVENTS, "singleton-lease-lost"]
     assert pipe.dropped == 0
 
 
@@ -104,21 +117,30 @@ def test_a_long_text_is_cut_and_an_event_that_is_too_long_is_dropped(pipe: Event
     send_worker_event(event(error="x" * 10_000))
     [(_, fields)] = read(pipe)
     assert 0 < len(fields["error"]) < select.PIPE_BUF
-    pipe.put("singleton-acquired", {"key": "k" * 10_000})
+    pipe.put("singleton-lease-lost", {"key": "k" * 10_000})
     assert (read(pipe), pipe.dropped) == ([], 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_events_of_killed_processes_arrive_whole(pipe: EventPipe) -> None:
     def life() -> None:
-        for number in range(200):
+        for number in range(30):  # they fit in the pipe
             send_worker_event(event(number=number, by=os.getpid()))
 
     children = [Child(None, life) for _ in range(3)]
     for child in children:
         child.kill()
     by = Counter(fields["by"] for _, fields in read(pipe))
-    assert by == {child.pid: 200 for child in children}
+    assert by == {child.pid: 30 for child in children}
+
+
+def test_a_worker_leaves_its_users_pipes_their_quota(pipe: EventPipe) -> None:
+    own, others = os.pipe()
+    try:
+        assert fcntl.fcntl(pipe.reader, F_GETPIPE_SZ) == fcntl.fcntl(own, F_GETPIPE_SZ)
+    finally:
+        os.close(own)
+        os.close(others)
 
 
 def test_an_event_is_sent_when_the_broker_answers_again(
@@ -136,19 +158,19 @@ def test_an_event_is_sent_when_the_broker_answers_again(
         sender.start()
 
         def is_heard() -> bool:
-            send_worker_event(event(fence=1))
-            return bool(listener.of("singleton-acquired", fence=1))
+            send_worker_event(event(number=1))
+            return bool(listener.of("singleton-lease-lost", number=1))
 
         wait_until(is_heard, "the receiver has subscribed")
         proxy.set(Mode(kind=Kind.REFUSE))
         proxy.lead_to(port)  # cuts the connections
-        send_worker_event(event(fence=2))
+        send_worker_event(event(number=2))
         wait_until(lambda: "wait in the worker" in caplog.text, "the sender has noticed")
-        send_worker_event(event(fence=3))
-        assert not listener.of("singleton-acquired", fence=2)
+        send_worker_event(event(number=3))
+        assert not listener.of("singleton-lease-lost", number=2)
         proxy.set(Mode())
-        listener.wait_for("singleton-acquired", fence=3)
-        assert listener.of("singleton-acquired", fence=2)
+        listener.wait_for("singleton-lease-lost", number=3)
+        assert listener.of("singleton-lease-lost", number=2)
         assert {one["hostname"] for one in listener.events} == {"w@host"}
         sender.end()
         assert caplog.messages.count("singleton: worker events are sent again") == 1
@@ -158,7 +180,7 @@ def test_the_end_of_a_worker_waits_for_what_was_emitted(
     pipe: EventPipe, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.worker.event_sender._LAST_EVENTS", 60)
-    for _ in range(300):
+    for _ in range(100):  # they fit in the pipe
         send_worker_event(event())
     sender = EventSender(Celery(broker=redis_url, set_as_current=False), pipe, "w@host")
     sender.start()
@@ -180,6 +202,43 @@ def test_the_end_of_a_worker_waits_only_a_moment_for_a_silent_broker(
         sender.end()  # returns
         assert sender._running.locked()
     wait_until(lambda: not sender._running.locked(), "the thread has ended with its connection")
+
+
+def test_a_silent_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redis_url: str) -> None:
+    url = urlsplit(redis_url)
+    port = url.port or 6379
+    with (
+        Proxy(port) as proxy,
+        Listener(Celery(broker=redis_url, set_as_current=False)) as listener,
+    ):
+        app = Celery(broker=f"redis://127.0.0.1:{proxy.port}{url.path}", set_as_current=False)
+        sender = EventSender(app, pipe, "w@host")
+        sender.start()
+
+        def is_heard() -> bool:
+            send_worker_event(event(number=-1))
+            return bool(listener.of("singleton-lease-lost", number=-1))
+
+        wait_until(is_heard, "the receiver has subscribed")
+        proxy.set(Mode(kind=Kind.STALL))
+        # More than ten pipes take. Each line is written when there is room for it.
+        for number in range(10_000):
+            wait_until(lambda: select.select([], [pipe._writer], [], 0)[1], "the pipe is read")
+            send_worker_event(event(EventName.ACQUIRED, waited=0.001))
+            if number % 100 == 0:
+                send_worker_event(event(number=number))
+        assert pipe.dropped == 0
+        proxy.set(Mode())
+
+        def counted() -> int:
+            rows = [row for one in listener.of("singleton-counts") for row in one["counts"]]
+            return sum(times for name, task, _, times in rows)
+
+        wait_until(lambda: counted() == 10_000, "the counts arrive")
+        wait_until(lambda: listener.of("singleton-lease-lost", number=9900), "the events too")
+        numbers = [one["number"] for one in listener.of("singleton-lease-lost")]
+        assert [number for number in numbers if number >= 0] == list(range(0, 10_000, 100))
+        sender.end()
 
 
 def test_the_end_is_no_event(pipe: EventPipe) -> None:

@@ -1,0 +1,145 @@
+"""What waits in a worker's parent to be sent: counts, and single events in order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from celery.events import Event
+from prometheus_client import CollectorRegistry
+
+from celery_singleton_lock.instrumentation.counts import Counts
+from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
+from celery_singleton_lock.serve.listener import Listener, event_of
+from celery_singleton_lock.testing import ManualClock
+from celery_singleton_lock.worker import outbox as outboxes
+from celery_singleton_lock.worker.outbox import Outbox
+
+LOSS = "singleton-lease-lost"
+
+
+def line(*values: Any) -> bytes:
+    return json.dumps(values).encode()
+
+
+def stamp(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return Event(kind, fields, hostname="w@host", clock=1)
+
+
+def messages(outbox: Outbox) -> dict[str, list[dict[str, Any]]]:
+    return {key: json.loads(body) for key, body in outbox.messages(stamp)}
+
+
+def filled(*lines: bytes) -> Outbox:
+    outbox = Outbox()
+    outbox.add(lines)
+    return outbox
+
+
+def measured(registry: CollectorRegistry) -> dict[Any, float]:
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_equal_events_become_one_row_and_buckets_keep_their_number_and_sum() -> None:
+    counts = Counts()
+    for seconds in (0.001, 0.003, 0.1, 0.1, 0.1, 0.2, 100_000.0):
+        counts.add("released", "t", seconds)
+    counts.add("released", "u", 0.001, times=7)
+    rows = list(counts.rows())
+    assert [(task, times) for _, task, _, times in rows] == [
+        *(("t", 2), ("t", 3), ("t", 1), ("t", 1)),
+        ("u", 7),
+    ]
+    assert rows[0][2] == pytest.approx(0.002)
+    assert rows[1][2] == 0.1, "a mean never leaves its bucket"
+
+
+def test_a_list_begins_with_the_counts_and_has_single_events_in_order() -> None:
+    single = [line(LOSS, {"number": number, "uuid": ""}) for number in range(3)]
+    acquired = [line("acquired", "t", 0.001)] * 5
+    events = messages(filled(*acquired, *single))["singleton.multi"]
+    assert events[0]["type"] == "singleton-counts"
+    assert events[0]["counts"] == [["acquired", "t", 0.001, 5]]
+    assert [one["number"] for one in events[1:4]] == [0, 1, 2]
+    assert {one["hostname"] for one in events} == {"w@host"}
+
+
+def test_events_of_celery_s_own_types_go_where_celery_sends_them() -> None:
+    sent = messages(filled(line("task-skipped", {"uuid": "a"}), line(LOSS, {"uuid": "b"})))
+    assert sorted(sent) == ["singleton.multi", "task.multi"]
+    assert [one["type"] for one in sent["task.multi"]] == ["task-skipped"]
+
+
+def test_single_events_are_bounded_and_counts_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outboxes, "_MOST_BYTES", 1000)
+    single = [line(LOSS, {"number": number}) for number in range(100)]
+    outbox = filled(*single, *[line("acquired", "t", 0.001)] * 100_000)
+    events = messages(outbox)["singleton.multi"]
+    assert events[0]["counts"] == [["acquired", "t", 0.001, 100_000]]
+    kept = sum(one["type"] == LOSS for one in events)
+    [dropped] = [one for one in events if one["type"] == "singleton-events-dropped"]
+    assert 0 < kept < 100
+    assert kept + dropped["count"] == 100
+    assert len(events) < 11_000, "an outage makes no list that its receivers can't take"
+
+
+def test_a_line_that_is_none_of_ours_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    outbox = filled(b"\xff", line(7), line("acquired", "t", "soon"), line(LOSS, {"uuid": ""}))
+    assert [one["type"] for one in messages(outbox)["singleton.multi"]][1:] == [LOSS]
+    assert caplog.text.count("can't read the worker event") == 3
+
+
+def test_an_empty_outbox_is_false() -> None:
+    assert not Outbox()
+    assert filled(line("acquired", "t", 0.1))
+    assert filled(line(LOSS, {}))
+
+
+class OlderListener:
+    """What `serve` of version 0.2.0 does with what its broker delivers."""
+
+    def __init__(self, sink: PrometheusMetrics) -> None:
+        self._sink = sink
+        self._last: dict[Any, tuple[Any, ...]] = {}
+
+    def receive(self, body: Any) -> None:
+        # Celery's Receiver calls the handler for each event of a list.
+        for fields in body if isinstance(body, list) else [body]:
+            event = event_of(fields)
+            worker = fields.get("hostname")
+            about = tuple(map(fields.get, ("type", "uuid", "key", "timestamp")))
+            was, self._last[worker] = self._last.get(worker), about
+            if event is not None and not (was == about and about[-1] is not None):
+                self._sink(event)
+
+
+def test_new_and_older_monitors_count_the_same() -> None:
+    held = [0.0, 0.001, 0.001, 0.02, 0.02, 0.02, 3.0, 7.5, 90_000.0]
+    lines = [line("acquired", "t", 0.001) for _ in held]
+    lines += [line("released", "t", seconds) for seconds in held]
+    lines += [line(LOSS, {"name": "t", "key": "k", "reason": "gone", "uuid": "a"})]
+    [body] = messages(filled(*lines)).values()
+    exact, new, old = (CollectorRegistry() for _ in range(3))
+    listener = Listener(None, ManualClock(), PrometheusMetrics(new))  # type: ignore[arg-type]
+    listener.receive(body)
+    OlderListener(PrometheusMetrics(old)).receive(body)
+    metrics = PrometheusMetrics(exact)
+    for text in lines:
+        values = json.loads(text)
+        fields: dict[str, Any] = values[1] if len(values) == 2 else {"name": values[1]}
+        if len(values) == 3:
+            fields["waited" if values[0] == "acquired" else "held"] = values[2]
+        event = event_of(
+            {"type": values[0] if len(values) == 2 else f"singleton-{values[0]}"} | fields
+        )
+        assert event is not None
+        metrics(event)
+    assert measured(new) == pytest.approx(measured(exact))
+    assert measured(old) == pytest.approx(measured(exact))
+    assert listener.received == len(lines)
