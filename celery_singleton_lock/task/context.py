@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from celery import Celery
 
+from ..core import native
 from ..core.heartbeat import LossHandler
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
@@ -173,9 +174,21 @@ class Block:
             _entered.discard(self)
 
     def __del__(self) -> None:
-        if self._runtime is not None:  # the block was abandoned: an ExitStack was never closed
-            self.release()
-            self.leave()
+        runtime = self._runtime
+        if runtime is None or sys.is_finalizing():
+            return
+        # The block was abandoned: an ExitStack was never closed. The garbage collector may run this
+        # on any thread, such as the heartbeat's, or one that is using a connection to the store.
+        self.leave()
+        locker, lease = runtime.locker, self.lease
+
+        def release() -> None:
+            locker.release(lease, Release.of(lease))
+
+        try:
+            native.start_new_thread(release, "singleton-abandoned")
+        except RuntimeError:  # no thread can be started now
+            locker.abandon(lease)
 
 
 # The blocks whose leases are not released.

@@ -30,6 +30,7 @@ from celery_singleton_lock.core.threads import Threads
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import SingletonStore, lose_lease
+from tests.harness.deliveries import wait_until
 
 UNREACHABLE = "redis://127.0.0.1:1/0"
 _REASON = (LossReason.GONE, "for the test")
@@ -219,11 +220,17 @@ def test_an_object_is_good_for_one_block(app: Celery, store: GatedStore) -> None
     assert store.held() == []
 
 
-def test_a_block_that_is_abandoned_is_released(app: Celery, store: GatedStore) -> None:
+def test_a_block_that_is_abandoned_is_released_and_the_collector_waits_for_no_store(
+    app: Celery, store: GatedStore
+) -> None:
+    """The garbage collector may run on the heartbeat's thread."""
     lease = hold("k", scope="s", app=app).__enter__()
+    store.releases.clear()
     gc.collect()
-    assert lease.lost
-    assert store.held() == []
+    wait_until(lambda: lease.lost, "the lease is renewed no more")
+    assert store.held()
+    store.releases.set()
+    wait_until(lambda: not store.held(), "the lease is released")
 
 
 def test_a_coroutine_whose_stack_is_never_closed_leaves_no_lease(
@@ -232,7 +239,7 @@ def test_a_coroutine_whose_stack_is_never_closed_leaves_no_lease(
     async def main() -> None:
         await AsyncExitStack().enter_async_context(hold("k", scope="s", app=app))
         gc.collect()
-        assert store.held() == []
+        wait_until(lambda: not store.held(), "the lease is released")
 
     run(main())
     assert len(Runtime.of(app).locker.heartbeat) == 0
