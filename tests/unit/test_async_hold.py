@@ -224,8 +224,10 @@ def test_a_block_that_is_abandoned_is_released_and_the_collector_waits_for_no_st
     app: Celery, store: GatedStore
 ) -> None:
     """The garbage collector may run on the heartbeat's thread."""
-    lease = hold("k", scope="s", app=app).__enter__()
+    block = hold("k", scope="s", app=app)
+    lease = block.__enter__()
     store.releases.clear()
+    del block
     gc.collect()
     wait_until(lambda: lease.lost, "the lease is renewed no more")
     assert store.held()
