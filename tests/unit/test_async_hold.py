@@ -45,6 +45,7 @@ class GatedStore(MemoryStore):
         self.acquires.set()
         self.releases.set()
         self.asked, self.answered = threading.Event(), threading.Event()
+        self.released_on: list[int] = []  # threads
 
     def acquire(self, request: Acquire, /, *, timeout: float = 0) -> Granted | Refused:
         self.asked.set()
@@ -54,6 +55,7 @@ class GatedStore(MemoryStore):
         return reply
 
     def release(self, request: Release, /, *, timeout: float = 0) -> Any:
+        self.released_on.append(threading.get_ident())
         assert self.releases.wait(20)
         return super().release(request, timeout=timeout)
 
@@ -233,6 +235,7 @@ def test_a_block_that_is_abandoned_is_released_and_the_collector_waits_for_no_st
     assert store.held()
     store.releases.set()
     wait_until(lambda: not store.held(), "the lease is released")
+    assert threading.get_ident() not in store.released_on
 
 
 def test_a_coroutine_whose_stack_is_never_closed_leaves_no_lease(
