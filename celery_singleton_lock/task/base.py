@@ -20,7 +20,7 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from ..celery_compat import dump_models, hide_setting
 from ..core.key import KeyMaker, signature_of
-from ..policy import OPTIONS, CallOptions, Policy, check_call, merge
+from ..policy import OPTIONS, CallOptions, Policy, check_call, check_claim_options, merge
 from ..publish.values import as_sent as see_as_sent
 
 if TYPE_CHECKING:
@@ -200,8 +200,13 @@ class SingletonTask(_Base[P, R]):
 
     @cached_property
     def _policy(self) -> Policy:
-        defaults = self._runtime().settings.policy
-        return merge(defaults, self.singleton or {}, where=f"@singleton_task on {self.name}")
+        defaults, given = self._runtime().settings.policy, self.singleton or {}
+        where = f"@singleton_task on {self.name}"
+        policy = merge(defaults, given, where=where)
+        # Here, because the app's settings, which are read late, may set `unique`. A process that
+        # only publishes refuses its first call.
+        check_claim_options(policy, given, where=where)
+        return policy
 
     @cached_property
     def singleton_scope(self) -> str:
@@ -328,6 +333,8 @@ def validate(
     """
     where = f"@singleton_task on {name}"
     merged = merge(Policy(), policy, where=where)
+    if "unique" in policy:  # else the app's settings may set it
+        check_claim_options(merged, policy, where=where)
     try:
         KeyMaker(merged.key, signature_of(body, is_bound=is_bound), json.dumps)
     except (TypeError, ValueError) as exc:

@@ -25,7 +25,7 @@ from ..core.observers import observers
 from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
-from ..policy import ConflictAction, OnDuplicate, Policy, Unique, check_claim_options, seconds
+from ..policy import ConflictAction, OnDuplicate, Policy, Unique, seconds
 from ..publish.claim import RPC_CURE, check_replaceable, sends_results_to_first_caller
 from ..publish.header import mint_nonce
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
@@ -171,8 +171,6 @@ def check_tasks(app: Celery, store: Store) -> None:
     for task in singleton_tasks(app):
         try:
             policy = task.singleton_policy()
-            where = f"@singleton_task on {task.name}"
-            check_claim_options(policy, task.singleton or {}, where=where)
         except (TypeError, ValueError) as exc:
             # The option is valid by itself, but contradicts the app's settings.
             raise SettingsError(f"{exc} (with the defaults that singleton_lock_* sets)") from None

@@ -829,6 +829,22 @@ def test_options_of_a_claim_that_nothing_makes_are_refused_at_the_call() -> None
             app.tasks["claiming"].apply_async(**where)
 
 
+@pytest.mark.parametrize("options", [{"on_duplicate": "skip"}, {"unique_for": 60}])
+def test_options_of_a_claim_that_nothing_makes_are_refused_where_they_are_written(
+    options: dict[str, Any],
+) -> None:
+    """And by the first call of a process that only publishes, as far as the settings may differ."""
+    app = Celery(set_as_current=False, broker="memory://")
+    with pytest.raises(ValueError, match="has no effect without unique"):
+        singleton_task(app=app, name="refused", shared=False, unique=None, **options)(nothing)
+    plain = singleton_task(app=app, name="plain", shared=False, **options)(nothing)
+    with pytest.raises(ValueError, match="@singleton_task on plain: .* has no effect without"):
+        plain.delay()
+    app.conf.task_always_eager = True
+    with pytest.raises(ValueError, match="has no effect without unique"):
+        plain.delay()
+
+
 @pytest.mark.parametrize("option", ["on_duplicate='raise'", "unique_for=60"])
 def test_options_of_a_claim_that_nothing_makes_stop_the_worker(
     option: str, worker: StartWorker, write_app: WriteApp
