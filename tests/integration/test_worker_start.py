@@ -838,7 +838,7 @@ def test_options_of_a_claim_that_nothing_makes_are_refused_where_they_are_writte
     with pytest.raises(ValueError, match="has no effect without unique"):
         singleton_task(app=app, name="refused", shared=False, unique=None, **options)(nothing)
     plain = singleton_task(app=app, name="plain", shared=False, **options)(nothing)
-    with pytest.raises(ValueError, match="@singleton_task on plain: .* has no effect without"):
+    with pytest.raises(ValueError, match=r"@singleton_task on plain: .* has no effect without"):
         plain.delay()
     app.conf.task_always_eager = True
     with pytest.raises(ValueError, match="has no effect without unique"):
