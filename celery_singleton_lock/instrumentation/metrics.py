@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..core.events import EventName
+from ..core.events import Event, EventName
+from ..core.lease import LossReason
+from ..policy import OnDuplicate
 
 #: For each event its counter: the name, the description, and the fields of the event's data that
 #: become labels beside ``task``.
@@ -31,6 +33,21 @@ COUNTERS: Final[Mapping[EventName, tuple[str, str, tuple[str, ...]]]] = {
     EventName.STANDING_BY: ("elections_lost", "Elections that a Beat process lost.", ()),
     EventName.RESIGNED: ("resignations", "Beat leaders that resigned.", ()),
 }
+#: The counters with which each task begins, at 0: from nothing to 1 is no increase to Prometheus.
+#: For each event the values of its label, where they are known before.
+KNOWN: Final[Mapping[EventName, tuple[str, ...]]] = {
+    EventName.ACQUIRED: (),
+    EventName.RELEASED: (),
+    EventName.CONFLICT: ("skip", "put-back", "wait", "raise", "revoke"),
+    EventName.DUPLICATE: tuple(OnDuplicate),
+    EventName.CANCELLED: (),
+    # DYING is no loss: the worker parent reports the end.
+    EventName.LEASE_LOST: tuple(reason for reason in LossReason if reason is not LossReason.DYING),
+    EventName.RELEASE_FAILED: (),
+    EventName.FREED: (),
+    EventName.PUT_BACK: ("conflict",),
+    EventName.STORE_UNREACHABLE: (),
+}
 #: For each event its histogram: the name, the description, and the field of its data, in seconds.
 HISTOGRAMS: Final[Mapping[EventName, tuple[str, str, str]]] = {
     EventName.ACQUIRED: ("wait", "Time that an acquired lease was waited for.", "waited"),
@@ -38,3 +55,13 @@ HISTOGRAMS: Final[Mapping[EventName, tuple[str, str, str]]] = {
 }
 #: Upper bounds in seconds: from a body of 10 ms to a nightly job of 24 h.
 BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
+
+
+def is_counted(event: Event) -> bool:
+    """Whether the counter of ``event`` counts it.
+
+    A call that is put back again and again is one call with a conflict. Its tries are put-backs.
+    """
+    if event.name is not EventName.CONFLICT:
+        return True
+    return not (event.data.get("again") and event.data.get("outcome") == "put-back")

@@ -27,7 +27,7 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from ..core.events import Event, EventName
-from .metrics import BUCKETS, COUNTERS, HISTOGRAMS
+from .metrics import BUCKETS, COUNTERS, HISTOGRAMS, KNOWN, is_counted
 from .signals import add_sink
 
 _SCOPE: Final = "celery_singleton_lock"
@@ -139,10 +139,20 @@ class _Metrics:
             )
             for event, (name, text, field) in HISTOGRAMS.items()
         }
+        self._tasks: set[str] = set()
+
+    def _begin(self, task: Mapping[str, str]) -> None:
+        for event, values in KNOWN.items():
+            counter, labels = self._counters[event]
+            for value in values or ("",):
+                counter.add(0, {**task, **{name: str(value) for name in labels}})
 
     def __call__(self, event: Event) -> None:
         task = {"task": event.task} if event.task else {}
-        if event.name in self._counters:
+        if event.task not in self._tasks:
+            self._tasks.add(event.task)
+            self._begin(task)
+        if event.name in self._counters and is_counted(event):
             counter, labels = self._counters[event.name]
             counter.add(1, task | {name: str(event.data.get(name, "")) for name in labels})
         if event.name in self._histograms:

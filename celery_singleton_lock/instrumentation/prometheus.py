@@ -11,7 +11,7 @@ from typing import Any, Final
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from ..core.events import Event
-from .metrics import BUCKETS, COUNTERS, HISTOGRAMS
+from .metrics import BUCKETS, COUNTERS, HISTOGRAMS, KNOWN, is_counted
 
 _PREFIX: Final = "celery_singleton_"
 _MAX_LABEL_CHARS: Final = 200
@@ -34,11 +34,23 @@ class PrometheusMetrics:
             event: (Histogram(_PREFIX + name, text, ["task"], **options), field)
             for event, (name, text, field) in HISTOGRAMS.items()
         }
+        self._tasks: set[str] = set()
+
+    def begin(self, task: str) -> None:
+        """Begin the counters of ``task`` with 0: its first event is no increase otherwise."""
+        if task in self._tasks:
+            return
+        self._tasks.add(task)
+        for event, values in KNOWN.items():
+            counter, _ = self._counters[event]
+            for value in values or (None,):
+                counter.labels(label(task), *([] if value is None else [label(value)]))
 
     def __call__(self, event: Event, times: int = 1) -> None:
         """Count the event, which was emitted ``times`` times."""
+        self.begin(event.task)
         task = label(event.task)
-        if event.name in self._counters:
+        if event.name in self._counters and is_counted(event):
             counter, names = self._counters[event.name]
             counter.labels(task, *(label(event.data.get(name, "")) for name in names)).inc(times)
         if event.name in self._histograms:

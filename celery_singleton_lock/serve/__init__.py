@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from ..errors import SettingsError
 from ..instrumentation.prometheus import PrometheusMetrics
-from ..runtime import Runtime
+from ..runtime import Runtime, singleton_tasks
 from .access import Access
 from .gauges import Gauges
 from .http import Application
@@ -80,7 +80,10 @@ def open_site(app: Celery, options: Options) -> Site:
     runtime = Runtime.of(app)
     registry = CollectorRegistry()
     readings = Readings(app)
-    listener = Listener(app, runtime.clock, PrometheusMetrics(registry))
+    metrics = PrometheusMetrics(registry)
+    for task in singleton_tasks(app):
+        metrics.begin(task.name)
+    listener = Listener(app, runtime.clock, metrics)
     registry.register(Gauges(readings, listener, runtime.settings.beat_name))
     site = Site(readings, listener, registry, Access(options))
     readings.start()

@@ -552,8 +552,10 @@ class TaskRun:
         )
 
     def _report_conflict(self, decision: Decision, refused: Refused) -> None:
-        outcome, reason = str(decision.outcome), decision.reason
-        self._emit(EventName.CONFLICT, holder=refused.holder, outcome=outcome, reason=reason)
+        data: dict[str, Any] = {"outcome": str(decision.outcome), "reason": decision.reason}
+        if self.delivery.tries or self.delivery.since is not None:
+            data["again"] = True
+        self._emit(EventName.CONFLICT, holder=refused.holder, **data)
 
     def _revoke(self, reason: str) -> None:
         task, request = self.task, self.request

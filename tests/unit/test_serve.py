@@ -386,11 +386,47 @@ def test_each_event_is_counted_once() -> None:
             Event(name=name, key="k", task="t", data={"outcome": "o", "reason": "r", "held": 3})
         )
     samples = [s for family in registry.collect() for s in family.samples]
-    counted = [s for s in samples if s.name.endswith("_total")]
+    counted = [s for s in samples if s.name.endswith("_total") and s.value]
     assert len(counted) == len(COUNTERS)
     assert {(s.value, s.labels["task"]) for s in counted} == {(1.0, "t")}
     [held] = [s for s in samples if s.name == "celery_singleton_hold_seconds_sum"]
     assert held.value == 3
+
+
+def test_the_counters_of_a_task_begin_with_0_so_its_first_loss_is_an_increase() -> None:
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
+    metrics.begin("t")
+    samples = [s for family in registry.collect() for s in family.samples]
+    assert {s.value for s in samples if s.name.endswith("_total")} == {0}
+    for reason in ("expired", "gone", "replaced", "unreachable", "operator"):
+        labels = {"task": "t", "reason": reason}
+        assert registry.get_sample_value("celery_singleton_losses_total", labels) == 0
+    outcome = {"task": "t", "outcome": "skip"}
+    assert registry.get_sample_value("celery_singleton_conflicts_total", outcome) == 0
+    assert registry.get_sample_value("celery_singleton_freed_total", {"task": "t"}) == 0
+
+
+def test_a_call_that_is_put_back_again_is_one_conflict() -> None:
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
+    for again in (None, True, True):
+        data = {"outcome": "put-back", "reason": "conflict", "again": again}
+        metrics(Event(name=EventName.CONFLICT, key="k", task="t", data=data))
+        metrics(Event(name=EventName.PUT_BACK, key="k", task="t", data=data))
+    last = {"outcome": "raise", "again": True}
+    metrics(Event(name=EventName.CONFLICT, key="k", task="t", data=last))
+    found = {
+        (s.name, *s.labels.values()): s.value
+        for family in registry.collect()
+        for s in family.samples
+        if s.value and s.name.endswith("_total")
+    }
+    assert found == {
+        ("celery_singleton_conflicts_total", "t", "put-back"): 1,
+        ("celery_singleton_conflicts_total", "t", "raise"): 1,
+        ("celery_singleton_put_backs_total", "t", "conflict"): 3,
+    }
 
 
 def test_the_table_of_metrics_is_complete(server: Server) -> None:
