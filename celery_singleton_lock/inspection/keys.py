@@ -25,7 +25,7 @@ from celery.utils.nodenames import gethostname
 
 from ..core.key import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
-from ..errors import SingletonLockError
+from ..errors import SingletonLockError, StoreError, StoreUnavailable
 from ..runtime import Runtime, singleton_tasks
 from . import names
 
@@ -245,7 +245,15 @@ def find_key(app: Celery, name: str) -> HeldKey | None:
     if name.startswith("csl:{") and (record := runtime.store.inspect(name)) is not None:
         return HeldKey.of(record)
     wanted, found = stored_names(name), defaultdict[int, list[Record]](list)
-    for record in runtime.store.scan(runtime.keyspace.match_all()):
+    try:
+        records = [*runtime.store.scan(runtime.keyspace.match_all())]
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        if name.startswith("csl:{"):
+            return None  # the login may not search, and nothing has this very name
+        raise
+    for record in records:
         matching = [n for n, one in enumerate(names.spellings(record)) if one in wanted]
         if matching:
             found[matching[0]].append(record)

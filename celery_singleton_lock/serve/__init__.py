@@ -30,7 +30,7 @@ from .http import Application
 from .listener import Listener
 from .options import Options, read_token
 from .readings import Readings
-from .site import Site
+from .site import HEALTH, Site
 
 __all__ = ["Options", "open_site", "read_token", "serve"]
 
@@ -57,7 +57,7 @@ def serve(app: Celery, options: Options, report: Callable[[str], None]) -> None:
             "other hosts can reach it, and reading needs no login: put a proxy with one before it"
         )
     config = uvicorn.Config(
-        Application(site.answer),
+        Application(site.answer, quick={HEALTH}),
         access_log=False,
         http="h11",
         lifespan="off",

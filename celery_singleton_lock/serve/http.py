@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -80,18 +80,21 @@ class Application:
 
     Args:
         answer: The function.
+        quick: The paths that are answered on a thread of their own, because the others may all
+            wait for the store.
     """
 
-    def __init__(self, answer: Callable[[Request], Response]) -> None:
-        self._answer = answer
-        self._threads = Threads(_MOST_REQUESTS, "serve")
+    def __init__(self, answer: Callable[[Request], Response], quick: Collection[str] = ()) -> None:
+        self._answer, self._quick = answer, quick
+        self._threads, self._quick_thread = Threads(_MOST_REQUESTS, "serve"), Threads(1, "probe")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body_of(receive)
         if body is None:
             response = Response.text("the body is too long", 413, Connection="close")
         else:
-            response = await self._threads.run(self._safely, _request(scope, body))
+            threads = self._quick_thread if scope["path"] in self._quick else self._threads
+            response = await threads.run(self._safely, _request(scope, body))
         await _send(response, scope["method"] == "HEAD", send)
 
     def _safely(self, request: Request) -> Response:

@@ -29,8 +29,10 @@ T = TypeVar("T")
 _KEYS_FOR: Final = 1.0
 _FINDINGS_FOR: Final = 60.0
 # A reading is used for at least this many times the seconds that it took, so that many keys, or a
-# store that does not answer, occupy no more than a fifth of the server's time.
-_REST: Final = 4.0
+# store that does not answer, occupy no more than a tenth of the server's time.
+_REST: Final = 9.0
+# Seconds to wait for the reply that shows that the store answers.
+_PROBE_TIMEOUT: Final = 1.0
 #: The task's name in the records of Beat leaders.
 BEAT: Final = "celery.beat"
 
@@ -106,6 +108,8 @@ class Readings:
         self.app = app
         self.clock = Runtime.of(app).clock
         self.keys = Cached(self._read_keys, self.clock, _KEYS_FOR)
+        #: Why the store does not answer; empty: it does. Reads no keys, of which there may be many.
+        self.outage = Cached(self._probe, self.clock, _KEYS_FOR)
         #: The doctor's findings; empty until its first round has ended.
         self.findings: tuple[Finding, ...] = ()
 
@@ -129,6 +133,14 @@ class Readings:
             return Reading(at, tuple(key for key in self._held_keys() if key.scope != SCOPE))
         except SingletonLockError as exc:
             return Reading(at, error=str(exc))
+
+    def _probe(self) -> str:
+        runtime = Runtime.of(self.app)
+        try:
+            runtime.store.trace(runtime.keyspace.lock(SCOPE, "probe"), timeout=_PROBE_TIMEOUT)
+        except SingletonLockError as exc:
+            return str(exc)
+        return ""
 
     def _held_keys(self) -> list[HeldKey]:
         if Runtime.of(self.app).store.capabilities.wakes_waiters:

@@ -33,6 +33,8 @@ _FILES: Final = {
     "/style.css": ("style.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+#: The path for probes.
+HEALTH: Final = "/healthz"
 #: What the page can be restricted to.
 _SHOWN: Final[Mapping[str, Callable[[HeldKey], bool]]] = {
     "": lambda key: True,
@@ -64,7 +66,7 @@ class Site:
         }
         self._paths: dict[str, Callable[[Request], Response]] = {
             "/api/state": self._state,
-            "/healthz": self._health,
+            HEALTH: self._health,
             "/metrics": self._metrics,
             **dict.fromkeys(_FILES, lambda request: self._files[request.path]),
         }
@@ -83,7 +85,7 @@ class Site:
         return Response(body=encode(self._registry), content_type=content_type)
 
     def _health(self, request: Request) -> Response:
-        errors = {"store": self._readings.keys.get().error, "broker": self._listener.error}
+        errors = {"store": self._readings.outage.get(), "broker": self._listener.error}
         report = {name: error or "ok" for name, error in errors.items()}
         return Response.json(report, 503 if any(errors.values()) else 200)
 

@@ -16,13 +16,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
+from celery import Celery
 
-from celery_singleton_lock import Lease, SingletonLockError, hold, inspection
+from celery_singleton_lock import Lease, SingletonLockError, StoreError, hold, inspection
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Admit
 from celery_singleton_lock.inspection import AmbiguousKey, Filter, HeldKey, SortBy
 from celery_singleton_lock.runtime import Runtime
+from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT
 
@@ -249,3 +252,23 @@ def test_release_refuses_options_that_contradict_each_other(stage: Stage, cli: C
     assert len(stage.listed()) == 4
     dry = cli("release", "--dry-run", stage.key("a"))
     assert (dry.returncode, len(stage.listed())) == (0, 4)
+
+
+def test_without_the_right_to_scan_a_full_key_is_found_and_a_short_one_is_refused() -> None:
+    with PrivateServer() as server, redis.Redis.from_url(server.url()) as client:
+        rights = ["+@all", "-scan"]
+        client.acl_setuser(
+            "locks", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=rights
+        )
+        app = Celery("rights", broker="memory://", set_as_current=False)
+        app.conf.singleton_lock_url = server.url().replace("//", "//locks:x@")
+        with hold("account:42", scope="billing", app=app) as lease:
+            assert inspection.find_key(app, lease.key) is not None
+            for find, name in (
+                (inspection.find_key, "account:42"),
+                (inspection.find_task, lease.token.task_id),
+            ):
+                with pytest.raises(StoreError, match=r"give the full key .*, or grant \+scan"):
+                    find(app, name)
+        assert inspection.find_key(app, lease.key) is None
+        Runtime.of(app).close()

@@ -92,6 +92,10 @@ _REPLIES_TO_REPLACE: Final = {1: Replaced.YES, 0: Replaced.NOT_QUEUED, -1: Repla
 # an idle server sends up to 0.1 s late (hz). A reply after the timeout is not a grant.
 _WAIT_RATIO: Final = 0.5
 
+_NO_SCAN: Final = (
+    "keys are found by short names, task ids and patterns with SCAN, which the store's login may "
+    "not use: give the full key (csl:{...}:...), or grant +scan"
+)
 # Keys per SCAN. Each SCAN blocks the server's other clients for some 0.15 ms.
 _SCAN_COUNT: Final = 100
 # Reads in one pipeline. The server may serve other clients between them.
@@ -598,7 +602,12 @@ def _names(server: Connections, pattern: str) -> Iterator[bytes]:
     cursor = b"0"
     while True:
         command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
-        ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
+        try:
+            ((cursor, keys),) = server.run([command], OPERATOR_TIMEOUT)
+        except StoreError as exc:
+            if not isinstance(exc.__cause__, redis.exceptions.NoPermissionError):
+                raise
+            raise StoreError(f"{_NO_SCAN} ({exc})") from exc
         yield from keys
         if cursor == b"0":
             break
