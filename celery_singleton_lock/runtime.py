@@ -91,6 +91,8 @@ class Runtime:
         self.eager_results: dict[str, Any] = {}
         #: The result backend with the timeouts of a publisher; created when it is needed.
         self.quick_backend: Any = None
+        #: The last thread that another result backend did not answer in time.
+        self.unanswered: threading.Thread | None = None
         #: The number of tasks whose limits were read, and the limits by scope.
         self._limits: tuple[int, dict[str, int]] = (0, {})
         self._given_store = store

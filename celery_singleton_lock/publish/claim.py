@@ -39,8 +39,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from threading import Thread
 from typing import Any, Final
 
 from celery import Celery, states
@@ -680,9 +682,7 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
     if isinstance(app.backend, RPCBackend):
         return False  # reading a result removes it from the caller's queue
     try:
-        if runtime.quick_backend is None:
-            runtime.quick_backend = limit_backend_timeouts(app, _TIMEOUT)
-        meta = result_meta(runtime.quick_backend or app.backend, Token.task_id_of(existing.token))
+        meta = _result_meta(runtime, Token.task_id_of(existing.token))
         if meta.get("status") not in states.READY_STATES:
             return False
         done = meta.get("date_done")
@@ -693,6 +693,33 @@ def _has_ended(runtime: Runtime, existing: Record) -> bool:
         return bool(ended_at > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
     except Exception:
         return False  # there is no result backend, or it does not answer: the claim counts
+
+
+def _result_meta(runtime: Runtime, task_id: str) -> Mapping[str, Any]:
+    """The metadata of a result, or nothing if the result backend does not answer in time."""
+    app = runtime.app
+    if runtime.quick_backend is None:
+        runtime.quick_backend = limit_backend_timeouts(app, _TIMEOUT)
+    if runtime.quick_backend is not None:
+        return result_meta(runtime.quick_backend, task_id)
+    # Other clients have no common bound. Such a backend is asked on a thread, which the caller
+    # leaves behind after a timeout. Until that thread ends, this process asks nothing else. (In a
+    # forked child it is not alive.)
+    if runtime.unanswered is not None and runtime.unanswered.is_alive():
+        return {}
+    answers: list[Mapping[str, Any]] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # there is no result backend, or it fails
+            answers.append(result_meta(app.backend, task_id))  # this thread's own backend
+
+    # A daemon: the interpreter must not wait for it at its exit.
+    thread = Thread(target=ask, name="singleton-result", daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT)
+    if thread.is_alive():
+        runtime.unanswered = thread
+    return answers[0] if answers else {}
 
 
 def _delay_until(when: Any, app: Celery) -> float:

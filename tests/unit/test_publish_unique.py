@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -86,6 +87,11 @@ class Bench:
         self.clock = ManualClock(wall=time.time())
         self.store = CuedStore(self.clock)
         Runtime.install(self.app, Runtime(self.app, store=self.store, clock=self.clock))
+
+    def answer_with(self, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], Any]) -> None:
+        """Let the result backends of all threads answer with ``read(task_id)``."""
+        backend = type(self.app.backend)
+        monkeypatch.setattr(backend, "_get_task_meta_for", staticmethod(read))
 
     def task(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
         def sync(account: Any = 1, other: Any = None) -> None:
@@ -288,7 +294,7 @@ def test_of_two_that_find_a_stale_claim_one_takes_it_over(
             others.append(sync.delay())  # it was faster
         return read(task_id)
 
-    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", get_task_meta)
+    bench.answer_with(monkeypatch, get_task_meta)
     assert sync.delay().id == others[1].id
 
 
@@ -320,7 +326,7 @@ def test_the_result_of_an_earlier_call_with_the_same_id_is_not_that_of_the_claim
     first = sync.apply_async(task_id="nightly")
     done = datetime.fromtimestamp(bench.clock.wall(), UTC) + ended
     meta = {"status": states.SUCCESS, "date_done": form(done)}
-    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", lambda task_id: meta)
+    bench.answer_with(monkeypatch, lambda task_id: meta)
     assert (sync.delay().id == first.id) is counts
 
 
@@ -330,7 +336,7 @@ def test_a_result_that_says_nothing_of_its_time_counts_as_the_claims(
     sync = bench.task(unique="until_done")
     first = sync.delay()
     meta = {"status": states.SUCCESS, "date_done": None}
-    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", lambda task_id: meta)
+    bench.answer_with(monkeypatch, lambda task_id: meta)
     assert sync.delay().id != first.id
 
 
@@ -388,8 +394,33 @@ def test_a_result_backend_that_fails_leaves_the_claim_standing(
 
     sync = bench.task(unique="until_done")
     first = sync.delay()
-    monkeypatch.setattr(bench.app.backend, "_get_task_meta_for", fail)
+    bench.answer_with(monkeypatch, fail)
     assert sync.delay().id == first.id
+
+
+def test_a_result_backend_that_does_not_answer_holds_up_no_call_and_one_thread(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    answered = threading.Event()
+
+    def hang(task_id: str) -> Any:
+        asked.append(task_id)
+        assert answered.wait(60), "it is asked on the thread of the caller"
+        return {"status": states.SUCCESS, "date_done": None}
+
+    sync, other = bench.task(unique="until_done"), bench.task(unique="until_done")
+    first, second = sync.delay(), other.delay()
+    bench.answer_with(monkeypatch, hang)
+    assert sync.delay().id == first.id
+    assert other.delay().id == second.id
+    assert (asked, answered.is_set()) == ([first.id], False), "the second is not asked about"
+    answered.set()
+    thread = Runtime.of(bench.app).unanswered
+    assert thread is not None
+    assert thread.daemon, "the interpreter does not wait for it"
+    thread.join(60)
+    assert other.delay().id != second.id
 
 
 # One message per period.
