@@ -380,8 +380,8 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
             if base.unique is None:
                 checked.setdefault("unique", Unique.UNTIL_START)
         given = checked.get("on_conflict", base.given_on_conflict)
-        by_debounce = "unique" not in options and checked.get("debounce") is not None
-        checked["on_conflict"] = _rule(base, checked, given, by_debounce=by_debounce)
+        debounce = None if "unique" in options else checked.get("debounce", base.debounce)
+        checked["on_conflict"] = _rule(base, checked, given, debounce)
         if checked.get("unique") is Unique.UNTIL_EXPIRED and "unique_for" not in checked:
             raise ValueError(
                 'unique="until_expired" without unique_for: its default, an hour, bounds a lost '
@@ -461,7 +461,7 @@ def _default_unique_for(debounce: float | None) -> float:
 
 
 def _rule(
-    base: Policy, checked: Mapping[str, Any], given: OnConflict, *, by_debounce: bool
+    base: Policy, checked: Mapping[str, Any], given: OnConflict, debounce: float | None
 ) -> OnConflict:
     """The ``on_conflict`` that applies.
 
@@ -473,7 +473,7 @@ def _rule(
         checked: The options of the upper layer.
         given: The merged ``on_conflict`` as given. If only a lower layer sets it, it is meant for
             other tasks.
-        by_debounce: Whether the user gave ``debounce``, which sets ``unique``.
+        debounce: Given by the user in this or a lower layer; it sets ``unique``.
 
     Raises:
         ValueError: The upper layer itself sets a rule that drops the call.
@@ -481,7 +481,7 @@ def _rule(
     if checked.get("unique", base.unique) is not Unique.UNTIL_START:
         return given
     named = "on_conflict" in checked
-    cause = f"debounce={checked['debounce']:g}" if by_debounce else 'unique="until_start"'
+    cause = 'unique="until_start"' if debounce is None else f"debounce={debounce:g}"
     if not named and base.unique is Unique.UNTIL_START:
         return base.on_conflict
     if given.action is ConflictAction.RETRY:
@@ -497,7 +497,7 @@ def _rule(
         raise ValueError(
             f'{cause} with on_conflict="{given.action}": the one waiting call stands '
             'for all others, and would be dropped. Use on_conflict="retry", which is its default'
-            + ("" if by_debounce else ', or unique="until_done"')
+            + (', or unique="until_done"' if debounce is None else "")
         )
     return given
 
@@ -549,9 +549,11 @@ def _check_replace(policy: Policy) -> None:
             'other arguments. Use unique="until_start", or another on_duplicate'
         )
     if policy.unique and policy.on_store_error is OnStoreError.RUN:
+        debounce = policy.debounce
+        cause = 'on_duplicate="replace"' if debounce is None else f"debounce={debounce:g}"
         raise ValueError(
-            'on_duplicate="replace" with on_store_error="run": the newest arguments are in the '
-            'store, so a body can\'t run without it. Use on_store_error="retry" or "raise"'
+            f'{cause} with on_store_error="run": the newest arguments are in the store, so a body '
+            'can\'t run without it. Use on_store_error="retry" or "raise"'
         )
 
 

@@ -185,6 +185,7 @@ def test_a_lost_debounced_message_holds_its_claim_for_some_periods(
         ({"debounce": 5, "unique": "until_done"}, 'Use unique="until_start"'),
         ({"debounce": 5, "on_duplicate": "skip"}, "Leave on_duplicate out"),
         ({"debounce": 5, "on_conflict": "skip"}, 'debounce=5 with on_conflict="skip": .*default$'),
+        ({"debounce": 5, "on_store_error": "run"}, 'debounce=5 with on_store_error="run"'),
     ],
 )
 def test_options_that_make_no_sense_with_debounce_are_refused(
@@ -192,6 +193,11 @@ def test_options_that_make_no_sense_with_debounce_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"^@singleton_task on app.sync: .*{cure}"):
         policy(**options)
+
+
+def test_a_call_s_rule_against_its_task_s_debounce_is_refused_by_that_name() -> None:
+    with pytest.raises(ValueError, match=r'^call: debounce=5 with on_conflict="skip": .*default$'):
+        merge(policy(debounce=5), {"on_conflict": "skip"}, where="call")
 
 
 def test_layers_that_contradict_each_other_are_refused() -> None:
