@@ -325,7 +325,7 @@ def _unknown(facts: Facts) -> _Verdict:
         "The store has no lease, claim or marker of it.",
         f"None of the {len(facts.workers)} worker(s) that answered has its message."
         if facts.workers
-        else "No worker has answered.",
+        else f"{_no_worker(facts)}.",
     ]
     return _Verdict(Fate.UNKNOWN, [*found, _UNSEEN])
 
@@ -357,12 +357,18 @@ def _remarks(facts: Facts, fate: Fate) -> Iterator[str]:
     if fate in (Fate.RUNNING, Fate.RECEIVED, Fate.RETRYING, Fate.WAITING) and facts.put_backs:
         yield f"It was put back {facts.put_backs} time(s) before (in this attempt)."
     if fate in (Fate.PUT_BACK, Fate.QUEUED, Fate.RETRYING, Fate.STARTED) and not facts.workers:
-        yield "No worker has answered, so its message may be in one."
+        yield f"{_no_worker(facts)}, so its message may be in one."
     if facts.result.problem and fate is not Fate.UNKNOWN:
         yield f"Its result is unknown, because {facts.result.problem}."
 
 
 # --- words ----------------------------------------------------------------------------------------
+
+
+def _no_worker(facts: Facts) -> str:
+    if facts.broker_is_silent:
+        return "The broker does not answer, so the workers were not asked"
+    return "No worker has answered"
 
 
 def _own_key(facts: Facts) -> str | None:

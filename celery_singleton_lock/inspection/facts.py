@@ -5,10 +5,13 @@ It reads only what is stored for other purposes: a task records nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar, cast
 
 from celery import Celery, states
 from celery.backends.rpc import RPCBackend
@@ -23,11 +26,15 @@ from ..publish.values import is_skipped
 from ..runtime import Runtime, singleton_tasks
 from .keys import HeldKey, held_keys, unique_for_by_task
 
+T = TypeVar("T")
+
 # Seconds to wait for the result backend.
 _BACKEND_TIMEOUT: Final = 2.0
 # Seconds to wait for further replies of the workers that have answered once. The last reply ends
 # the wait, and a worker takes up to a second for each.
 _FURTHER_TIMEOUT: Final = 5.0
+# Seconds to wait for the broker, beside the time for the workers' replies.
+_BROKER_TIMEOUT: Final = 3.0
 # The share of the interval by which a heartbeat may be late: then the worker's parent renews.
 _GRACE: Final = 0.1
 
@@ -105,6 +112,7 @@ class Facts:
         others: The keys of all others, by name.
         active: The messages of singleton tasks that processes of workers work on.
         workers: The workers that answered.
+        broker_is_silent: Whether the broker did not answer, so that no worker was asked.
         is_revoked: Whether a worker will discard the message when it arrives.
     """
 
@@ -123,6 +131,7 @@ class Facts:
     message: InWorker | None = None
     active: tuple[InWorker, ...] = ()
     workers: tuple[str, ...] = ()
+    broker_is_silent: bool = False
     is_revoked: bool = False
 
     @property
@@ -183,7 +192,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         task_id=task_id,
         now=datetime.fromtimestamp(runtime.clock.wall(), UTC),
         lease=lease,
-        ttls={task.name: task.singleton_policy().ttl for task in singleton_tasks(app)},
+        ttls=_ttls_by_task(app),
         trusted=runtime.store.capabilities.trusted,
         claim=claim,
         unique_for=unique_for_by_task(app).get(claim.task) if claim else None,
@@ -194,6 +203,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         holders_result=_result(app, instead) if instead else None,
         message=message,
         workers=workers.names,
+        broker_is_silent=workers.broker_is_silent,
         is_revoked=is_revoked,
     )
     needs_active = message is not None and message.state == "active"
@@ -202,12 +212,51 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     return facts
 
 
+def _ttls_by_task(app: Celery) -> dict[str, float]:
+    ttls: dict[str, float] = {}
+    for task in singleton_tasks(app):
+        with suppress(TypeError, ValueError):  # a worker refuses such a task
+            ttls[task.name] = task.singleton_policy().ttl
+    return ttls
+
+
+def within(seconds: float, ask: Callable[[], T]) -> T:
+    """The result of ``ask``, which a thread calls.
+
+    Brokers and result backends have no common option that bounds the time for which their clients
+    connect and wait: a stopped broker was waited for for more than 30 s. The thread is left behind,
+    and ends with the process.
+
+    Raises:
+        TimeoutError: There is none after ``seconds``.
+        Exception: An exception of ``ask``.
+    """
+    found: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            found.put((ask(), None))
+        except Exception as exc:
+            found.put((None, exc))
+
+    threading.Thread(target=run, name="singleton-explain", daemon=True).start()
+    try:
+        result, error = found.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
 def _result(app: Celery, task_id: str) -> Result:
     if isinstance(app.backend, RPCBackend):
         return Result(problem="rpc:// delivers a result to its caller alone")
     try:
-        backend = limit_backend_timeouts(app, _BACKEND_TIMEOUT) or app.backend
-        meta = result_meta(backend, task_id)
+        if (backend := limit_backend_timeouts(app, _BACKEND_TIMEOUT)) is not None:
+            meta = result_meta(backend, task_id)
+        else:
+            meta = within(_BACKEND_TIMEOUT, lambda: result_meta(app.backend, task_id))
         done = meta.get("date_done")
         done = maybe_iso8601(done) if isinstance(done, str) else done
         return Result(
@@ -259,6 +308,7 @@ class _Workers:
     def __init__(self, app: Celery, timeout: float) -> None:
         self._app, self._timeout = app, timeout
         self.names: tuple[str, ...] = ()
+        self.broker_is_silent = False
 
     def find(self, task_id: str) -> InWorker | None:
         """The message of ``task_id``; if workers have several copies, the one that a process has.
@@ -300,15 +350,22 @@ class _Workers:
     def _ask(self, method: str, *arguments: Any) -> Mapping[str, Any]:
         if self.names == () and method != "query_task":
             return {}
+        if self.broker_is_silent:
+            return {}
         control: Any = self._app.control
         limit, timeout = len(self.names) or None, self._timeout
         if limit:
             timeout = max(timeout, _FURTHER_TIMEOUT)
-        try:
+
+        def ask() -> Mapping[str, Any]:
             inspector = control.inspect(timeout=timeout, limit=limit)
             return getattr(inspector, method)(*arguments) or {}
+
+        try:
+            return within(timeout + _BROKER_TIMEOUT, ask)
         except Exception:
-            return {}  # the broker does not answer; the names of the workers stay empty
+            self.broker_is_silent = True
+            return {}
 
     def _message(self, worker: str, state: str, info: Mapping[str, Any]) -> InWorker:
         since = info.get("time_start")

@@ -19,7 +19,14 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_singleton_lock import Lease, SingletonLockError, StoreError, hold, inspection
+from celery_singleton_lock import (
+    Lease,
+    SingletonLockError,
+    StoreError,
+    hold,
+    inspection,
+    singleton_task,
+)
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.store import Admit
@@ -272,3 +279,31 @@ def test_without_the_right_to_scan_a_full_key_is_found_and_a_short_one_is_refuse
                     find(app, name)
         assert inspection.find_key(app, lease.key) is None
         Runtime.of(app).close()
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+def test_explain_without_a_broker_says_that_no_worker_was_asked(fault: str) -> None:
+    """A stopped broker takes the request, and does not answer: nothing else would end the wait."""
+    with PrivateServer() as broker, PrivateServer() as locks:
+        app = Celery("cut-off", broker=broker.url(), set_as_current=False)
+        app.conf.singleton_lock_url = locks.url()
+        broker.pause() if fault == "stopped" else broker.kill()
+        found = inspection.explain(app, "some-id", timeout=0.1)
+        assert found.fate is inspection.Fate.UNKNOWN
+        assert "The broker does not answer, so the workers were not asked." in found.sentences
+        if fault == "stopped":
+            broker.resume()
+        Runtime.of(app).close()
+
+
+def test_a_task_that_a_worker_would_refuse_keeps_no_other_from_being_explained() -> None:
+    app = Celery("refused", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+    app.conf.task_always_eager = True
+
+    @singleton_task(app=app, name="refused", shared=False, unique_for=60)
+    def refused() -> None: ...
+
+    found = inspection.explain(app, "some-id", timeout=0.1)
+    assert found.fate is inspection.Fate.UNKNOWN
+    Runtime.of(app).close()
