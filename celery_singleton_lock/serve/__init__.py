@@ -29,6 +29,7 @@ from .gauges import Gauges
 from .http import Application
 from .listener import Listener
 from .options import Options, read_token
+from .protocol import BoundedProtocol
 from .readings import Readings
 from .site import HEALTH, Site
 
@@ -59,7 +60,7 @@ def serve(app: Celery, options: Options, report: Callable[[str], None]) -> None:
     config = uvicorn.Config(
         Application(site.answer, quick={HEALTH}),
         access_log=False,
-        http="h11",
+        http=BoundedProtocol,
         lifespan="off",
         log_config=None,
         log_level="warning",

@@ -122,10 +122,12 @@ def _request(scope: Scope, body: bytes) -> Request:
 
 
 async def _body_of(receive: Receive) -> bytes | None:
-    """The body; None: it is too long."""
+    """The body; None: it is too long, or the connection ended before it was complete."""
     body, more = b"", True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > _MAX_BODY:

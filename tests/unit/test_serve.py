@@ -1,17 +1,22 @@
-"""`celery singleton serve` without sockets: what it answers, allows, counts and refuses."""
+"""`celery singleton serve`: what it answers, allows, counts and refuses."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from celery import Celery
 from prometheus_client import CollectorRegistry
 
@@ -25,7 +30,7 @@ from celery_singleton_lock.inspection import HeldKey
 from celery_singleton_lock.instrumentation.metrics import COUNTERS
 from celery_singleton_lock.instrumentation.prometheus import PrometheusMetrics
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.serve import Options, read_token
+from celery_singleton_lock.serve import Options, protocol, read_token
 from celery_singleton_lock.serve import serve as serve_on
 from celery_singleton_lock.serve.access import Access
 from celery_singleton_lock.serve.gauges import Gauges
@@ -34,6 +39,7 @@ from celery_singleton_lock.serve.listener import Listener, event_of
 from celery_singleton_lock.serve.readings import Cached, Reading, Readings
 from celery_singleton_lock.serve.site import Site
 from celery_singleton_lock.testing import ManualClock
+from tests.harness.deliveries import wait_until
 from tests.harness.processes import ROOT
 
 TOKEN = "0123456789abcdef-secret"
@@ -545,3 +551,70 @@ def test_a_head_request_has_no_body() -> None:
     start, body = asgi(Application(lambda request: Response.text("ok")), method="HEAD")
     assert (start["status"], body["body"]) == (200, b"")
     assert dict(start["headers"])[b"content-length"] == b"3"
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[uvicorn.Server, tuple[str, int]]]:
+    """A server that answers each path, and waits for a request for some tenths of a second."""
+    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 0.2)
+    application = Application(lambda request: Response.text("here"))
+    config = uvicorn.Config(
+        application, http=protocol.BoundedProtocol, lifespan="off", log_config=None
+    )
+    site = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as accepting:
+        thread = threading.Thread(target=site.run, kwargs={"sockets": [accepting]})
+        thread.start()
+        yield site, accepting.getsockname()
+        site.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"",
+        b"GET / HTT",
+        b"GET / HTTP/1.1\r\nHost: a\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
+    ],
+)
+def test_a_request_that_does_not_arrive_does_not_keep_its_connection(
+    part: bytes, listening: tuple[uvicorn.Server, tuple[str, int]]
+) -> None:
+    """Four hundred of them would occupy the server for as long as they like."""
+    with socket.create_connection(listening[1], timeout=30) as client:
+        client.sendall(part)
+        while client.recv(4096):  # until the server closes it
+            pass
+
+
+def test_a_body_that_does_not_arrive_does_not_delay_the_end_of_the_server(
+    listening: tuple[uvicorn.Server, tuple[str, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, address = listening
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        wait_until(lambda: bool(server.server_state.tasks), "the request is being read")
+        server.should_exit = True
+        while client.recv(4096):
+            pass
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_one_client_has_a_bounded_number_of_connections(
+    listening: tuple[uvicorn.Server, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MOST_PER_PEER", 2)
+    monkeypatch.setattr(protocol, "REQUEST_TIMEOUT", 30.0)
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(listening[1], timeout=30))
+            for _ in range(3)
+        ]
+        wait_until(lambda: len(listening[0].server_state.connections) == 2, "two are left")
+        with suppress(ConnectionError):
+            assert clients[2].recv(1) == b""
+        clients[0].sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"200 OK" in clients[0].recv(4096)
