@@ -94,17 +94,18 @@ class Listener:
         """Take the body of one message: a worker event, or a list of them."""
         events = body if isinstance(body, list) else [body]
         try:
-            counts = events[0] if events and events[0].get("type") == COUNTS else None
-            if counts is not None:
-                if self._is_resent(counts):
-                    return
+            if not events or events[0].get("type") != COUNTS:
+                counts = None
+            elif self._is_resent(counts := events[0]):
+                return
+            else:
                 self._take_counts(counts)
+                events = [one for one in events[1:] if one.get("type") not in _COPIES]
         except Exception:
             logger.exception("singleton serve: can't read the worker events %.200r", body)
             return
         for fields in events:
-            if counts is None or fields.get("type") not in _COPIES:
-                self._take(fields, in_list=counts is not None)
+            self._take(fields, in_list=counts is not None)
 
     def _take_counts(self, fields: Mapping[str, Any]) -> None:
         for name, task, seconds, times in fields["counts"]:

@@ -264,7 +264,7 @@ def test_a_dead_holder_among_many_slots_is_found_once_the_living_have_renewed(
 ) -> None:
     """A refusal names the eight leases that expire first."""
 
-    @singleton_task(app=app, name="many", scope="s", key="{name}", limit=12)
+    @singleton_task(app=app, name="many", scope="s", key="{name}", limit=12, shared=False)
     def many(name: str) -> None: ...
 
     dead = script(url, "die")

@@ -360,6 +360,7 @@ def test_a_hostile_list_is_logged_and_ends_nothing(
         [{"type": "singleton-counts"}],
         [{"type": "singleton-counts", "counts": [["acquired", "t", 0.1]]}],
         [{"type": "singleton-counts", "counts": 7, "hostname": []}],
+        [{"type": "singleton-counts", "counts": []}, 7],
     ):
         server.listener.receive(body)
     assert "can't read" in caplog.text
