@@ -122,6 +122,7 @@ class _Run:
         self._over = threading.Event()
         self._waiting: dict[str, float] = {}  # job: when it was published
         self._looked = 0.0
+        self._striking: set[Fault] = set()
 
     def run(self) -> None:
         lanes = self._start_lanes()
@@ -168,6 +169,7 @@ class _Run:
             if self._over.wait(max(0.0, began + fault.at - now())):
                 return
             at = now()
+            self._striking.add(fault)
             strike = process_faults.strike if lane is Lane.PROCESS else store_faults.STRIKES[lane]
             try:
                 target = strike(self._site, fault)
@@ -176,6 +178,7 @@ class _Run:
                 text = f"the fault {fault.name} failed: {traceback.format_exc()}"
                 self._site.history.write("broken", text=text)
             self._site.history.write("fault", at=at, end=now(), name=fault.name, target=target)
+            self._striking.discard(fault)
 
     # --- publishing ------------------------------------------------------------------------------
 
@@ -208,6 +211,15 @@ class _Run:
         if wanted is None or now() < self._looked + 2.0:
             return False
         self._looked = now()
+        if not self._judge_now(wanted):
+            return False
+        # A fault that is still going on is not in the history yet, and may be the reason.
+        going_on = self._striking.copy()
+        while going_on & self._striking:
+            time.sleep(_TICK)
+        return self._judge_now(wanted)
+
+    def _judge_now(self, wanted: Kind) -> bool:
         history = self._site.history
         verdict = judge(
             history.records(),
