@@ -438,8 +438,14 @@ def test_a_call_that_is_revoked_before_it_ran_frees_its_claim_when_a_worker_disc
         one.can_be_had(call)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "threads",
+        pytest.param("prefork", marks=pytest.mark.slow),
+        pytest.param("gevent", marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_that_discards_many_calls_waits_for_no_silent_store(
     redis_url: str, tmp_path: Path, name: str, pool: str
 ) -> None:
@@ -461,6 +467,7 @@ def test_a_worker_that_discards_many_calls_waits_for_no_silent_store(
             one.is_free()
 
 
+@pytest.mark.slow
 def test_a_call_that_expires_frees_its_claim_with_and_without_a_worker(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:

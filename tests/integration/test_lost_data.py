@@ -28,7 +28,16 @@ StartWorker = Callable[..., CeleryWorker]
 LoadApp = Callable[..., ModuleType]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "prefork",
+        *(
+            pytest.param(pool, marks=pytest.mark.slow)
+            for pool in ("threads", "solo", "gevent", "eventlet")
+        ),
+    ],
+)
 def test_a_body_is_interrupted_at_once_when_the_store_restarts_empty(
     pool: str,
     private_redis: PrivateServer,

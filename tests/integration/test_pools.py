@@ -96,11 +96,11 @@ def test_a_body_longer_than_its_ttl_is_renewed_and_excludes_duplicates(
     ("pool", "slow"),
     [
         ("prefork", "signal"),
-        ("prefork", "log"),
         ("threads", "signal"),
-        ("solo", "signal"),
-        ("gevent", "signal"),
-        pytest.param("eventlet", "signal", marks=eventlet.marks),
+        pytest.param("prefork", "log", marks=pytest.mark.slow),
+        pytest.param("solo", "signal", marks=pytest.mark.slow),
+        pytest.param("gevent", "signal", marks=pytest.mark.slow),
+        pytest.param("eventlet", "signal", marks=[*eventlet.marks, pytest.mark.slow]),
     ],
 )
 def test_a_slow_observer_of_one_loss_costs_no_other_lease(
@@ -119,6 +119,7 @@ def test_a_slow_observer_of_one_loss_costs_no_other_lease(
     wait_until_free(redis_client)
 
 
+@pytest.mark.slow
 def test_with_observers_on_the_heartbeats_thread_the_other_lease_is_lost(
     worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
 ) -> None:
@@ -138,7 +139,15 @@ def lose_one_of_two(pools: ModuleType, journal: Journal, redis_client: redis.Red
     return bool(wait_for_note(journal, "outlived").data["lost"])
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", eventlet])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "prefork",
+        pytest.param("solo", marks=pytest.mark.slow),
+        pytest.param("gevent", marks=pytest.mark.slow),
+        pytest.param("eventlet", marks=[*eventlet.marks, pytest.mark.slow]),
+    ],
+)
 def test_a_body_is_interrupted_before_any_observer_of_its_loss_has_returned(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal, redis_client: redis.Redis
 ) -> None:
