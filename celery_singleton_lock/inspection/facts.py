@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
@@ -23,8 +22,8 @@ from ..core.lease import OperatorRelease, Token
 from ..core.store import MarkerState
 from ..errors import LockConflict
 from ..publish.values import is_skipped
-from ..runtime import Runtime, singleton_tasks
-from .keys import HeldKey, held_keys, unique_for_by_task
+from ..runtime import Runtime
+from .keys import HeldKey, held_keys, policies_by_task, unique_for_by_task
 
 T = TypeVar("T")
 
@@ -192,7 +191,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         task_id=task_id,
         now=datetime.fromtimestamp(runtime.clock.wall(), UTC),
         lease=lease,
-        ttls=_ttls_by_task(app),
+        ttls={name: policy.ttl for name, policy in policies_by_task(app).items()},
         trusted=runtime.store.capabilities.trusted,
         claim=claim,
         unique_for=unique_for_by_task(app).get(claim.task) if claim else None,
@@ -210,14 +209,6 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     if needs_active or any(map(facts.overdue, [*own, *others.values()])):
         facts = replace(facts, active=workers.active())
     return facts
-
-
-def _ttls_by_task(app: Celery) -> dict[str, float]:
-    ttls: dict[str, float] = {}
-    for task in singleton_tasks(app):
-        with suppress(TypeError, ValueError):  # a worker refuses such a task
-            ttls[task.name] = task.singleton_policy().ttl
-    return ttls
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:

@@ -26,6 +26,7 @@ from celery.utils.nodenames import gethostname
 from ..core.key import Keyspace, stored_names
 from ..core.lease import HANDOFF_TASK, Kind, OperatorRelease, Phase, Record, Token
 from ..errors import SingletonLockError, StoreError, StoreUnavailable
+from ..policy import Policy
 from ..runtime import Runtime, singleton_tasks
 from . import names
 
@@ -134,13 +135,18 @@ def overdue(claim: HeldKey, unique_for: float | None, now: datetime) -> float:
     return late if unique_for * _OVERDUE_SHARE < late <= age + 1 else 0.0
 
 
-def unique_for_by_task(app: Celery) -> dict[str, float]:
-    """The ``unique_for`` of each singleton task, in seconds, by name; a call may set another."""
-    found: dict[str, float] = {}
+def policies_by_task(app: Celery) -> dict[str, Policy]:
+    """The policy of each singleton task, by name; a call may set other options."""
+    found: dict[str, Policy] = {}
     for task in singleton_tasks(app):
         with suppress(TypeError, ValueError):  # a worker refuses such a task
-            found[task.name] = task.singleton_policy().unique_for
+            found[task.name] = task.singleton_policy()
     return found
+
+
+def unique_for_by_task(app: Celery) -> dict[str, float]:
+    """The ``unique_for`` of each singleton task, in seconds, by name; a call may set another."""
+    return {name: policy.unique_for for name, policy in policies_by_task(app).items()}
 
 
 class SortBy(StrEnum):
