@@ -34,7 +34,7 @@ from celery_singleton_lock.core.store import (
 )
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.etcd.gateway import Gateway
-from celery_singleton_lock.stores.idle import MAX_IDLE
+from celery_singleton_lock.stores.idle import MAX_IDLE, IdleSweep
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.scripts import pack
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -332,14 +332,14 @@ def test_connections_that_are_opened_after_a_burst_are_closed_too(
             woken(connections, raw, 40)
             paused.let_pass(MAX_IDLE + 1)
             wait_until(lambda: len(raw.client_list()) == before, "all are closed")
-            wait_until(lambda: not sweepers(), "no thread is left")
+            wait_until(lambda: not threads_of(connections._sweep), "no thread is left")
 
 
 def test_a_process_with_few_connections_starts_no_thread_for_them(
     connections: Connections, raw: redis.Redis
 ) -> None:
     woken(connections, raw, 8)
-    assert not sweepers()
+    assert not threads_of(connections._sweep)
 
 
 def test_no_thread_keeps_unused_connections_alive(
@@ -347,17 +347,20 @@ def test_no_thread_keeps_unused_connections_alive(
 ) -> None:
     connections = Connections(server.url(), clock=paused)
     woken(connections, raw, 9)
-    assert len(sweepers()) == 1
+    sweep = connections._sweep
+    assert len(threads_of(sweep)) == 1
     found = weakref.ref(connections)
     del connections
     gc.collect()
     assert found() is None
     paused.let_pass(MAX_IDLE + 1)
-    wait_until(lambda: not sweepers(), "the thread has ended")
+    wait_until(lambda: not threads_of(sweep), "the thread has ended")
 
 
-def sweepers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "singleton-idle"]
+def threads_of(sweep: IdleSweep) -> list[threading.Thread]:
+    """Its threads only: those of the stores of other tests end up to a minute after them."""
+    targets = ((thread, getattr(thread, "_target", None)) for thread in threading.enumerate())
+    return [thread for thread, target in targets if getattr(target, "__self__", None) is sweep]
 
 
 def test_the_connections_to_etcd_of_a_burst_are_closed_when_they_were_idle_for_long(
