@@ -23,7 +23,8 @@ from ..core.store import MarkerState
 from ..errors import LockConflict
 from ..publish.values import is_skipped
 from ..runtime import Runtime
-from .keys import HeldKey, held_keys, policies_by_task, unique_for_by_task
+from .keys import HeldKey, is_of_task, policies_by_task, unique_for_by_task
+from .names import without_prefix
 
 T = TypeVar("T")
 
@@ -65,6 +66,14 @@ class Marker:
 
     state: MarkerState
     put_backs: int
+
+    @classmethod
+    def parse(cls, text: str) -> Marker | None:
+        """Read ``<state> <sequence> <nonce>``; None: something else wrote it."""
+        state, sequence, *_ = [*text.split(" "), "", ""]
+        if state not in [*MarkerState] or not sequence.isdigit():
+            return None
+        return cls(state=MarkerState(state), put_backs=int(sequence))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,18 +184,12 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
     is_revoked = False
     if not result.is_final:
         message, is_revoked = workers.find(task_id), workers.is_revoked(task_id)
-    own: list[HeldKey] = []
-    others: dict[str, HeldKey] = {}
-    for held in held_keys(app):
-        if held.task_id == task_id or Token.task_id_of(held.token.partition("|")[0]) == task_id:
-            own.append(held)
-        else:
-            others[held.key] = held
+    stored = _Stored.of(runtime, task_id)
     if not result.is_final:
         result = _result(app, task_id)
     instead = _holder_in(result.value)
-    lease = next((held for held in own if not held.is_claim), None)
-    claim = next((held for held in own if held.is_claim), None)
+    lease = next((held for held in stored.own if not held.is_claim), None)
+    claim = next((held for held in stored.own if held.is_claim), None)
     facts = Facts(
         task_id=task_id,
         now=datetime.fromtimestamp(runtime.clock.wall(), UTC),
@@ -195,9 +198,9 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         trusted=runtime.store.capabilities.trusted,
         claim=claim,
         unique_for=unique_for_by_task(app).get(claim.task) if claim else None,
-        others=others,
-        markers=tuple(_markers(runtime, task_id)),
-        released=_release_of(runtime, task_id),
+        others=stored.others,
+        markers=tuple(stored.markers),
+        released=stored.released,
         result=result,
         holders_result=_result(app, instead) if instead else None,
         message=message,
@@ -206,7 +209,7 @@ def gather(app: Celery, task_id: str, *, timeout: float) -> Facts:
         is_revoked=is_revoked,
     )
     needs_active = message is not None and message.state == "active"
-    if needs_active or any(map(facts.overdue, [*own, *others.values()])):
+    if needs_active or any(map(facts.overdue, [*stored.own, *stored.others.values()])):
         facts = replace(facts, active=workers.active())
     return facts
 
@@ -271,23 +274,39 @@ def _holder_in(value: Any) -> str:
     return str(holder.get("task_id") or "") if isinstance(holder, Mapping) else ""
 
 
-def _markers(runtime: Runtime, task_id: str) -> Iterator[Marker]:
-    name = Token(task_id, 0, 0, "").task
-    pattern = f"{runtime.keyspace.match_all()[:-1]}done|{name}*"
-    for key, text, _ in runtime.store.texts(pattern):
-        owner = key.partition("}:done|")[2].partition("|")[0]
-        state, sequence, *_ = [*text.split(" "), "", ""]
-        if Token.task_id_of(owner) == task_id and state in [*MarkerState] and sequence.isdigit():
-            yield Marker(state=MarkerState(state), put_backs=int(sequence))
+@dataclass(slots=True)
+class _Stored:
+    """What the lock store has of a task, and the keys of all others, by name."""
 
+    own: list[HeldKey] = field(default_factory=list)
+    others: dict[str, HeldKey] = field(default_factory=dict)
+    markers: list[Marker] = field(default_factory=list)
+    released: OperatorRelease | None = None
 
-def _release_of(runtime: Runtime, task_id: str) -> OperatorRelease | None:
-    pattern = f"{runtime.keyspace.match_all()[:-1]}freed|*"
-    for _, text, _ in runtime.store.texts(pattern):
-        by = OperatorRelease.parse(text)
-        if by and Token.task_id_of(by.token.partition("|")[0]) == task_id:
-            return by
-    return None
+    @classmethod
+    def of(cls, runtime: Runtime, task_id: str) -> _Stored:
+        """Search the store once: its keys may be few among millions of others."""
+        found = cls()
+
+        def read(key: str, text: str) -> None:
+            name = without_prefix(key)
+            if name.startswith("done|"):
+                owner = name.removeprefix("done|").partition("|")[0]
+                if Token.task_id_of(owner) == task_id and (marker := Marker.parse(text)):
+                    found.markers.append(marker)
+            elif name.startswith("freed|"):
+                by = OperatorRelease.parse(text)
+                if by and Token.task_id_of(by.token.partition("|")[0]) == task_id:
+                    found.released = found.released or by
+
+        every = runtime.keyspace.match_all()
+        for record in runtime.store.survey(every, lambda key, reason: None, texts=read):
+            held = HeldKey.of(record)
+            if is_of_task(record, task_id):
+                found.own.append(held)
+            else:
+                found.others[held.key] = held
+        return found
 
 
 class _Workers:

@@ -302,6 +302,19 @@ def test_a_newer_call_cancelled_it(stage: Stage, worker: CeleryWorker, name: str
     explained(stage.app.app, newer, Fate.RAN)
 
 
+def test_the_store_is_searched_once(
+    stage: Stage, worker: CeleryWorker, name: str, holder: str
+) -> None:
+    """A lock store that is also the result backend may have millions of other keys."""
+    server = stage.redis
+    for task_id in (holder, uuid4().hex):
+        server.config_resetstat()
+        inspection.explain(stage.app.app, task_id)
+        keys = server.dbsize()
+        stats = server.info("commandstats")
+        assert stats["cmdstat_scan"]["calls"] <= keys // 100 + 1, "one pass"
+
+
 def test_without_a_worker_the_store_alone_is_read(load_app: Any) -> None:
     module = load_app(APP)
     result = module.work.apply_async(("a",), singleton={"unique": "until_done"})

@@ -363,11 +363,13 @@ class RedisStore(Store):
     def scan(self, pattern: str) -> Iterator[Record]:
         return self.survey(pattern, lambda key, reason: None)
 
-    def survey(self, pattern: str, report: Callable[[str, str], None]) -> Iterator[Record]:
-        """As :meth:`scan`, and ``report`` is called with each key of :meth:`foreign_keys`.
-
-        Each key is scanned and read once. Calling both methods would take twice as long.
-        """
+    def survey(
+        self,
+        pattern: str,
+        report: Callable[[str, str], None],
+        texts: Callable[[str, str], None] | None = None,
+    ) -> Iterator[Record]:
+        """See `Store.survey`. Each key is scanned and read once."""
         # All names are read first. The names of a million keys fit into memory; their values may
         # not.
         names = sorted({name for server in self.servers() for name in _names(server, pattern)})
@@ -384,6 +386,8 @@ class RedisStore(Store):
                     record = record_of(key, value, ttl_ms)
                     if record is not None:
                         yield record
+                    elif texts is not None:
+                        texts(key.decode(errors="replace"), value.decode(errors="replace"))
 
     def texts(self, pattern: str) -> Iterator[tuple[str, str, float]]:
         names = sorted({name for server in self.servers() for name in _names(server, pattern)})

@@ -117,6 +117,10 @@ class OperatorContract(Part):
         assert found[marker] == f"- 3 {token.nonce}"
         assert OperatorRelease.parse(found[note]) is not None
         assert key not in found
+        on_the_way: dict[str, str] = {}
+        for _ in store.survey(KEYSPACE.match_all(), lambda *_: None, texts=on_the_way.__setitem__):
+            pass
+        assert (on_the_way[marker], on_the_way[note]) == (found[marker], found[note])
         one = [(name, 0 < ttl <= LONG) for name, _, ttl in store.texts(f"{marker[:-3]}*")]
         assert one == [(marker, True)]
 
