@@ -29,15 +29,15 @@ from ..policy import (
     suggestion,
 )
 from ..runtime import Runtime
-from .claim import (
-    Publication,
-    ReplacingPublication,
-    Send,
-    carry_claim,
-    check_replaceable,
-    continues,
-)
+from .claim import carry_claim, continues
 from .header import HEADER, PUBLISHED, add_header
+from .newest_arguments import (
+    NewestArguments,
+    check_debounce,
+    check_replaceable,
+    first_countdown,
+)
+from .publication import Publication, Send
 from .values import pack_arguments, stable_rest
 
 if TYPE_CHECKING:
@@ -111,11 +111,10 @@ def publish_call(
         return publication.run(send)
     if policy.on_duplicate is OnDuplicate.REPLACE and not options.get("retries"):
         # (The worker parent retries the task of a lost child. That is no newer call.)
-        check_replaceable(task.name, runtime.store, through_others=task.publishes_through_others)
+        through_others = task.publishes_through_others
         serializer = options.get("serializer") or task.serializer
-        dumped = dump_models(task, args or (), kwargs or {}, serializer)
-        arguments = pack_arguments(header["call"], *dumped, serializer, options)
-        publication = ReplacingPublication.of(publication, arguments)
+        args, kwargs = dump_models(task, args or (), kwargs or {}, serializer)
+        _replace_arguments(publication, args, kwargs, serializer, through_others=through_others)
     return publication.publish(send)
 
 
@@ -189,10 +188,8 @@ def claim_and_send(
         drops_in_canvas="on_duplicate" in given,
     )
     if policy.on_duplicate is OnDuplicate.REPLACE:
-        check_replaceable(name, runtime.store)
         serializer = options.get("serializer") or app.conf.task_serializer
-        arguments = pack_arguments(header["call"], args, kwargs, serializer, options)
-        publication = ReplacingPublication.of(publication, arguments)
+        _replace_arguments(publication, args, kwargs, serializer)
     return publication.publish(send if running is None else _counting(running, send))
 
 
@@ -221,6 +218,36 @@ async def aclaim_and_send(
     options |= {"singleton": singleton, "key": key, "scope": scope}
     publish = partial(claim_and_send, app, name, args, kwargs, **options)
     return await Runtime.of(app).publishers.run(in_current_task(app, publish))
+
+
+def _replace_arguments(
+    publication: Publication,
+    args: Any,
+    kwargs: Any,
+    serializer: str,
+    *,
+    through_others: bool = False,
+) -> None:
+    """Let the queued message that has the claim get the arguments of this call.
+
+    Args:
+        publication: The publication; its options get the countdown of a debounced message.
+        args, kwargs: The arguments of the call.
+        serializer: kombu's name of the call's serializer.
+        through_others: Whether a base class overrides the task's ``apply_async``.
+
+    Raises:
+        SettingsError: See :func:`check_replaceable`.
+        ValueError: The arguments are too large, or an option contradicts ``debounce``.
+    """
+    task, policy, options = publication.task, publication.policy, publication.options
+    runtime = publication.runtime
+    check_replaceable(task, runtime.store, through_others=through_others)
+    packed = pack_arguments(publication.header["call"], args, kwargs, serializer, options)
+    if policy.debounce is not None:
+        check_debounce(task, policy, options, publication.expires, runtime.app)
+        options["countdown"] = first_countdown(policy.debounce, runtime.settings.longest_countdown)
+    publication.newest = NewestArguments(policy, packed)
 
 
 def _counting(running: Any, send: Send) -> Send:

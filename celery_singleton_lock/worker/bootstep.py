@@ -26,8 +26,9 @@ from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
 from ..policy import ConflictAction, OnDuplicate, Policy, Unique, seconds
-from ..publish.claim import RPC_CURE, check_replaceable, sends_results_to_first_caller
 from ..publish.header import mint_nonce
+from ..publish.newest_arguments import check_replaceable
+from ..publish.publication import RPC_CURE, sends_results_to_first_caller
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
 from ..stores import is_sentinel_url

@@ -25,7 +25,7 @@ from celery_singleton_lock import (
     is_skipped,
     singleton_task,
 )
-from celery_singleton_lock.publish import claim as publish_claim
+from celery_singleton_lock.publish import publication
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import RedisBroker
@@ -163,7 +163,7 @@ def test_the_last_call_is_followed_by_a_run_unless_the_claim_stays_through_the_b
 ) -> None:
     if without:
         # The publisher would see that the claim is that of a running task, and not count it.
-        monkeypatch.setattr(publish_claim, "_stands_for", lambda existing, claim: True)
+        monkeypatch.setattr(publication, "does_the_work_of", lambda existing, claim: True)
     soon = stage.app.soon.s(name, gate=name)
     if without:
         soon.set(queue=name)

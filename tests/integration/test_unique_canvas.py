@@ -11,7 +11,7 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from celery_singleton_lock import is_skipped
-from celery_singleton_lock.publish import claim as publish_module
+from celery_singleton_lock.publish import publication as publish_module
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, wait_until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.publish.claim import is_chords_body
+from celery_singleton_lock.publish.publication import is_chords_body
 
 # Its classes take parameters when they run only since then (`EagerResult[int]`); the types are
 # older. Django's and RedBeat's schedulers are left out: they ask for more than an import.

@@ -28,7 +28,11 @@ PARTS: Final = (
         "is it eager, by Celery's configuration",
         of_steps=True,
     ),
-    Part(f"{_OURS}.publish.claim", "Publication.publish", "the claim: owner, terms, in the header"),
+    Part(
+        f"{_OURS}.publish.publication",
+        "Publication.publish",
+        "the claim: owner, terms, in the header",
+    ),
     Part(f"{_OURS}.stores.redis.store", "RedisStore.admit", "the store: its command", step=_STORE),
     Part(
         f"{_OURS}.stores.redis.connection", "Connections.run", "connection, parsing", of_steps=True

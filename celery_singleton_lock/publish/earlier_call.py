@@ -1,0 +1,101 @@
+"""The call that has a claim: whether it does the work of an equal call, and whether it has ended.
+
+Guarantees
+    No call is answered with a call that is known to have ended, except in its period. A publisher
+    waits for the result backend for half a second at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from threading import Thread
+from typing import Any, Final
+
+from celery import states
+from celery.backends.rpc import RPCBackend
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from ..celery_compat import limit_backend_timeouts, result_meta
+from ..core.lease import Holder, Phase, Record, Token
+from ..policy import Unique
+from ..runtime import Runtime
+from .claim import Claim, continues
+
+# Seconds to wait for the result backend.
+_TIMEOUT: Final = 0.4
+# Seconds. A result that is older than its claim by more than this belongs to an earlier call with
+# the same, explicit task id.
+_MAX_CLOCK_DIFFERENCE: Final = 60.0
+
+
+def takes_over(runtime: Runtime, existing: Record, caller: Holder) -> bool:
+    """Whether the caller takes over the claim, because the call that has it may not do the work.
+
+    That call may expire while the caller's does not; or it is the running task, which publishes its
+    own successor; or it has ended and its worker could not free the claim: the worker was killed
+    after it had stored the result, or the store was unreachable.
+    """
+    # Two calls that expire count as equal: with expires=60 at the task, each call expires later
+    # than the one before.
+    if existing.phase is Phase.QUEUED and existing.holder.expires and not caller.expires:
+        return True
+    if continues(runtime.app.current_worker_task, Token.task_id_of(existing.token)):
+        return True
+    return _has_ended(runtime, existing)
+
+
+def does_the_work_of(existing: Record, claim: Claim) -> bool:
+    """Whether the call that has the claim does the work of the call that requests it.
+
+    If the two calls have different terms, the first may be running already although the second
+    needs a later run.
+    """
+    return claim.unique is not Unique.UNTIL_START or existing.phase is not Phase.RUNNING
+
+
+def _has_ended(runtime: Runtime, existing: Record) -> bool:
+    """Whether the result backend has a final state of the call that has the claim."""
+    app = runtime.app
+    if isinstance(app.backend, RPCBackend):
+        return False  # reading a result removes it from the caller's queue
+    try:
+        meta = _result_meta(runtime, Token.task_id_of(existing.token))
+        if meta.get("status") not in states.READY_STATES:
+            return False
+        done = meta.get("date_done")
+        done = maybe_iso8601(done) if isinstance(done, str) else done
+        if not isinstance(done, datetime):
+            return True
+        ended_at = maybe_make_aware(done).timestamp()
+        return bool(ended_at > existing.holder.since - _MAX_CLOCK_DIFFERENCE)
+    except Exception:
+        return False  # there is no result backend, or it does not answer: the claim counts
+
+
+def _result_meta(runtime: Runtime, task_id: str) -> Mapping[str, Any]:
+    """The metadata of a result, or nothing if the result backend does not answer in time."""
+    app = runtime.app
+    if runtime.quick_backend is None:
+        runtime.quick_backend = limit_backend_timeouts(app, _TIMEOUT)
+    if runtime.quick_backend is not None:
+        return result_meta(runtime.quick_backend, task_id)
+    # Other clients have no common bound. Such a backend is asked on a thread, which the caller
+    # leaves behind after a timeout. Until that thread ends, this process asks nothing else. (In a
+    # forked child it is not alive.)
+    if runtime.unanswered is not None and runtime.unanswered.is_alive():
+        return {}
+    answers: list[Mapping[str, Any]] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # there is no result backend, or it fails
+            answers.append(result_meta(app.backend, task_id))  # this thread's own backend
+
+    # A daemon: the interpreter must not wait for it at its exit.
+    thread = Thread(target=ask, name="singleton-result", daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT)
+    if thread.is_alive():
+        runtime.unanswered = thread
+    return answers[0] if answers else {}

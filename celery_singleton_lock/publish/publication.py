@@ -1,0 +1,360 @@
+"""The publication of a call with ``unique``: it claims its key, or an earlier call answers it.
+
+Overview
+    A claim costs one round trip. A duplicate costs a second one, to the result backend, to find out
+    whether the first call has ended (`earlier_call`).
+
+Guarantees
+    A publish that fails frees its claim. A store that does not answer delays a call by a second at
+    most: the message is published without a claim, and the lock still excludes two bodies.
+
+Failure handling
+    If other messages wait for a message (chains, groups, chords, links), dropping it would block
+    them. So such a duplicate is published and resolved when it runs, unless the call sets
+    ``on_duplicate``. In a period, its message names the claim, and its worker asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from celery import Celery, states
+from celery.backends.rpc import RPCBackend
+from celery.result import AsyncResult
+
+from ..core.events import Event, EventName
+from ..core.key import KeyMaker, Keyspace
+from ..core.lease import Holder, Record, Token
+from ..core.store import Admit, Replaced
+from ..errors import DuplicateTask, StoreError, StoreUnavailable
+from ..policy import OnDuplicate, Policy, Unique
+from ..runtime import Runtime
+from .claim import Claim, continues, delay_until
+from .earlier_call import does_the_work_of, takes_over
+from .newest_arguments import NewestArguments
+from .values import SkippedResult, skipped_value
+
+logger = logging.getLogger("celery_singleton_lock")
+
+#: The remedy for results that only the first caller receives.
+RPC_CURE: Final = (
+    'Use a result backend that all processes share, such as redis://, or on_duplicate="skip" or '
+    '"raise"; where no caller reads the result, ignore_result=True.'
+)
+
+#: A function that publishes a task id and options, as Celery's ``apply_async`` does.
+Send = Callable[[str, dict[str, Any]], "AsyncResult[Any]"]
+
+# Seconds to wait for one reply. A restart of the server breaks all idle connections, which is
+# detected at once: a second request uses a new connection. After a timeout there is no second
+# request, because a web request may be waiting. The store itself repeats a request that it sent on
+# an idle connection, which may have been dropped.
+_TIMEOUT: Final = 0.4
+_SHOWS_AT_ONCE: Final = 0.1
+# Options that Celery's canvas sets for messages that another message waits for.
+_CANVAS_OPTIONS: Final = frozenset(
+    ("chain", "chord", "group_id", "root_id", "parent_id", "link", "link_error")
+)
+# The task that publishes the bodies of chords if the result backend can't count their members.
+_CHORD_UNLOCK: Final = "celery.chord_unlock"
+# The number of claims that a process could not free and remembers. More means that the store has
+# been unreachable for a long time.
+_MAX_ORPHANS: Final = 1000
+# The number of results of eager calls that a process keeps for the duplicates of their periods.
+_MAX_EAGER_RESULTS: Final = 1000
+# How often a call tries to replace the arguments of messages that start meanwhile.
+_TRIES_TO_REPLACE: Final = 5
+# Names of the tasks whose rpc:// results this process has warned about.
+_warned: Final[set[str]] = set()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Publication:
+    """A message about to be published with a claim.
+
+    Attributes:
+        runtime: The runtime of the publisher's app.
+        task: Name of the task.
+        task_id: The id of the message.
+        key: The lock key that the call will need.
+        policy: The task's policy, with this call's options.
+        header: This library's header of the message; the claim is written into it.
+        options: Celery's options; ``countdown``, ``eta`` and the options of its canvas are read.
+        expires: Celery's ``expires`` of the call or the task.
+        drops_in_canvas: Whether a duplicate is dropped even in a canvas, as the call requested.
+        newest: The arguments of this call, which the queued message gets (``on_duplicate`` is
+            ``"replace"``); None: it keeps its own.
+    """
+
+    runtime: Runtime
+    task: str
+    task_id: str
+    key: str
+    policy: Policy
+    header: dict[str, Any]
+    options: dict[str, Any]
+    expires: Any = None
+    drops_in_canvas: bool = False
+    newest: NewestArguments | None = None
+
+    def publish(self, send: Send) -> AsyncResult[Any]:
+        """Claim and ``send``, or answer with the call that has the claim.
+
+        Raises:
+            DuplicateTask: ``on_duplicate`` is ``"raise"``.
+            StoreUnavailable: The store does not answer, and ``on_duplicate`` is ``"raise"``.
+            Exception: ``send`` raised it; the claim is free then.
+        """
+        claim = self._claim()
+        if not claim.lasts:  # a worker finds the claims that it changes in the header
+            self.header["claim"] = claim.to_header()
+        if self.newest is not None:
+            # A worker that does not know the option logs that it ignores it.
+            options = {**(self.header.get("options") or {}), "on_duplicate": "replace"}
+            self.header["options"] = options
+        token = Token(self.task_id, 0, 0, "-", self.header["call"])
+        try:
+            existing, answers = self._admit_or_find(claim, token)
+        except BaseException as exc:
+            if isinstance(exc, StoreError) and self.policy.on_duplicate is not OnDuplicate.RAISE:
+                self.runtime.outages.report(
+                    exc,
+                    "published-without-claim",
+                    key=claim.key,
+                    task=self.task,
+                    task_id=self.task_id,
+                    repeats=True,
+                )
+                return send(self.task_id, self.options)
+            # The request may have been carried out, for example if a soft time limit came before
+            # the reply: the claim may exist although its message will not be published.
+            self._free(claim, token)
+            raise
+        if existing is None:
+            try:
+                return send(self.task_id, self.options)
+            except BaseException:
+                self._free(claim, token)
+                raise
+        return self._resolve(claim, existing, answers, send)
+
+    def run(self, send: Send) -> AsyncResult[Any]:
+        """As :meth:`publish` with ``task_always_eager``: ``send`` runs the call.
+
+        The run takes the claim itself, so a call that fails before its run claims nothing.
+        """
+        claim, runtime = self._claim(), self.runtime
+        existing, running = runtime.store.inspect(claim.key), runtime.app.current_worker_task
+        if existing is not None and (
+            claim.lasts or not continues(running, Token.task_id_of(existing.token))
+        ):
+            answers = self._may_answer(existing, claim)
+            return self._resolve(claim, existing, answers, send)
+        result = send(self.task_id, self.options)
+        if claim.lasts:
+            # No result backend has it. The duplicates of the period get it from here.
+            results = runtime.eager_results
+            results[claim.key] = result
+            if len(results) > _MAX_EAGER_RESULTS:
+                del results[next(iter(results))]
+        return result
+
+    def _resolve(
+        self, claim: Claim, existing: Record, answers: bool, send: Send
+    ) -> AsyncResult[Any]:
+        """Answer a duplicate with the call that has the claim, or publish it as a duplicate."""
+        if answers:
+            return self._answer(claim, existing)
+        if claim.lasts:
+            # The options make a worker of an older version, which would run it, log a warning.
+            terms = {"unique": str(claim.unique), "unique_for": claim.unique_for}
+            self.header["options"] = {**self.header.get("options", {}), **terms}
+            self.header["period"] = claim.key
+        else:
+            beside = replace(claim, duplicate=True, arguments=None)
+            self.header["claim"] = beside.to_header()
+        return send(self.task_id, self.options)
+
+    def _claim(self) -> Claim:
+        keyspace, policy = self.runtime.keyspace, self.policy
+        if policy.unique is not Unique.UNTIL_EXPIRED:
+            claim = Claim.of(policy, keyspace.claim(self.task, self.key))
+            return claim if self.newest is None else replace(claim, arguments="")
+        return replace(Claim.of(policy, keyspace.period(self.task, self.key)), lasts=True)
+
+    def _leaves_out_arguments(self) -> bool:
+        """Whether calls with one key may have different arguments, if the task's code is here."""
+        key_maker = getattr(self.runtime.app.tasks.get(self.task), "singleton_key_maker", None)
+        return isinstance(key_maker, KeyMaker) and not key_maker.names_all
+
+    def _may_answer(self, existing: Record, claim: Claim) -> bool:
+        if self.options.get("retries"):
+            return False  # the worker parent retries the task of a lost child: started work
+        running = self.runtime.app.current_worker_task
+        is_awaited = is_canvas(self.options) or is_chords_body(running, self.task_id)
+        return does_the_work_of(existing, claim) and (self.drops_in_canvas or not is_awaited)
+
+    def _admit_or_find(self, claim: Claim, token: Token) -> tuple[Record | None, bool]:
+        """Take the claim, or return the record of the call that has it.
+
+        Returns:
+            The record, and whether that call answers this one; None: this call has the claim.
+        """
+        existing = None
+        for _ in range(_TRIES_TO_REPLACE):
+            existing = self._admit(claim, token)
+            if existing is None or not self._may_answer(existing, claim):
+                return existing, False
+            if self.newest is None:
+                return existing, True
+            reply = self.newest.replace(self.runtime.store, existing, claim)
+            if reply is not Replaced.NOT_QUEUED:
+                return existing, reply is Replaced.YES
+        return existing, False  # each message that had the claim started meanwhile
+
+    def _admit(self, claim: Claim, token: Token) -> Record | None:
+        """Take the claim, or return the record of the call that has it."""
+        runtime, app = self.runtime, self.runtime.app
+        # If both are given, Celery uses the countdown.
+        start = self.options.get("countdown") or self.options.get("eta")
+        delay = delay_until(start, app) if start else 0.0
+        newest = self.newest
+        arguments = "" if newest is None else Keyspace.arguments(claim.key, token.task)
+        due_in = 0.0 if newest is None else newest.due_in
+        expires_in = None if self.expires is None else delay_until(self.expires, app)
+        wall = runtime.clock.wall()
+        call = Admit(
+            key=claim.key,
+            token=token,
+            holder=Holder(
+                task=self.task,
+                task_id=self.task_id,
+                worker=runtime.worker,
+                pid=os.getpid(),
+                since=wall,
+                expires=0.0 if expires_in is None else wall + expires_in,
+            ),
+            ttl=claim.admitted_for(max(delay, due_in), expires_in),
+            instead_of=runtime.orphans.get(claim.key, "") if runtime.orphans else "",
+            prolongs=not claim.lasts,
+            wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
+            arguments=arguments,
+            due_in=due_in,
+        )
+        if arguments:
+            self.header["claim"]["admitted_until"] = wall + call.ttl
+        existing = _ask(runtime, call)
+        if runtime.outages.since:
+            runtime.outages.end(claim.key)
+        if runtime.orphans:
+            runtime.orphans.pop(claim.key, None)
+        if existing is None or claim.lasts or not takes_over(runtime, existing, call.holder):
+            return existing
+        return _ask(runtime, replace(call, instead_of=existing.token))
+
+    def _free(self, claim: Claim, token: Token) -> None:
+        runtime, message = self.runtime, "" if claim.arguments is None else token.task
+        try:
+            runtime.store.settle_claim(token, claim.freed(message), timeout=_TIMEOUT)
+        except StoreError as exc:
+            # The next try in this process must not be answered with a call that was never
+            # published.
+            if len(runtime.orphans) < _MAX_ORPHANS:
+                runtime.orphans[claim.key] = token.task
+            logger.warning(
+                "singleton: could not withdraw the claim %s of an unpublished call; it stays for "
+                "at most %g s; free it with: celery -A ... singleton release '%s' (%s)",
+                *(claim.key, claim.unique_for, claim.key, exc),
+            )
+
+    def _answer(self, claim: Claim, existing: Record) -> AsyncResult[Any]:
+        """The result that the caller gets instead of publishing a message."""
+        runtime, on_duplicate = self.runtime, self.policy.on_duplicate
+        task_id, holder = Token.task_id_of(existing.token), existing.holder
+        call = {"key": existing.key, "task": self.task, "task_id": self.task_id}
+        # In a period, the store does not know whether the call still runs.
+        phase = "published" if claim.lasts else str(existing.phase)
+        data = {"outcome": str(on_duplicate), "phase": phase}
+        if on_duplicate is not OnDuplicate.REPLACE and self._leaves_out_arguments():
+            data["arguments"] = "dropped"  # the queued message has those of another call
+        runtime.events.emit(Event(name=EventName.DUPLICATE, **call, holder=holder, data=data))
+        if on_duplicate is OnDuplicate.SKIP:
+            value = skipped_value(self.task, self.key, holder, existing.phase)
+            return SkippedResult(self.task_id, value, states.SUCCESS, name=self.task)
+        if on_duplicate is OnDuplicate.RAISE:
+            age = max(0.0, runtime.clock.wall() - holder.since)
+            end = f"in {existing.ttl:.0f} s"
+            if claim.lasts:
+                end += ", whatever becomes of it"
+            else:
+                end = f"when it does, or {end} if no worker reports its end"
+            raise DuplicateTask(
+                f"{self.task} is not published: {task_id} is {phase} with the same key, "
+                f"since {age:.1f} s. Wait for that one, or set another on_duplicate. Its claim "
+                f"ends {end}",
+                task_id,
+                existing.ttl,
+            )
+        self._warn_of_rpc(task_id)
+        kept: AsyncResult[Any] | None = runtime.eager_results.get(claim.key)
+        if kept is not None and kept.id == task_id:
+            return kept
+        return runtime.app.AsyncResult(task_id, task_name=self.task)
+
+    def _warn_of_rpc(self, task_id: str) -> None:
+        """Warn, once per process and task, about a result that this caller may never receive."""
+        app, name = self.runtime.app, self.task
+        task, policy = app.tasks.get(name), self.policy
+        if sends_results_to_first_caller(app, task, policy, self.options) and name not in _warned:
+            _warned.add(name)
+            logger.warning(
+                "singleton: a call of %s returns the result of %s, but rpc:// delivers a result "
+                "only to the process and thread that published the message: anywhere else .get() "
+                "waits for ever. %s",
+                *(name, task_id, RPC_CURE),
+            )
+
+
+def is_canvas(options: Mapping[str, Any]) -> bool:
+    """Whether Celery's canvas publishes this: a member of a group, chord or chain, or a link."""
+    return any(options[name] for name in _CANVAS_OPTIONS.intersection(options))
+
+
+def is_chords_body(running: Any, task_id: str) -> bool:
+    """Whether ``running`` publishes its chord's body (since Celery 5.7 its options say so)."""
+    if running is None:
+        return False
+    chord = running.request.chord
+    options = chord.get("options") if isinstance(chord, Mapping) else None
+    published_id = options.get("task_id") if isinstance(options, Mapping) else None
+    return running.name == _CHORD_UNLOCK or published_id == task_id
+
+
+def sends_results_to_first_caller(
+    app: Celery, task: Any, policy: Policy, options: Mapping[str, Any]
+) -> bool:
+    """Whether only the thread of the first caller can read the result that a duplicate gets.
+
+    The ``rpc://`` backend sends a result to a queue of the thread that published the message.
+    """
+    ignored = options.get("ignore_result", getattr(task, "ignore_result", False))
+    return (
+        policy.unique is not None
+        and policy.on_duplicate in (OnDuplicate.RETURN_EXISTING, OnDuplicate.REPLACE)
+        and isinstance(app.backend, RPCBackend)
+        and not ignored
+    )
+
+
+def _ask(runtime: Runtime, call: Admit) -> Record | None:
+    asked_at = runtime.clock.now()
+    try:
+        return runtime.store.admit(call, timeout=_TIMEOUT)
+    except StoreUnavailable:
+        if runtime.clock.now() - asked_at > _SHOWS_AT_ONCE:
+            raise
+        return runtime.store.admit(call, timeout=_TIMEOUT)
