@@ -31,6 +31,7 @@ from celery_singleton_lock.publish.header import HEADER, Delivery
 from tests.chaos import broken
 from tests.chaos.body import LeaseGuard, run_body
 from tests.chaos.history import VARIABLE, History
+from tests.chaos.restarts import TTL as LASTING_TTL
 from tests.chaos.stacks import dump_on_signal
 
 TTL = float(os.environ["TTL"])
@@ -72,6 +73,12 @@ def late_skip(self: Any, key: str, steps: int, seconds: float) -> str:
 @singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, on_lost="continue")
 def heedless(self: Any, key: str, steps: int, seconds: float) -> str:
     """Nobody interrupts it: its last write before a check may come late, and meets the fence."""
+    return run_body(self, LeaseGuard.current(), key, steps, seconds)
+
+
+@singleton_task(**{**SHARED, "ttl": LASTING_TTL}, acks_late=True, on_conflict=RETRY)
+def lasting(self: Any, key: str, steps: int, seconds: float) -> str:
+    """Over before its first renewal by the clock; keys of its own, each held long by the dead."""
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 

@@ -22,7 +22,7 @@ from tests.chaos.proxy import Mode, Proxy
 from tests.chaos.schedule import SORTS, Fault, Lane
 from tests.chaos.verdict import Kind, Violation
 from tests.harness.journal import Record, events
-from tests.harness.ticks import Ticks
+from tests.harness.ticks import Tick, Ticks
 from tests.harness.worker import CeleryBeat
 
 #: Seconds: of the entry, of the leader's lease, between two tries of a standby.
@@ -54,12 +54,24 @@ class Beats:
         broker, store: The ports of the servers.
         count: How many.
         directory: For the logs.
+        broken: The breakage, see tests.chaos.broken; empty for none.
     """
 
     def __init__(
-        self, stack: ExitStack, *, broker: int, store: int, count: int, directory: Path
+        self,
+        stack: ExitStack,
+        *,
+        broker: int,
+        store: int,
+        count: int,
+        directory: Path,
+        broken: str,
     ) -> None:
         self._broker, self._directory, self._generation = broker, directory, 0
+        self._broken = broken
+        self._written: Counter[Tick] = Counter()
+        # One for all ticks: measured again, it would move the grid by microseconds.
+        self._offset = time.time() - time.monotonic()
         self.posts: list[_Post] = []
         for _ in range(count):
             to_broker, to_store = (stack.enter_context(Proxy(port)) for port in (broker, store))
@@ -82,14 +94,15 @@ class Beats:
         for post in self.posts:
             self._kill(post.beat)
 
-    def write_ticks(self) -> Iterator[dict[str, float]]:
-        """The ticks in the queue, as fields of a record; times of CLOCK_MONOTONIC."""
-        offset = time.time() - time.monotonic()
+    def new_ticks(self) -> Iterator[dict[str, float]]:
+        """The new ticks in the queue, as fields of a record; times of CLOCK_MONOTONIC."""
         with redis.Redis(port=self._broker, db=DATABASE, decode_responses=True) as client:
-            for tick in Ticks(client).of():
-                if tick.due is not None:
-                    at, due = tick.sent_at - offset, tick.due - offset
-                    yield {"at": at, "due": due, "beat": tick.beat}
+            ticks = Counter(Ticks(client).of())
+        new, self._written = ticks - self._written, ticks
+        for tick in new.elements():
+            if tick.due is not None:
+                at, due = tick.sent_at - self._offset, tick.due - self._offset
+                yield {"at": at, "due": due, "beat": tick.beat}
 
     def _beat(self, broker: Proxy, store: Proxy) -> CeleryBeat:
         self._generation += 1
@@ -100,9 +113,10 @@ class Beats:
             "LOCK_URL": f"redis://127.0.0.1:{store.port}/0",
             "EVERY": str(EVERY),
             "SETTINGS": json.dumps(settings),
+            "CHAOS_BROKEN": self._broken,
         }
         name = f"beat-{self._generation}"
-        return CeleryBeat("tests.apps.ticks", scheduler="singleton", name=name, env=environment)
+        return CeleryBeat("tests.chaos.ticks", scheduler="singleton", name=name, env=environment)
 
     def _kill(self, beat: CeleryBeat) -> None:
         with suppress(Exception):

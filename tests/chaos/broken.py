@@ -1,6 +1,6 @@
 """Locks broken on purpose: what the checker has to catch. The product has no switch for any of it.
 
-Each breakage replaces one part in the worker that starts with it.
+Each breakage replaces one part in the worker, or the beat, that starts with it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from celery_singleton_lock.beat.election import Election
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease, Token
@@ -108,6 +109,16 @@ def _without_observer_thread() -> None:
     thread.elsewhere = lambda self: nullcontext()
 
 
+def _without_haste() -> None:
+    """The end of a connection changes nothing: a loss is found at the next renewal by the clock."""
+    Heartbeat.hasten = lambda self: None  # type: ignore[method-assign]
+
+
+def _without_resignation() -> None:
+    """A beat leads on, though it can send nothing."""
+    Election.resign_if_stalled = lambda self, term: None  # type: ignore[method-assign]
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "owner-check": _without_owner_check,
     "renewal": _without_renewal,
@@ -117,4 +128,6 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "order": _without_order,
     "arguments": _without_arguments,
     "observer-thread": _without_observer_thread,
+    "haste": _without_haste,
+    "resignation": _without_resignation,
 }

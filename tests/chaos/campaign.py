@@ -135,10 +135,14 @@ class _Run:
             lane.join()
         if self._site.beats is not None:
             self._site.beats.end()
-            for tick in self._site.beats.write_ticks():
-                self._site.history.write("tick", **tick)
+        self._write_ticks()
         if self._campaign.drains:
             Drain(self._site, self._look_after_workers).run()
+
+    def _write_ticks(self) -> None:
+        if self._site.beats is not None:
+            for tick in self._site.beats.new_ticks():
+                self._site.history.write("tick", **tick)
 
     # --- breaking --------------------------------------------------------------------------------
 
@@ -220,6 +224,7 @@ class _Run:
         return self._judge_now(wanted)
 
     def _judge_now(self, wanted: Kind) -> bool:
+        self._write_ticks()
         history = self._site.history
         verdict = judge(
             history.records(),

@@ -23,6 +23,7 @@ from tests.chaos.losses import unreported_losses
 from tests.chaos.newest import older_arguments
 from tests.chaos.order import out_of_order
 from tests.chaos.resource import Write
+from tests.chaos.restarts import Holder, holders, told_late
 from tests.chaos.verdict import Kind, Verdict, Violation
 from tests.harness.journal import Record, events
 
@@ -50,11 +51,13 @@ def judge(
         observer: Seconds by which a slow observer delays the report of a loss.
     """
     found = bodies(records)
+    concerned = holders(records, found)
     losses = events(records, "loss")
     excused: Counter[str] = Counter()
     violations = [
         *overlaps(found, losses, excused),
         *unreported_losses(records, found, ttl + observer, excused),
+        *told_late(concerned),
         *falling_fences(found),
         *stale_writes(writes),
         *(
@@ -69,7 +72,7 @@ def judge(
     ]
     return Verdict(
         violations=tuple(sorted(violations, key=lambda violation: violation.at)),
-        counts=_counts(records, found, writes),
+        counts=_counts(records, found, concerned, writes),
         excused=dict(excused),
     )
 
@@ -251,7 +254,10 @@ def _straddle(first: Body, second: Body, losses: Iterable[Record]) -> bool:
 
 
 def _counts(
-    records: Sequence[Record], found: Sequence[Body], writes: Mapping[str, Sequence[Write]]
+    records: Sequence[Record],
+    found: Sequence[Body],
+    concerned: Sequence[Holder],
+    writes: Mapping[str, Sequence[Write]],
 ) -> dict[str, int]:
     all_writes = [write for of_key in writes.values() for write in of_key]
     happened = Counter(record.event for record in records)
@@ -264,6 +270,7 @@ def _counts(
         "guarded steps": sum(len(body.sections) for body in found),
         "bodies killed": sum(1 for body in found if not body.finished),
         "bodies that lost their lease": happened["lost"],
+        "leases taken by a restart of the store": len(concerned),
         "calls cancelled": happened["cancelled"],
         "calls with newest arguments": happened["called"],
         "writes accepted": sum(1 for write in all_writes if write.accepted),

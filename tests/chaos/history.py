@@ -30,6 +30,8 @@
     fault       something was broken from ``at`` to ``end``: ``name``, ``target``
     loss        the store lost what it had acknowledged, or its leases: fences up to ``fence_to``
                 were granted before, from ``fence_from`` on afterwards
+    emptied     the store has just answered for the first time since its restart without data;
+                ``killed`` (when)
     down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
                 ``worker``, ``how``
     broken      a worker ended that nobody had ended: ``worker``, ``until``, ``text``; or a fault

@@ -16,6 +16,7 @@ MIX = {
     "late": 4,
     "late_skip": 2,
     "heedless": 1,
+    "lasting": 2,
     "waiting": 1,
     "latest": 2,
     "newest": 4,
@@ -53,6 +54,8 @@ LENGTHS = (
     Length(weight=2, steps=3, shortest=0.3, longest=0.9),
     Length(weight=1, steps=4, shortest=0.9, longest=1.4),
 )
+#: The length of `lasting`: many of its bodies run when the store restarts.
+_LASTING = LENGTHS[-1]
 
 
 class Publisher:
@@ -81,15 +84,21 @@ class Publisher:
         self._lengths = list(lengths)
         self._random = random.Random(f"{seed} publisher")
         self._calls = 0
+        self._lasting = 0
 
     def publish(self) -> bool:
         """One job; whether the broker took it. What became of the others, nobody knows."""
         chances = self._random
         name = chances.choices(list(self._mix), weights=list(self._mix.values()))[0]
         length = chances.choices(self._lengths, weights=[each.weight for each in self._lengths])[0]
+        key = chances.choice(self._keys)
+        if name == "lasting":
+            # A key of its own: the lease of one that was killed would hold up others for long.
+            self._lasting += 1
+            length, key = _LASTING, f"lasting{self._lasting}"
         seconds = chances.uniform(length.shortest, length.longest)
         task: Any = getattr(self._module, name)
-        arguments = [chances.choice(self._keys), length.steps, round(seconds, 3)]
+        arguments = [key, length.steps, round(seconds, 3)]
         if name in NUMBERED:
             self._calls += 1
             arguments.append(self._calls)

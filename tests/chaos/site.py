@@ -233,7 +233,13 @@ class Site:
 
     def _beats(self, stack: ExitStack) -> Beats:
         ports = {"broker": self.broker.port, "store": self.store.port}
-        beats = Beats(stack, **ports, count=self.plan.beats, directory=self.directory)
+        beats = Beats(
+            stack,
+            **ports,
+            count=self.plan.beats,
+            directory=self.directory,
+            broken=self.plan.broken,
+        )
         for post in beats.posts:
             self.in_starter(post.beat.start)
         return beats

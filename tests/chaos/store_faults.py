@@ -97,13 +97,14 @@ def restart_kept(site: Site, seconds: float, chance: float) -> None:
 
 def restart_empty(site: Site, seconds: float, chance: float) -> None:
     """SIGKILL, and a start with nothing."""
-    fence_from = _wall_fence()
+    killed, fence_from = now(), _wall_fence()
     site.in_starter(site.store.kill)
     _write_loss(site, "restart-empty", fence_from)
     shutil.rmtree(site.store.directory / "appendonlydir", ignore_errors=True)
     # Longer than any client waits, so that no request from before can arrive afterwards.
     time.sleep(seconds)
     site.in_starter(site.store.start)
+    site.history.write("emptied", killed=killed)
 
 
 def out_of_memory(site: Site, seconds: float, chance: float) -> None:

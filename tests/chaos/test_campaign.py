@@ -72,6 +72,15 @@ def test_the_lock_keeps_its_promises_while_the_servers_clock_is_stepped(tmp_path
     assert max(ahead) > 1
 
 
+def test_each_holder_is_told_of_a_restart_without_data_within_a_second(tmp_path: Path) -> None:
+    campaign = Campaign(
+        seconds=30, seed=SEED, faults=("restart-empty",), mix={"lasting": 1}, haste=2.0
+    )
+    outcome = judged(campaign, tmp_path)
+    assert outcome.verdict.violations == ()
+    assert outcome.verdict.counts["leases taken by a restart of the store"] > 5
+
+
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 def test_a_lock_that_is_broken_on_purpose_is_caught(twin: Twin, tmp_path: Path) -> None:
     outcome = judged(twin.campaign, tmp_path)

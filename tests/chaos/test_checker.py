@@ -67,7 +67,7 @@ class Story:
         job = job or f"job-{run}"
         facts = {
             "asked": begin if asked is None else asked,
-            "worker": "w",
+            "worker": "w-1@localhost",
             "task": f"{APP}.{task}",
             "late": late,
             "attempt": attempt,
@@ -290,6 +290,102 @@ def test_a_loss_is_not_missed_before_it_had_time_to_be_reported() -> None:
 def test_a_lease_whose_successor_began_after_its_body_had_ended_was_not_lost() -> None:
     story = Story().body("a", 1, 2, fence=10).add("released", 2.2, task_id="job-a", fence=10)
     assert story.body("b", 2.1, 3, fence=20, pid=2).kinds() == []
+
+
+# Holders that have to be told of a restart without data.
+
+
+def restarted(
+    end: float,
+    *,
+    told: bool = True,
+    begin: float = 1,
+    task: str = "lasting",
+    by: str = "LeaseInterrupt",
+) -> Story:
+    """The store is killed at 3 and answers at 5; the body ends at ``end``, by its loss if told."""
+    error = by if told else None
+    story = Story().body("a", begin, end, fence=10, task=task, sure=not told, error=error)
+    return story.add("emptied", 5, killed=3.0).add("skip", 60, task_id="other", pid=9)
+
+
+def told_holders(story: Story) -> int:
+    """To how many the rule was applied."""
+    return story.judge().counts["leases taken by a restart of the store"]
+
+
+def test_a_holder_that_is_told_within_a_second_of_the_restart_is_counted() -> None:
+    for story in (restarted(5.9), restarted(5.9, by="LeaseLost"), restarted(4.9)):
+        assert (story.kinds(), told_holders(story)) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "story", [restarted(6.1), restarted(6.1, told=False), restarted(6.1, by="Retry")]
+)
+def test_a_holder_that_is_told_of_the_restart_later_or_never_is_found(story: Story) -> None:
+    (violation,) = story.judge().violations
+    assert (violation.kind, violation.runs, violation.key) == (Kind.TOLD_LATE, ("a",), "k")
+
+
+def test_the_signal_of_a_loss_tells_its_process_too() -> None:
+    story = restarted(9, told=False).add("lost", 5.5, task_id="job-a", fence=10)
+    assert (story.kinds(), told_holders(story)) == ([], 1)
+    other = restarted(9, told=False).add("lost", 5.5, task_id="job-a", fence=9)
+    assert other.kinds() == [Kind.TOLD_LATE]
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        restarted(5.5, told=False),  # over before it had to be told
+        restarted(4.5, told=False),  # over before the store answered
+        restarted(9, told=False, begin=3.5),  # granted after the kill, if not by this store
+        restarted(9, told=False, task="late"),  # renewed by the clock soon
+        restarted(9).add("lost", 2.9, task_id="job-a", fence=10),  # lost before
+    ],
+)
+def test_a_body_that_lost_nothing_by_the_restart_need_not_be_told(story: Story) -> None:
+    assert (story.kinds(), told_holders(story)) == ([], 0)
+
+
+def test_a_holder_is_not_late_before_its_second_is_over() -> None:
+    story = Story().body("a", 1, None, fence=10, task="lasting").add("emptied", 5, killed=3.0)
+    assert story.add("skip", 5.9, task_id="other", pid=9).kinds() == []
+    assert story.add("skip", 6.1, task_id="other", pid=9).kinds() == [Kind.TOLD_LATE]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "at", "end", "counts"),
+    [
+        ("stall", "w", 2, 3.5, False),
+        ("stall", "all", 5.5, 7, False),
+        ("stall", "v", 2, 9, True),  # another worker's way
+        ("stall", "w", 1, 2.9, True),  # over before the kill
+        ("stall", "w", 6.1, 7, True),  # after the second
+        ("restart-empty", "store", 3, 5, True),  # the restart itself
+        ("freeze-server", "store", 5.5, 7, False),
+        ("restart-broker", "broker", 2, 9, True),
+        ("kill-child", "w", 2, 9, True),
+    ],
+)
+def test_a_holder_is_left_out_only_if_a_fault_lay_between_it_and_the_store(
+    name: str, target: str, at: float, end: float, counts: bool
+) -> None:
+    story = restarted(9, told=False).add("fault", at, name=name, target=target, end=end, pid=9)
+    assert (story.kinds(), told_holders(story)) == ([Kind.TOLD_LATE] * counts, int(counts))
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "pid", "counts"),
+    [(2, 3.5, 1, False), (5.5, None, 1, False), (2, 9, 2, True), (1, 2.5, 1, True)],
+)
+def test_a_holder_is_left_out_if_its_process_was_stopped_meanwhile(
+    since: float, until: float | None, pid: int, counts: bool
+) -> None:
+    story = restarted(9, told=False).add("stopped", since, pid=pid)
+    if until is not None:
+        story.add("continued", until, pid=pid)
+    assert (story.kinds(), told_holders(story)) == ([Kind.TOLD_LATE] * counts, int(counts))
 
 
 # Fences.

@@ -56,6 +56,7 @@ def _twin(
     pool: str = "prefork",
     observer: float = 0.0,
     haste: float = 4.0,
+    beats: int = 0,
 ) -> Twin:
     plan = Plan(
         app=app,
@@ -65,6 +66,7 @@ def _twin(
         visibility_timeout=visibility_timeout,
         pool=pool,
         observer=observer,
+        beats=beats,
     )
     campaign = Campaign(
         seconds=_PATIENCE,
@@ -136,6 +138,17 @@ TWINS = (
         observer=9.0,
         haste=0.3,
     ),
+    # A server that restarts without its data is noticed at the next renewal by the clock.
+    _twin(
+        "no-haste",
+        Kind.TOLD_LATE,
+        broken="haste",
+        faults=("restart-empty",),
+        mix={"lasting": 1},
+        haste=1.0,
+    ),
+    # A beat that is cut off from its broker leads on, and the other one waits.
+    _twin("no-resignation", Kind.NO_TICK, broken="resignation", faults=("cut-beat",), beats=2),
     _twin("redis-py", Kind.OVERLAP, app=_FOREIGN, mix={"redis_py": 1}, lengths=_LONG),
     _twin(
         "python-redis-lock",
