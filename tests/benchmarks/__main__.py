@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [stores|handoff|worker|publishing|micro]`; without a name, all."""
+"""`python -m tests.benchmarks [NAME]`, as `stores` or `worker`; without a name, all of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import sys
 from typing import Any, Final
 
 from tests.benchmarks import handoff, stores
+from tests.benchmarks.events import command as events
 from tests.benchmarks.micro import command as micro
 from tests.benchmarks.publishing import command as publishing
 from tests.benchmarks.worker import command as worker
 
 _BENCHMARKS: Final[dict[str, Any]] = {
-    **{"stores": stores, "handoff": handoff, "worker": worker},
+    **{"stores": stores, "handoff": handoff, "worker": worker, "events": events},
     **{"publishing": publishing, "micro": micro},
 }
 

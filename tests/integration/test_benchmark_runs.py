@@ -71,6 +71,17 @@ def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -
         assert all(float(cells[1].split(" ")[0]) > 0 for cells in rows_of_part), rows_of_part
 
 
+def test_events_are_measured_at_a_worker_and_their_counts_arrive_at_serve() -> None:
+    sizes = ("--starts", "1", "--rounds", "1", "--tasks", "20", "--seconds", "1")
+    output = output_of("events", *sizes)
+    table = rows_of(output)
+    assert float(table["Celery alone: a plain task"][1].split(" ")[0]) > 0
+    assert "Celery's own events of a task, `-E`" in table
+    assert any(name.startswith("the events of a singleton task") for name in table)
+    # It fails if a counter of serve is not the number of the tasks.
+    assert "`singleton serve` takes" in output
+
+
 def test_an_earlier_revision_runs_beside_the_present_one() -> None:
     known = subprocess.run(["git", "cat-file", "-e", DEPLOYED], cwd=ROOT, capture_output=True)
     if known.returncode:

@@ -8,6 +8,10 @@ from statistics import median
 
 import pytest
 
+from tests.benchmarks.events import report as events_report
+from tests.benchmarks.events.report import LOCKED as OBSERVED
+from tests.benchmarks.events.report import PLAIN as BARE
+from tests.benchmarks.events.report import Lap, Round
 from tests.benchmarks.micro.finding import Finding, as_table
 from tests.benchmarks.publishing import parts as publishing_parts
 from tests.benchmarks.publishing import report as publishing_report
@@ -357,3 +361,62 @@ def test_the_parts_of_a_claim_leave_out_what_celery_does_anyway() -> None:
 @pytest.mark.parametrize("part", publishing_parts.PARTS, ids=lambda part: part.path)
 def test_what_is_timed_as_a_part_of_a_claim_is_there(part: parts.Part) -> None:
     assert callable(parts.find(part.module, part.path)[2])
+
+
+# --- the events ----------------------------------------------------------------------------------
+
+
+def round_of(own_events: float, slow: float = 1.0) -> Round:
+    """Celery's own events take 200 us of the parent, the lock 100 us of the pool's process."""
+
+    def lap(parent: float, child: float) -> Lap:
+        processor = {"parent": parent * slow * 1e-6, "child": child * slow * 1e-6}
+        return Lap(time=sum(processor.values()), **processor)
+
+    return {
+        (BARE, False): lap(800, 150),
+        (BARE, True): lap(1000, 150),
+        (OBSERVED, False): lap(800, 250),
+        (OBSERVED, True): lap(1000 + own_events, 250),
+    }
+
+
+def test_the_events_of_a_singleton_task_stand_beside_those_of_celery() -> None:
+    table = events_report.as_table([round_of(50), round_of(50, slow=2), round_of(50)])
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    cells = {name: numbers for name, *numbers in rows}
+    assert [[number.split(" ")[0] for number in numbers] for numbers in cells.values()] == [
+        ["950", "800", "150", "950", "4.75"],
+        ["200", "200", "0", "200", "1.00"],
+        ["100", "0", "100", "100", "0.50"],
+        ["150", "50", "100", "150", "0.75"],
+        ["50", "50", "0", "50", "0.25"],
+    ]
+    # A machine that is slow for a round makes each number of that round larger, and no ratio.
+    assert cells["**the events of a singleton task**, `-E`"][-2:] == [
+        "50 [50 .. 75]",
+        "0.25 [0.25 .. 0.25]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own_events", "share", "words"),
+    [
+        ([50, 50], 0.02, ["reached", "reached", "reached"]),
+        ([70, 70], 0.06, ["MISSED", "MISSED", "MISSED"]),
+        ([40, 80], 0.02, ["open", "open", "reached"]),
+    ],
+)
+def test_a_goal_of_the_events_is_reached_or_missed_only_if_the_interval_says_so(
+    own_events: list[float], share: float, words: list[str]
+) -> None:
+    starts = [[round_of(own)] * 3 for own in own_events]
+    found = events_report.verdicts(starts, share)
+    assert [line.partition(":")[0] for line in found] == words
+
+
+def test_the_data_of_the_events_are_in_seconds() -> None:
+    data = events_report.as_data([round_of(50)])
+    own = data["the events of a singleton task, `-E`"]
+    assert own["processor"]["middle"] == pytest.approx(50e-6)
+    assert own["times_celerys_own_events"]["middle"] == pytest.approx(0.25)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 from celery import bootsteps
 from celery.signals import task_postrun, worker_process_init
 
+from tests.benchmarks.processor import processor_seconds
 from tests.benchmarks.worker import parts
 from tests.benchmarks.worker.wiring import TIMES_PARTS, listening_wire, tell
 
@@ -133,13 +134,11 @@ class _ProcessorTime:
     """The processor time of this process and of its pool's children, all threads included."""
 
     def __init__(self, pool: Any) -> None:
-        children = [process.pid for process in pool._pool._pool]
-        # The clock of another process's processor time: clock_getcpuclockid(3), as Linux makes it.
-        self._clocks = [time.CLOCK_PROCESS_CPUTIME_ID, *((~pid << 3) | 2 for pid in children)]
+        self._children = [process.pid for process in pool._pool._pool]
 
     def seconds(self) -> float:
         """Since the processes were started."""
-        return sum(time.clock_gettime(clock) for clock in self._clocks)
+        return time.process_time() + sum(map(processor_seconds, self._children))
 
 
 def _heard_by(receivers: list[Any], wanted: Iterable[Any], trace: Callable[..., Any]) -> Any:
