@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +22,7 @@ from .. import inspection
 from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, Fate, Filter, HeldKey, SortBy
+from ..runtime import Runtime
 
 # The risks of a release by an operator.
 _RISKS: Final = {
@@ -33,6 +36,11 @@ _RISKS: Final = {
 _encode: Final = json.JSONEncoder(separators=(",\n    ", ": ")).encode
 # Records per piece of text.
 _PIECE: Final = 200
+# Seconds after which progress is shown, and between two updates.
+_PROGRESS_AFTER: Final = 1.0
+_PROGRESS_EVERY: Final = 0.2
+# Erases the terminal's line.
+_ERASE: Final = "\r\x1b[K"
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -56,6 +64,35 @@ class Command(CeleryCommand):
             raise click.UsageError(str(exc)) from exc
         except SingletonLockError as exc:
             raise click.ClickException(str(exc)) from exc
+
+
+@contextmanager
+def progress(app: Any) -> Iterator[None]:
+    """Show what a long search in the block has done so far, if stderr is a terminal.
+
+    The block must write nothing to stdout, which may be the same terminal.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    runtime = Runtime.of(app)
+    clock, store = runtime.clock, runtime.store
+    next_at = clock.now() + _PROGRESS_AFTER
+    is_shown = False
+
+    def show(text: str) -> None:
+        nonlocal next_at, is_shown
+        if clock.now() >= next_at:
+            next_at, is_shown = clock.now() + _PROGRESS_EVERY, True
+            click.echo(f"{_ERASE}{text}", nl=False, err=True)
+
+    store.progress = show
+    try:
+        yield
+    finally:
+        store.progress = None
+        if is_shown:
+            click.echo(_ERASE, nl=False, err=True)
 
 
 class Duration(_ParamType):
@@ -108,17 +145,17 @@ def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> No
 
     For a claim, WORKER, PID and SINCE are those of its message's publication.
     """
-    found = inspection.held_keys(
-        ctx.obj.app, Filter(**conditions), sort=SortBy(sort), report=report_foreign
-    )
+    app, chosen = ctx.obj.app, Filter(**conditions)
+    found = inspection.held_keys(app, chosen, sort=SortBy(sort), report=report_foreign)
+    with progress(app):
+        first = next(found, None)  # after the search for all names
+        text = "" if first is None or as_json else table(chain([first], found))
     if as_json:
-        for piece in json_array(found):
+        for piece in json_array(found if first is None else chain([first], found)):
             click.echo(piece, nl=False)
         click.echo()
-    elif (first := next(found, None)) is not None:
-        click.echo(table(chain([first], found)))
     else:
-        click.echo("nothing is held" if Filter(**conditions) == Filter() else "nothing matches")
+        click.echo(text or ("nothing is held" if chosen == Filter() else "nothing matches"))
 
 
 @click.command(cls=Command)
@@ -134,7 +171,8 @@ def show(ctx: click.Context, key: str, as_json: bool) -> None:
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """
     app = ctx.obj.app
-    held = inspection.find_key(app, key) or inspection.find_task(app, _task_id(app, key))
+    with progress(app):
+        held = inspection.find_key(app, key) or inspection.find_task(app, _task_id(app, key))
     if as_json:
         click.echo(json.dumps(row_of(held) if held else None, indent=2))
     elif held:
@@ -163,7 +201,8 @@ def explain(ctx: click.Context, /, task_id: str, timeout: float, as_json: bool) 
     none of them knows the id.
     """
     task_id = _task_id(ctx.obj.app, task_id)
-    found = inspection.explain(ctx.obj.app, task_id, timeout=timeout)
+    with progress(ctx.obj.app):
+        found = inspection.explain(ctx.obj.app, task_id, timeout=timeout)
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2, default=str))
     else:
@@ -212,7 +251,8 @@ def release(
         _release_all(ctx, chosen, reason, dry_run=dry_run, yes=yes, as_json=as_json)
     if token and force:
         raise click.UsageError("--token compares and --force does not: give one of them")
-    held = inspection.find_key(app, key or "")
+    with progress(app):
+        held = inspection.find_key(app, key or "")
     name, freed = held.key if held else str(key), False
     if held and not dry_run:
         if not (force or yes or token):
@@ -237,7 +277,8 @@ def _release_all(
 ) -> None:
     """Release the chosen keys, each by the token that was listed, and exit."""
     app = ctx.obj.app
-    found = [*inspection.held_keys(app, chosen, report=report_foreign)]
+    with progress(app):
+        found = [*inspection.held_keys(app, chosen, report=report_foreign)]
     if found and not (yes or dry_run):
         lines = f"{table(found)}\n{_RISKS[False]}"
         _confirm(lines, f"Release these {len(found)} keys?", as_json)

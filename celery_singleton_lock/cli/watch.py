@@ -5,8 +5,9 @@ Overview
     extra ``watch``). Anything else gets one line per change.
 
 Guarantees
-    A read begins nine times as long after the last one as that took, or later, so reading takes at
-    most a tenth of the time. An error of the store is shown until a read succeeds again.
+    A read begins as long after the last one as that took, or later. (The store itself paces a
+    search through the keys of other programs.) An error of the store is shown until a read succeeds
+    again.
 
 Non-guarantees
     A key that is acquired and released between two reads is not seen. Log lines, signals and worker
@@ -40,8 +41,6 @@ _NO_RICH: Final = (
     "rich is not installed, so this is one line per change; for a table: "
     "pip install 'celery-singleton-lock[watch]'"
 )
-# The pause after a read, in multiples of the time that it took.
-_REST: Final = 9.0
 _COLUMNS: Final = ("KEY", "STATE", "TTL", "AGE", "HOLDER", "WORKER", "WAITING")
 # The columns that are never broken into several lines.
 _NUMBERS: Final = {"TTL", "AGE", "WAITING"}
@@ -87,7 +86,7 @@ def watch(
                 view.show([*inspection.held_keys(app, chosen, sort=order)], at)
             except StoreError as exc:
                 view.fail(exc, at)
-            clock.sleep(max(interval, _REST * (clock.now() - begin)))
+            clock.sleep(max(interval, clock.now() - begin))
 
 
 @contextmanager

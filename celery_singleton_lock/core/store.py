@@ -477,6 +477,9 @@ class Store(ABC):
     says so in its `Capabilities`, where there is a flag for it.
     """
 
+    #: For operators: called with what a long search has done so far, in words; None: not called.
+    progress: Callable[[str], None] | None = None
+
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities: ...
@@ -652,6 +655,10 @@ class Store(ABC):
     def info(self, section: str, /) -> dict[str, str]:
         """One section of the server's INFO; empty if there is none or if the server denies it."""
         return {}
+
+    def size(self) -> int | None:
+        """The number of keys that a search passes, of all programs; None: unknown, or only ours."""
+        return None
 
     def foreign_keys(self, pattern: str, /) -> Iterator[tuple[str, str]]:
         """Keys that match ``pattern`` but were not written by this library, each with a reason."""

@@ -27,6 +27,8 @@ _ROUNDS: Final = 20
 _TTL: Final = 10.0
 # The number of foreign keys that are reported. More would repeat the same mistake.
 _SHOWN_KEYS: Final = 10
+# Keys of other programs in the store, through which a search takes some seconds.
+_MANY_OTHERS: Final = 200_000
 _RIGHTS_PAGE: Final = f"{DOCS}reference/options.html#rights"
 
 
@@ -108,13 +110,24 @@ NO_SCAN: Final = note("keys", "SCAN is denied, so foreign keys are unknown")
 
 
 def check_keys(context: Context) -> Findings:
-    """Foreign keys under this library's names, which are never deleted, and overdue claims."""
+    """What a search for all keys shows.
+
+    Foreign keys under this library's names, which are never deleted; overdue claims; many keys of
+    other programs.
+    """
     foreign: list[tuple[str, str]] = []
     late: dict[str, float] = {}
     now = datetime.fromtimestamp(context.runtime.clock.wall(), UTC)
     unique_for = unique_for_by_task(context.app)
     pattern = context.runtime.keyspace.match_all()
-    for record in context.store.survey(pattern, lambda *one: foreign.append(one)):
+    own = 0
+
+    def count(key: str, text: str) -> None:
+        nonlocal own
+        own += 1
+
+    for record in context.store.survey(pattern, lambda *one: foreign.append(one), texts=count):
+        own += 1
         if seconds := overdue(HeldKey.of(record), unique_for.get(record.holder.task), now):
             late[record.key] = seconds
     for key, seconds in islice(late.items(), _SHOWN_KEYS):
@@ -132,6 +145,16 @@ def check_keys(context: Context) -> Findings:
         yield warning("keys", text, remedy)
     if len(foreign) > _SHOWN_KEYS:
         yield warning("keys", f"{len(foreign) - _SHOWN_KEYS} more of this kind")
+    size = context.store.size()
+    if size is not None and (others := size - own) >= _MANY_OTHERS:
+        text = (
+            f"{others:,} keys of other programs are beside {own:,} of ours: ls, watch, explain, "
+            "doctor and serve look through all of them, at most a tenth of the server's time"
+        )
+        is_cluster = context.kind == "redis cluster"  # which has one database only
+        where = "a cluster" if is_cluster else "a database"
+        remedy = f"{where} of its own for the locks: singleton_lock_url"
+        yield note("search", text, remedy if is_cluster else f'{remedy} = "redis://.../2"')
 
 
 # --- tasks and settings ---------------------------------------------------------------------------

@@ -28,9 +28,6 @@ T = TypeVar("T")
 # Seconds for which a reading is used.
 _KEYS_FOR: Final = 1.0
 _FINDINGS_FOR: Final = 60.0
-# A reading is used for at least this many times the seconds that it took, so that many keys, or a
-# store that does not answer, occupy no more than a tenth of the server's time.
-_REST: Final = 9.0
 # Seconds to wait for the reply that shows that the store answers.
 _PROBE_TIMEOUT: Final = 1.0
 #: The task's name in the records of Beat leaders.
@@ -89,7 +86,8 @@ class Cached(Generic[T]):
             if begin >= self._until:
                 self._value = self._read()
                 end = self._clock.now()
-                self._until = end + max(self._seconds, _REST * (end - begin))
+                # A store that does not answer is left alone for as long as it was waited for.
+                self._until = end + max(self._seconds, end - begin)
             return self._value
 
     def forget(self) -> None:

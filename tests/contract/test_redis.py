@@ -177,6 +177,39 @@ def test_foreign_keys_under_the_prefix_do_not_end_a_scan(
     assert [record.key for record in redis_store.scan(prefix.match_all())] == [key]
 
 
+class Pauses(SystemClock):
+    """Counts what others would have had of the server meanwhile."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def test_a_search_leaves_nine_tenths_of_the_server_to_others_and_does_not_wait_for_its_own_keys(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    pauses = redis_store._connections.clock = Pauses()
+    told: list[str] = []
+    redis_store.progress = told.append
+    raw.flushdb()
+    raw.mset({f"celery-task-meta-{number}": "{}" for number in range(20_000)})
+    raw.config_resetstat()
+    assert list(redis_store.scan(Keyspace("searched").match_all())) == []
+    scans = raw.info("commandstats")["cmdstat_scan"]
+    assert pauses.seconds >= 9 * scans["calls"] * 0.05e-3
+    assert told[-1] == f"searched {scans['calls'] - 1:,} pages of keys: 0 keys are ours"
+    before, pauses.seconds = pauses.seconds, 0.0
+    raw.flushdb()
+    prefix = Keyspace("searched")
+    raw.mset({prefix.lock("s", f"{number}"): "-" for number in range(20_000)})
+    assert list(redis_store.scan(prefix.match_all())) == []
+    assert pauses.seconds < 0.1 * before, "pages of our keys are read without a pause"
+    assert redis_store.size() == 20_000
+    raw.flushdb()
+
+
 def test_a_survey_finds_records_and_strays_and_reads_each_key_once(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:

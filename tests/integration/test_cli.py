@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import queue
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -537,6 +538,31 @@ def test_the_password_is_never_shown(cli: Cli, private_redis: PrivateServer) -> 
     assert no_scheme.status == 1
     for answer in (wrong, broken, no_scheme):
         assert "s3cr" not in answer.all
+
+
+def test_a_long_search_shows_its_progress_on_a_terminal_and_nowhere_else(
+    environment: dict[str, str], private_redis: PrivateServer
+) -> None:
+    env = {**os.environ, **environment, "LOCK_URL": private_redis.url()}
+    with redis.Redis.from_url(private_redis.url()) as client:
+        for start in range(0, 300_000, 10_000):
+            client.mset({f"result-{number}": "{}" for number in range(start, start + 10_000)})
+    terminal, end = pty.openpty()
+    shown = subprocess.Popen(command("ls"), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=end)
+    os.close(end)
+    told = b""
+    with suppress(OSError):  # the end of a terminal
+        while piece := os.read(terminal, 4096):
+            told += piece
+    os.close(terminal)
+    out, _ = shown.communicate(timeout=60)
+    assert out == b"nothing is held\n"
+    assert re.search(rb"searched [\d,]+ pages of keys: 0 keys are ours", told)
+    assert told.endswith(b"\r\x1b[K"), "the line is erased"
+    piped = subprocess.run(
+        command("ls"), cwd=ROOT, env=env, capture_output=True, timeout=60, check=True
+    )
+    assert (piped.stdout, piped.stderr) == (b"nothing is held\n", b"")
 
 
 def test_ls_tells_of_keys_that_other_recipes_left_under_our_names(

@@ -344,6 +344,20 @@ def test_a_server_that_cannot_save_is_an_error_about_its_disk() -> None:
         assert "disk" in finding.remedy
 
 
+def test_a_database_of_its_own_is_advised_beside_many_keys_of_other_programs(
+    server: PrivateServer, raw: Any
+) -> None:
+    app = app_on(server.url())
+    assert found(app, "search") == []
+    for start in range(0, 200_000, 10_000):
+        raw.mset({f"celery-task-meta-{number}": "{}" for number in range(start, start + 10_000)})
+    (finding,) = found(app, "search")
+    assert finding.severity is Severity.NOTE
+    assert "200,000 keys of other programs are beside" in finding.text
+    assert 'singleton_lock_url = "redis://.../2"' in finding.remedy
+    raw.flushdb()
+
+
 def test_the_keys_of_old_recipes_are_told_and_left_alone(server: PrivateServer, raw: Any) -> None:
     """SETNX without EXPIRE, SETNX + GETSET with a timestamp, a list as a queue of one."""
     forever, a_list = "csl:{celery:0}:checked.work:a", "csl:{celery:0}:checked.work:b"

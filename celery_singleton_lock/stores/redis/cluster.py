@@ -323,7 +323,7 @@ class NodeConnections(Connections):
                 self.note_other_server()
                 self._topology.master_of[request.slot] = target
         elif isinstance(error, redis.exceptions.TryAgainError) and waits:
-            self._clock.sleep(_TRY_AGAIN_PAUSE)
+            self.clock.sleep(_TRY_AGAIN_PAUSE)
         else:
             self._stale = self._stale or isinstance(error, _STALE)
             return False

@@ -139,14 +139,15 @@ class Connections:
             ) from exc
         #: What the ends of the connections are reported to; None: nothing.
         self.watch: ConnectionWatch | None = None
-        self._clock = clock or SystemClock()
+        #: The clock of pauses.
+        self.clock = clock or SystemClock()
         #: The current time in seconds, to compute the age of idle connections.
-        self.now = self._clock.now
+        self.now = self.clock.now
         self._have_none()
 
     def _have_none(self) -> None:
         self._idle: defaultdict[tuple[int, float], _Idle] = defaultdict(_Idle)
-        self._sweep = IdleSweep(self.close_old, self._clock)
+        self._sweep = IdleSweep(self.close_old, self.clock)
 
     @property
     def address(self) -> str:
@@ -158,7 +159,7 @@ class Connections:
         """Connections to one server, with the same login and options."""
         other = object.__new__(Connections)
         other._options = {**self._options, "host": host, "port": port}
-        other._make, other._clock, other.now = self._make, self._clock, self.now
+        other._make, other.clock, other.now = self._make, self.clock, self.now
         other._have_none()
         other.watch = self.watch
         return other
