@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from celery import Celery
 
 from ..errors import StoreError, StoreUnavailable
-from ..runtime import Runtime, singleton_tasks
+from ..inspection.keys import policies_by_task
+from ..policy import Policy
+from ..runtime import Runtime
 from ..stores import is_sentinel_url
 
 T = TypeVar("T")
@@ -140,14 +142,14 @@ class Context:
         return cast(T, self._results[ask])
 
     @cached_property
+    def policies(self) -> dict[str, Policy]:
+        """The policy of each task, by name; check_policies reports those that have none."""
+        return policies_by_task(self.app)
+
+    @property
     def ttls_by_task(self) -> dict[str, float]:
-        """The ttl, in seconds, of each task whose policy agrees with the settings."""
-        ttls: dict[str, float] = {}
-        for task in singleton_tasks(self.app):
-            # A worker refuses a task that contradicts the settings; check_policies reports it.
-            with suppress(TypeError, ValueError):
-                ttls[task.name] = task.singleton_policy().ttl
-        return ttls
+        """The ttl of each task, in seconds, by name."""
+        return {name: policy.ttl for name, policy in self.policies.items()}
 
     @cached_property
     def ttls(self) -> list[float]:

@@ -196,6 +196,14 @@ def check_timeouts(context: Context) -> Findings:
             "message comes back while its lease still stands, and waits",
             "a ttl below visibility_timeout",
         )
+    if names := names_of(t for t in tasks if (context.policies[t.name].debounce or 0) > timeout):
+        yield note(
+            "timeouts",
+            f"debounce is longer than visibility_timeout ({timeout:g} s) of {names}: workers put "
+            f"each message back every {context.settings.longest_countdown:g} s until it is due, "
+            "and many such messages delay each other",
+            "visibility_timeout above the longest debounce, in broker_transport_options",
+        )
     if names := names_of(t for t in tasks if t.acks_late and _time_limit(t) > timeout):
         yield note(
             "timeouts",

@@ -231,6 +231,13 @@ def _warn_of_durations(task: str, policy: Policy, settings: Settings) -> None:
             f"{timeout:g} s: a dead worker's message comes back while its lease still stands, and "
             "waits. Set ttl below visibility_timeout."
         )
+    longest, debounce = settings.longest_countdown, policy.debounce
+    if timeout is not None and longest is not None and debounce is not None and debounce > timeout:
+        _warn(
+            f"{task} has debounce={debounce:g} s, longer than the broker's visibility_timeout of "
+            f"{timeout:g} s: a worker puts each message back every {longest:g} s until it is due. "
+            "With many such messages this delays them all. Set visibility_timeout above debounce."
+        )
     if max_hold is not None and max_hold < ttl:
         _warn(
             f"{task} has max_hold={max_hold:g} s, shorter than its ttl of {ttl:g} s: each body "

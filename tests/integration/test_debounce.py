@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -122,18 +123,26 @@ def test_a_debounced_call_survives_the_kills_of_its_workers(
 
 
 @pytest.mark.slow
-def test_a_debounce_that_is_longer_than_the_visibility_timeout_runs_once(
-    redis_url: str, tmp_path: Path, name: str
+@pytest.mark.parametrize("edits", [0, 2], ids=["one call", "edits"])
+def test_a_debounce_that_is_longer_than_the_visibility_timeout_runs_once_and_in_time(
+    redis_url: str, tmp_path: Path, name: str, edits: int
 ) -> None:
     with open_stage(redis_url, tmp_path, APP, {"VISIBILITY_TIMEOUT": "2"}) as stage:
-        called = time.monotonic()
-        stage.app.debounced.apply_async((name, 1), singleton={"debounce": 6, "debounce_max": 60})
-        stage.worker(concurrency=1)
-        stage.worker(concurrency=1)
+        workers = [stage.worker(concurrency=1) for _ in range(2)]
+        later: Any = {"debounce": 6, "debounce_max": 60}
+        for value in range(edits + 1):
+            time.sleep(3 if value else 0)  # the pause between the calls is the subject
+            called = time.monotonic()
+            stage.app.debounced.apply_async((name, value), singleton=later)
         wait_until(lambda: stage.starts(name), "it runs")
         assert 6 <= stage.starts(name)[0].at - called <= 6 + LATE
         wait_until(lambda: not messages(stage, name), "the message is acknowledged")
-        assert values(stage, name) == [1]
+        assert values(stage, name) == [edits]
+        # No countdown may reach the visibility timeout: the broker would deliver the message again.
+        log = "".join(worker.log for worker in workers)
+        delays = [float(delay) for delay in re.findall(r"put-back: .* delay=([\d.]+)", log)]
+        assert max(delays) <= 2 / 3 + 0.001
+        assert len(delays) >= 8
 
 
 def test_arguments_of_a_message_that_is_due_late_are_kept_until_then(

@@ -407,6 +407,16 @@ def test_timeouts_that_do_not_fit_are_told(server: PrivateServer) -> None:
     assert all("checked.work" in finding.text for finding in (warning, note))
 
 
+def test_a_debounce_above_the_visibility_timeout_is_a_note(server: PrivateServer) -> None:
+    app = app_on(server.url(), key="{number}", debounce=90, ttl=20)
+    assert not found(app, "timeouts")
+    app.conf.broker_transport_options = {"visibility_timeout": 60}
+    [finding] = found(app, "timeouts")
+    assert finding.severity is Severity.NOTE
+    assert "debounce is longer than visibility_timeout (60 s) of checked.work" in finding.text
+    assert "every 20 s" in finding.text
+
+
 def test_results_that_reach_the_first_caller_alone_are_told(server: PrivateServer) -> None:
     app = app_on(server.url(), unique="until_done")
     assert [finding.severity for finding in found(app, "tasks")] == [Severity.OK]

@@ -363,6 +363,25 @@ def test_a_ttl_above_the_visibility_timeout_is_a_warning(
     assert "Set ttl below visibility_timeout." in line
 
 
+def test_a_debounce_above_the_visibility_timeout_is_a_warning(
+    worker: StartWorker, write_app: WriteApp
+) -> None:
+    code = """
+    app.conf.broker_transport_options = {"visibility_timeout": 90}
+
+    @singleton_task(app=app, name="index", key="{number}", debounce=120)
+    def index(number): ...
+
+    @singleton_task(app=app, name="short", key="{number}", debounce=90)
+    def short(number): ...
+    """
+    process = worker(write_app(code))
+    [line] = [line for line in process.lines if "visibility_timeout" in line and "WARNING" in line]
+    assert "index has debounce=120 s, longer than the broker's visibility_timeout of 90 s" in line
+    assert "every 30 s" in line
+    assert "Set visibility_timeout above debounce." in line
+
+
 def test_results_that_reach_the_first_caller_alone_are_a_warning(
     environment: dict[str, str],
     redis_url: str,
