@@ -105,6 +105,38 @@ def test_the_dashboard_s_queries_are_valid(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_query_for_leases_without_an_end_counts_neither_held_nor_ended_ones(
+    tmp_path: Path,
+) -> None:
+    [query] = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+    counters = {"acquisitions": 9, "releases": 3, "release_failures": 1, "freed": 1}
+    series = {f'celery_singleton_{name}_total{{task="t"}}': n for name, n in counters.items()}
+    series |= {
+        'celery_singleton_losses_total{task="t", reason="gone"}': 1,
+        'celery_singleton_losses_total{task="t", reason="expired"}': 0,
+        'celery_singleton_keys{task="t", state="running"}': 1,
+        'celery_singleton_keys{task="t", state="claim, queued"}': 5,
+        'celery_singleton_acquisitions_total{task="idle"}': 2,
+        'celery_singleton_releases_total{task="idle"}': 2,
+    }
+    expected = [{"labels": f'{{task="{task}"}}', "value": n} for task, n in (("t", 2), ("idle", 0))]
+    tests = {
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name, "values": f"{n}x5"} for name, n in series.items()
+                ],
+                "promql_expr_test": [{"expr": query, "eval_time": "3m", "exp_samples": expected}],
+            }
+        ]
+    }
+    path = tmp_path / "query.yml"
+    path.write_text(json.dumps(tests))  # JSON is YAML
+    done = promtool("test", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_dashboard_has_no_data_source_of_its_author_and_no_panel_twice() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids)) >= 12

@@ -12,6 +12,7 @@ import pytest
 
 from celery_singleton_lock import inspection, is_skipped
 from example_project.private_server import PrivateServer
+from tests.harness.bodies import power_cut
 from tests.harness.deliveries import wait_until
 from tests.harness.journal import Journal
 from tests.harness.processes import kill_process
@@ -151,6 +152,45 @@ def test_counters_equal_the_journal_and_gauges_the_store(
     assert samples["hold_seconds_count", label] == found["releases_total"][BRIEF, ""] == 7
     wait_until(lambda: gauges(server, "keys") == {}, "the gauges follow")
     assert list(inspection.held_keys(pools.app)) == []
+
+
+@pytest.mark.slow
+def test_leases_of_a_worker_that_was_killed_as_a_whole_are_acquisitions_without_an_end(
+    journal: Journal,
+    worker: Callable[..., CeleryWorker],
+    load_app: Callable[..., ModuleType],
+    serve: Callable[..., ServeProcess],
+) -> None:
+    pools, server = load_app(POOLS), serve(POOLS)
+    wait_until(lambda: server.sample("events_up"), "serve receives worker events")
+    doomed = worker(POOLS, concurrency=2, args=["-E"])
+
+    def unreported() -> float:
+        found = counted(server)
+        ends = ("releases", "losses", "freed", "release_failures")
+        ended = sum(sum(found[f"{end}_total"].values()) for end in ends)
+        held = sum(gauges(server, "keys").values())
+        return sum(found["acquisitions_total"].values()) - ended - held
+
+    pools.gate("done").touch()
+    pools.work.delay("done").get(timeout=60)
+    for key in ("a", "b"):
+        pools.work.delay(key)
+        journal.wait_for_starts(1, key=key)
+    label = frozenset({("task", f"{POOLS}.work"), ("state", "running")})
+    wait_until(lambda: gauges(server, "keys") == {label: 2}, "two leases are held")
+    wait_until(lambda: unreported() == 0, "all events have arrived")
+    power_cut(doomed, journal)
+    wait_until(lambda: unreported() == 2, "the leases expire")
+
+    successor = worker(POOLS, concurrency=2, args=["-E"])
+    for key in ("a", "b"):
+        pools.gate(key).touch()
+        pools.work.delay(key).get(timeout=60)
+    wait_until(lambda: counted(server)["releases_total"].total() == 3, "the next ones are counted")
+    wait_until(lambda: unreported() == 2, "and hide nothing")
+    found = logged([doomed, successor])
+    assert not found["freed_total"] + found["losses_total"], "nothing reports those two"
 
 
 @pytest.mark.slow
