@@ -179,6 +179,22 @@ def test_a_client_of_zookeeper_waits_for_no_log_handler() -> None:
     assert seen == [("singleton-observers", thread(), "Connection dropped: by the server")]
 
 
+@pytest.mark.parametrize("name", ["connection", "connectionpool", "response", "util.retry"])
+def test_a_serving_thread_waits_for_no_log_handler_of_the_client_of_etcd(name: str) -> None:
+    pytest.importorskip("requests")
+    import celery_singleton_lock.stores.etcd.gateway  # noqa: F401
+
+    logger = logging.getLogger(f"urllib3.{name}")
+    with handled("urllib3") as seen:
+        logger.warning("by the %s", "user")
+        with module.observers.elsewhere():
+            logger.warning("by the %s", "heartbeat")
+    assert seen == [
+        (thread(), thread(), "by the user"),
+        ("singleton-observers", thread(), "by the heartbeat"),
+    ]
+
+
 def test_the_handlers_of_a_serving_threads_log_records_run_on_the_other_thread() -> None:
     logger = logging.getLogger(LOGGER)
     with handled(LOGGER) as seen:

@@ -14,6 +14,7 @@ pooled by native thread, because a socket belongs to the hub of a thread.
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from ...core import native
 from ...core.clock import Clock
+from ...core.observers import observers
 from ...core.store import ConnectionWatch
 from ...errors import StoreError, StoreUnavailable
 from ..idle import MAX_IDLE, IdleSweep
@@ -45,6 +47,11 @@ _UNAUTHENTICATED: Final = 16
 _UNCERTAIN: Final = frozenset({2, 4, 10, 13, 14})
 # Messages of a member if the login's token has expired or was issued before the member's restart.
 _BAD_TOKEN: Final = ("invalid auth token", "user name is empty", "auth store is old")
+# urllib3's loggers: at DEBUG they log each request, and a warning may come with any reply. Other
+# requests of the process use them too, so only the records of threads that serve others are
+# deferred. A logger's filters do not apply to its children, so each logger has the filter.
+for _name in ("connection", "connectionpool", "response", "util.retry"):
+    logging.getLogger(f"urllib3.{_name}").addFilter(lambda record: not observers.defers(record))
 
 
 class LeaseGone(Exception):
