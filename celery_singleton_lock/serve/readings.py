@@ -29,8 +29,8 @@ T = TypeVar("T")
 _KEYS_FOR: Final = 1.0
 _FINDINGS_FOR: Final = 60.0
 # A reading is used for at least this many times the seconds that it took: many keys take a fifth of
-# this process's time, and the events of workers have the rest. (The store paces a search through the
-# keys of other programs.)
+# this process's time, and the events of workers have the rest. (The store paces a search through
+# the keys of other programs.)
 _REST: Final = 4.0
 # Seconds to wait for the reply that shows that the store answers.
 _PROBE_TIMEOUT: Final = 1.0
