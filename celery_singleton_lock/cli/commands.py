@@ -334,7 +334,8 @@ def _confirm(what: str, question: str, as_json: bool) -> None:
 
 
 def report_foreign(key: str, reason: str) -> None:
-    click.echo(f"not ours: {key!r} {reason}; see `doctor`", err=True)
+    progress_ends = _ERASE if sys.stderr.isatty() else ""
+    click.echo(f"{progress_ends}not ours: {key!r} {reason}; see `doctor`", err=True)
 
 
 def _row(finding: Finding) -> dict[str, str]:

@@ -117,7 +117,7 @@ WRITTEN_DOWN: Final[dict[str, tuple[Counting, int]]] = {
     "task after a pause, redis": (task_after_a_pause, 2877),
     "skipped task, redis": (skip, 6840),
     "publish without a claim, redis": (publishing, 220),
-    "publish with a claim, redis": (claim, 1759),
+    "publish with a claim, redis": (claim, 1806),
     "renewal of 200 leases, redis": (renewals, 23773),
 }
 

@@ -96,8 +96,8 @@ _NO_SCAN: Final = (
     "keys are found by short names, task ids and patterns with SCAN, which the store's login may "
     "not use: give the full key (csl:{...}:...), or grant +scan"
 )
-# Places in the server's table of keys per SCAN; half of them or more are occupied. Each SCAN blocks
-# the server's other clients for some 0.08 ms.
+# Places in the server's table of keys per SCAN; half of them or more are occupied, unless many keys
+# were deleted. Each SCAN blocks the server's other clients for some 0.08 ms.
 _SCAN_COUNT: Final = 100
 # Seconds of pause after a SCAN that found no key of ours, so that a search through the keys of
 # other programs takes a tenth of the server's time.
@@ -523,7 +523,7 @@ class RedisStore(Store):
                 pages += 1
                 self._report(f"searched {pages:,} pages of keys: {len(found):,} keys are ours")
                 # Pages of our own keys, which the caller wants to see, need no pause.
-                if (foreign := 1 - 2 * len(keys) / _SCAN_COUNT) > 0:
+                if (foreign := 1 - 4 * len(keys) / _SCAN_COUNT) > 0:
                     server.clock.sleep(_PAUSE * foreign)
         return sorted(found)
 
