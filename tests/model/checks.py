@@ -12,6 +12,7 @@ __all__ = ["CHECKS", "Check"]
 _LEASE = Path(__file__).with_name("lease.pml")
 _LINE = Path(__file__).with_name("line.pml")
 _DELIVERY = Path(__file__).with_name("delivery.pml")
+_QUEUE = Path(__file__).with_name("queue.pml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,18 @@ _RESERVED = "between=="
 _KEPT = "done["
 _FOREVER = "acceptance cycle"
 _IN_ORDER = "began[1]"
+# The same of the queue of a key, with the numbers of its guarantees.
+_ALONE = "at==2)||"  # 1
+_AFTER = "called_after["  # 2
+_NOT_LOST = "returned["  # 3
+_BEGUN_ONCE = "!(once["  # 4
+_DUE = "||due"  # 6
+_DISCARDED = "(marker["  # 7
+_NEWEST = ">=begun["  # 8
+_RAISED = "!(raised["  # 9
+_RESULT = "||result["  # 13
+_OWED = "noted[me]!="
+_NEVER_BOTH = "ended[0]&&ended[1]"
 
 _CANCELS = ("FAULTS=1", "CANCELS")
 
@@ -101,6 +114,27 @@ CHECKS = (
         search=Search.FAIR,
     ),
     Check("every job is done", _DELIVERY, ("FAULTS=1", "SKIPS", "LIVENESS"), search=Search.FAIR),
+    Check("queue, early: 1 fault", _QUEUE, ("FAULTS=1",)),
+    Check("queue, late: 1 fault", _QUEUE, ("FAULTS=1", "LATE")),
+    Check("queue, early: joins at a worker, 1 fault", _QUEUE, ("FAULTS=1", "DIRECT")),
+    Check("queue, late: joins at a worker, 1 fault", _QUEUE, ("FAULTS=1", "DIRECT", "LATE")),
+    Check("queue, early: a call is taken out", _QUEUE, ("FAULTS=0", "OPERATOR")),
+    Check("queue, late: the same, 1 fault", _QUEUE, ("FAULTS=1", "OPERATOR", "DIRECT", "LATE")),
+    Check("queue, early: beside an older worker", _QUEUE, ("FAULTS=0", "OLDER")),
+    Check("queue, late: beside an older worker", _QUEUE, ("FAULTS=0", "OLDER", "LATE")),
+    Check("queue, early: a loss", _QUEUE, ("FAULTS=0", "LOSS")),
+    Check("queue, late: a loss", _QUEUE, ("FAULTS=0", "LOSS", "LATE")),
+    *(
+        Check(f"queue, {claim}", _QUEUE, definitions, search=Search.FAIR)
+        for claim, definitions in (
+            ("early: every call ends, 1 fault", ("FAULTS=1", "LIVENESS")),
+            ("late: every call ends, 1 fault", ("FAULTS=1", "LIVENESS", "LATE")),
+            ("late: ends beside an older worker", ("FAULTS=0", "LIVENESS", "LATE", "OLDER")),
+            ("early: ends when one is taken out", ("FAULTS=0", "LIVENESS", "OPERATOR")),
+            ("early: its head is hinted", ("FAULTS=1", "HINTS")),
+            ("early: a foreign release is noticed", ("FAULTS=0", "UNNOTICED")),
+        )
+    ),
     _refuted("release without owner check", _LEASE, _EXCLUSION, "NO_OWNER_CHECK"),
     _refuted("no local deadline", _LEASE, _EXCLUSION, "NO_DEADLINE"),
     _refuted("no margin for the clocks", _LEASE, _EXCLUSION, "NO_MARGIN"),
@@ -186,6 +220,27 @@ CHECKS = (
     ),
     _refuted("a newer call does not wait", _DELIVERY, _ONE_BODY, *_CANCELS, "TAKES_OVER"),
     _refuted("only a refused call is noted", _DELIVERY, _IN_ORDER, *_CANCELS, "NOTED_IF_REFUSED"),
+    *(
+        _refuted(f"queue: {claim}", _QUEUE, violated, *definitions)
+        for claim, violated, definitions in (
+            ("its head is not stored", _NOT_LOST, ("HEAD_NOT_STORED", "FAULTS=1")),
+            ("a late head is passed over", _AFTER, ("PASSED_OVER", "FAULTS=1")),
+            ("attempt 0 is published again", _NEWEST, ("ATTEMPT_0", "FAULTS=1", "LATE")),
+            ("begun is not looked at", _BEGUN_ONCE, ("BEGUN_UNCHECKED", "FAULTS=1")),
+            ("the note is struck too early", _OWED, ("NOTE_STRUCK_EARLY", "FAULTS=1")),
+            ("absent is taken for ended", _DISCARDED, ("ABSENT_IS_ENDED", "FAULTS=0", "DIRECT")),
+            ("no head check", _AFTER, ("NO_HEAD_CHECK", "FAULTS=1", "DIRECT", "LATE")),
+            ("no look: a head stays unhinted", _FOREVER, ("NO_SWEEP", "FAULTS=0", "HINTS")),
+            ("no look: a foreign release", _FOREVER, ("NO_SWEEP", "FAULTS=0", "UNNOTICED")),
+            ("the next is the last plus one", _FOREVER, ("LAST_PLUS_ONE", "FAULTS=1", "LIVENESS")),
+            ("join in two steps", _DUE, ("JOIN_IN_TWO", "FAULTS=1")),
+            ("an end without its token", _ALONE, ("END_WITHOUT_TOKEN", "FAULTS=1", "LATE")),
+            ("withdrawn without a marker", _RAISED, ("WITHDRAW_WITHOUT_MARKER", "FAULTS=1")),
+            ("a retry does not join again", _DUE, ("RETRY_OVERWRITES", "FAULTS=0", "LOSS")),
+            ("taken out before its result", _RESULT, ("RESULT_LAST", "FAULTS=0", "OPERATOR")),
+            ("never both end with a fault", _NEVER_BOTH, ("WITNESS", "FAULTS=1")),
+        )
+    ),
     # Not promised, and so to be found as well: else the models would promise too much.
     _refuted(
         "exclusion while a store forgets", _LEASE, _EXCLUSION, "EXCLUSION_OVER_LOSS", "LOSSES=1"
