@@ -540,6 +540,7 @@ def test_the_password_is_never_shown(cli: Cli, private_redis: PrivateServer) -> 
         assert "s3cr" not in answer.all
 
 
+@pytest.mark.slow
 def test_a_long_search_shows_its_progress_on_a_terminal_and_nowhere_else(
     environment: dict[str, str], private_redis: PrivateServer
 ) -> None:
