@@ -120,13 +120,15 @@ def check_keys(context: Context) -> Findings:
     now = datetime.fromtimestamp(context.runtime.clock.wall(), UTC)
     unique_for = unique_for_by_task(context.app)
     pattern = context.runtime.keyspace.match_all()
-    own = 0
+    own, size = 0, context.store.size()
 
     def count(key: str, text: str) -> None:
         nonlocal own
         own += 1
 
-    for record in context.store.survey(pattern, lambda *one: foreign.append(one), texts=count):
+    # Other stores than Redis would read everything a second time for the texts.
+    texts = None if size is None else count
+    for record in context.store.survey(pattern, lambda *one: foreign.append(one), texts=texts):
         own += 1
         if seconds := overdue(HeldKey.of(record), unique_for.get(record.holder.task), now):
             late[record.key] = seconds
@@ -145,7 +147,6 @@ def check_keys(context: Context) -> Findings:
         yield warning("keys", text, remedy)
     if len(foreign) > _SHOWN_KEYS:
         yield warning("keys", f"{len(foreign) - _SHOWN_KEYS} more of this kind")
-    size = context.store.size()
     if size is not None and (others := size - own) >= _MANY_OTHERS:
         text = (
             f"{others:,} keys of other programs are beside {own:,} of ours: ls, watch, explain, "
