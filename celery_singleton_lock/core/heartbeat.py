@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from random import random
+from random import random, uniform
 from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
@@ -111,8 +111,10 @@ _MIN_RETRY_PAUSE: Final = 0.01
 # The share of a pause that is random. All processes notice the end of a server at once, and must
 # not ask its successor at once.
 _RETRY_JITTER: Final = 0.1
-# The end of a connection causes a renewal within this number of seconds, at random.
-_SPREAD: Final = 0.3
+# The end of a connection causes a renewal after this number of seconds, at random. Not at once: the
+# other connections of the server end one after the other, and the store may use one that was in use
+# a moment ago without a check whether it has ended.
+_SPREAD: Final = (0.02, 0.3)
 
 
 #: Called on the heartbeat's thread if a lease is lost before its release. Returns what becomes of
@@ -197,16 +199,12 @@ class Heartbeat:
         if lease in self._leases:
             self._lose_overdue(lease, self._clock.now())
 
-    def let_go(self, lease: Lease, by: float = _FOREVER) -> bool:
+    def let_go(self, lease: Lease) -> bool:
         """:meth:`discard` for an asynchronous release.
 
         The store is drained when the next renewal would have been due, unless the release is
         confirmed before. The thread wakes at that time in any case. Waking it for each release
         would cost the body as much as a round trip.
-
-        Args:
-            lease: The lease.
-            by: The time at which to drain the store at the latest.
 
         Returns:
             Whether the lease was being renewed; if not, the store is not drained.
@@ -216,28 +214,33 @@ class Heartbeat:
         # The earliest time of the first renewal of such a lease, so that the next lease does not
         # wake the thread either. The release is added before the lease is removed from _leases, so
         # that a sweep in between finds one of them.
-        due = lease.acquired_at + _EARLIEST * interval_of(lease.ttl, self._trusted)
-        self._let_go[lease] = due if due < by else by
+        interval = interval_of(lease.ttl, self._trusted)
+        self._let_go[lease] = lease.acquired_at + _EARLIEST * interval
         self._leases.pop(lease, None)
         lease.end()
         return True
 
-    def sent(self, lease: Lease, by: float = _FOREVER) -> None:
+    def sent(self, lease: Lease) -> None:
         """The asynchronous release of ``lease`` was sent.
 
         With a short ttl, the drain may have run between :meth:`let_go` and this call, before there
         was a release to drain. In that case it is repeated now.
-
-        Args:
-            lease: The lease.
-            by: As in :meth:`let_go`.
         """
         if lease not in self._let_go:
             self._let_go[lease] = self._clock.now()
             self._alarm.ring()
-        elif by < self._wakes_at:
-            self._report_at = by
-            self._alarm.ring()
+
+    def report_by(self, lease: Lease, by: float) -> None:
+        """Drain the store at the time ``by`` at the latest, unless the release is confirmed before.
+
+        For an asynchronous release whose event is awaited; call this after :meth:`sent`.
+        """
+        due = self._let_go.get(lease, by)
+        if by < due:
+            self._let_go[lease] = by  # before _wakes_at is read: see sweep()
+            if by < self._wakes_at:
+                self._report_at = by
+                self._alarm.ring()
 
     def confirmed(self, lease: Lease) -> None:
         """The asynchronous release was acknowledged, or a synchronous release replaces it."""
@@ -301,7 +304,7 @@ class Heartbeat:
         now = self._clock.now()
         # A restart ends the connections of all processes at once, hence the random part. The pause
         # bounds what a server costs that ends each connection.
-        at = max(now + _SPREAD * random(), self._hastened_to + _MAX_RETRY_PAUSE)
+        at = max(now + uniform(*_SPREAD), self._hastened_to + _MAX_RETRY_PAUSE)
         # A renewal that has failed is repeated soon in any case.
         hastened = [one for one in self._snapshot() if at < one.due and not one.failures]
         for lease in hastened:

@@ -256,20 +256,21 @@ class Locker:
         heartbeat, watched = self.heartbeat, self._events.observes(_RELEASED)
         try:
             now = self.clock.now()
-            report_at = now + _REPORTED_WITHIN if watched else _FOREVER
             if (
                 self._releases_async
                 and now - lease.acquired_at <= _FRESH
                 and now < lease.valid_until
                 and lease.process == os.getpid()
                 and not (watched and self._events.reaches_sinks(_RELEASED))
-                and heartbeat.let_go(lease, report_at)
+                and heartbeat.let_go(lease)
             ):
                 lease.released_at = now
                 reply = partial(self._on_reply, lease, request)
                 timeout = timeout_for(lease.ttl)
                 if self.store.release_async(request, timeout=timeout, on_reply=reply):
-                    heartbeat.sent(lease, report_at)
+                    heartbeat.sent(lease)
+                    if watched:
+                        heartbeat.report_by(lease, now + _REPORTED_WITHIN)
                     return
                 heartbeat.confirmed(lease)
                 lease.released_at = None  # nothing has left this process

@@ -20,6 +20,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.transitions import Entry
 from celery_singleton_lock.testing import ManualClock
+from tests.harness.events import Recorded
 
 KEY = Keyspace("unit").leader("beats")
 TTL, POLL = 15.0, 1.0
@@ -89,11 +90,15 @@ class Candidate:
             singleton_lock_beat_poll=POLL,
         )
         runtime = Runtime(app, store=store, clock=clock)
-        self.said: list[Event] = []
-        runtime.events = Events([self.said.append])
+        self._said = Recorded()
+        runtime.events = Events([self._said])
         self.heartbeat = runtime.locker.heartbeat
         self.election = Election(runtime)
         self.election._holder = replace(self.election._holder, pid=pid, process="")
+
+    @property
+    def said(self) -> list[Event]:
+        return self._said.all()
 
     def names(self) -> list[EventName]:
         return [event.name for event in self.said if event.name in OF_LEADERS]

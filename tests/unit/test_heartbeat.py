@@ -20,6 +20,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
 from tests.harness.deliveries import wait_until
+from tests.harness.events import Recorded
 from tests.unit.flaky_store import BatchingFlakyStore, FlakyStore
 
 KEYSPACE = Keyspace("unit")
@@ -32,9 +33,13 @@ class Bench:
     def __init__(self, kind: type[FlakyStore] = FlakyStore) -> None:
         self.clock = ManualClock()
         self.store = kind(self.clock)
-        self.events: list[Event] = []
-        self.heartbeat = Heartbeat(self.store, self.clock, Events([self.events.append]))
+        self._events = Recorded()
+        self.heartbeat = Heartbeat(self.store, self.clock, Events([self._events]))
         self.lost: list[Lease] = []
+
+    @property
+    def events(self) -> list[Event]:
+        return self._events.all()
 
     def hold(self, name: str = "a", ttl: float = 60.0, max_hold: float | None = None) -> Lease:
         return hold(self.store, self.clock, self.heartbeat, name, ttl, max_hold, self.lost.append)

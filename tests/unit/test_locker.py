@@ -36,6 +36,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 from celery_singleton_lock.testing.contract import new_token
+from tests.harness.events import Recorded
 
 KEY = Keyspace("unit").lock("s", "k")
 
@@ -90,11 +91,15 @@ class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = CuedStore(self.clock)
-        self.events: list[Event] = []
-        events = Events([self.events.append])
+        self._events = Recorded()
+        events = Events([self._events])
         self.heartbeat = Heartbeat(self.store, self.clock, events)
         self.ledger = LeaseNotes()
         self.locker = Locker(self.store, self.clock, self.heartbeat, events, self.ledger)
+
+    @property
+    def events(self) -> list[Event]:
+        return self._events.all()
 
     def names(self) -> list[str]:
         return [name for name, _, _ in self.store.calls]

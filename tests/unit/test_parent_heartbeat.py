@@ -17,7 +17,7 @@ from billiard.process import current_process
 
 from celery_singleton_lock.core import native
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.events import Event, Events
+from celery_singleton_lock.core.events import Events
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Holder, Kind, Lease, LossReason, Phase, trust_of
@@ -58,8 +58,7 @@ class Bench:
         self.clock = ManualClock()
         self.store = FlakyStore(self.clock)
         self.record = SharedMemory()
-        self.events: list[Event] = []
-        events = Events([self.events.append])
+        events = Events([])
         # Never swept but where a test says so: the GIL is kept.
         self.heartbeat = Heartbeat(self.store, self.clock, events)
         self.locker = Locker(self.store, self.clock, self.heartbeat, events, self.record)
