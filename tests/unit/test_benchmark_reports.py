@@ -371,7 +371,7 @@ def round_of(own_events: float, slow: float = 1.0) -> Round:
 
     def lap(parent: float, child: float) -> Lap:
         processor = {"parent": parent * slow * 1e-6, "child": child * slow * 1e-6}
-        return Lap(time=sum(processor.values()), **processor)
+        return Lap(time=sum(processor.values()), threads=10e-6 * slow, **processor)
 
     return {
         (BARE, False): lap(800, 150),
@@ -386,11 +386,11 @@ def test_the_events_of_a_singleton_task_stand_beside_those_of_celery() -> None:
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     cells = {name: numbers for name, *numbers in rows}
     assert [[number.split(" ")[0] for number in numbers] for numbers in cells.values()] == [
-        ["950", "800", "150", "950", "4.75"],
-        ["200", "200", "0", "200", "1.00"],
-        ["100", "0", "100", "100", "0.50"],
-        ["150", "50", "100", "150", "0.75"],
-        ["50", "50", "0", "50", "0.25"],
+        ["950", "800", "10", "150", "950", "4.75"],
+        ["200", "200", "0", "0", "200", "1.00"],
+        ["100", "0", "0", "100", "100", "0.50"],
+        ["150", "50", "0", "100", "150", "0.75"],
+        ["50", "50", "0", "0", "50", "0.25"],
     ]
     # A machine that is slow for a round makes each number of that round larger, and no ratio.
     assert cells["**the events of a singleton task**, `-E`"][-2:] == [

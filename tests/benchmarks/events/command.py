@@ -18,7 +18,7 @@ from tests.benchmarks.events import report
 from tests.benchmarks.events.report import KINDS, Lap, Round
 from tests.benchmarks.events.serving import RATE, SCRAPE, WORKERS, share_of_a_core
 from tests.benchmarks.machine import conditions, seeded
-from tests.benchmarks.processor import processor_seconds
+from tests.benchmarks.processor import other_threads_seconds, processor_seconds
 from tests.benchmarks.publication import publish
 from tests.harness.app_module import fresh_module
 from tests.harness.worker import CeleryWorker
@@ -101,24 +101,26 @@ class _Stage:
             self._number += 1
             app.tasks[name].apply_async((self._number,), queue=_STAGING)
         app.tasks[self._module.LAP_END].apply_async(queue=_STAGING)
-        parent, child = self._processor(events)
+        parent, threads, child = self._processor(events)
         began = time.perf_counter()
         self._client.rename(_STAGING, _QUEUES[events])
         answer: Any = self._client.blpop([self._module.ENDS], _PATIENCE)
         assert answer, f"the lap has not ended after {_PATIENCE} s"
         took = time.perf_counter() - began
         time.sleep(_AFTERMATH)
-        parent_after, child_after = self._processor(events)
+        parent_after, threads_after, child_after = self._processor(events)
         return Lap(
             time=took / tasks,
             parent=(parent_after - parent) / tasks,
+            threads=(threads_after - threads) / tasks,
             child=(child_after - child) / tasks,
         )
 
-    def _processor(self, events: bool) -> tuple[float, float]:
-        """Seconds of the worker's parent and of its pool."""
+    def _processor(self, events: bool) -> tuple[float, float, float]:
+        """Seconds of the worker's parent, of its threads beside the main one, and of its pool."""
+        parent = self._workers[events].pid
         children = sum(processor_seconds(pid) for pid in self._children[events])
-        return processor_seconds(self._workers[events].pid), children
+        return processor_seconds(parent), other_threads_seconds(parent), children
 
 
 @contextmanager

@@ -32,11 +32,13 @@ class Lap:
     Attributes:
         time: From the arrival of the first task to the end of the last.
         parent: Processor time of the worker's parent, with the events that it sends afterwards.
+        threads: The part of it that is not of the main thread: this library's threads.
         child: Processor time of the pool's process.
     """
 
     time: float
     parent: float
+    threads: float
     child: float
 
     @property
@@ -75,6 +77,7 @@ _ROWS: Final[dict[str, _Row]] = {
 _COLUMNS: Final[dict[str, _What]] = {
     "time, µs": attrgetter("time"),
     "processor time of the parent, µs": attrgetter("parent"),
+    "of its threads that send, µs": attrgetter("threads"),
     "of the pool process, µs": attrgetter("child"),
     "of both, µs": attrgetter("processor"),
 }
@@ -99,7 +102,7 @@ def as_data(rounds: Sequence[Round]) -> dict[str, Any]:
         name.replace("*", ""): {
             **{
                 what: asdict(spread([row(one, attrgetter(what)) for one in rounds]))
-                for what in ("time", "parent", "child", "processor")
+                for what in ("time", "parent", "threads", "child", "processor")
             },
             "times_celerys_own_events": asdict(_times(rounds, row)),
         }
