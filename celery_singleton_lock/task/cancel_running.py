@@ -22,13 +22,17 @@ Non-guarantees
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
+from ..core.events import EventName
 from ..core.heartbeat import timeout_for
 from ..core.lease import Kind, Lease, Token
-from ..core.store import Call, Refused
+from ..core.store import Call, Refused, Relation
 from ..policy import ConflictAction
 from ..runtime import Runtime
+from .feature import Feature, Run
+from .interrupt import is_loss
 
 
 class CallOrder:
@@ -98,3 +102,68 @@ class CallOrder:
                 interrupt()
 
         self._runtime.locker.heartbeat.watch(lease, within, on_newest)
+
+
+class CancelRunning(Feature):
+    """The order of calls, at the points of a run."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._order = CallOrder(run.runtime, run.key, run.delivery.called_at, run.policy.ttl)
+        self._is_cancelled = False
+        self._deleted = ""  # the reservation that the last refusal named
+
+    @classmethod
+    def of(cls, run: Run) -> CancelRunning | None:
+        """The order of the calls for the run's key; None: the policy has none."""
+        action = run.policy.on_conflict.action
+        return cls(run) if action is ConflictAction.CANCEL_RUNNING else None
+
+    def granted(self, lease: Lease) -> None:
+        """Note the call, and look for newer ones while the body runs."""
+        run, order = self.run, self._order
+        order.note(run.delivery.token)
+        if order.newer is not None:
+            self._end(lease)
+        # A retry that the body publishes keeps the time of the call.
+        run.delivery = replace(run.delivery, called_at=order.called_at)
+        run.rewrite_header()
+        order.watch(lease, run.policy.on_conflict.within, self._cancel)
+
+    def refused(self, refused: Refused) -> bool:
+        """Note the call, which waits for the holder; delete the reservation of an older call."""
+        record = refused.record
+        if refused.relation is not Relation.OTHER or (record and record.kind is Kind.CLAIM):
+            return False  # there is no holder to wait for: a period has its call
+        order = self._order
+        reservation = order.reservation(refused)
+        order.note(self.run.delivery.token, reservation)
+        if order.newer is not None:
+            self.run.stop_waiting()  # before the next release may hand over
+            self._end(None)
+        # The store has deleted it. If it is still there, it is waited for as any other holder.
+        asks_again = reservation not in ("", self._deleted)
+        self._deleted = reservation
+        return asks_again
+
+    def ended(self, lease: Lease, error: BaseException | None) -> None:
+        """End REVOKED, also if the body has swallowed the interruption."""
+        if not self._is_cancelled:
+            return
+        if error is None or isinstance(error, Exception) or is_loss(error, interrupted=True):
+            self._end(lease, began=True)
+
+    def _cancel(self) -> None:
+        """Interrupt the body. Called on the heartbeat's thread."""
+        self._is_cancelled = True
+        # The key is for the newer call.
+        self.run.keeps_key_for_retry = False
+        self.run.interrupt()
+
+    def _end(self, lease: Lease | None, *, began: bool = False) -> NoReturn:
+        """End REVOKED because of a newer call, and release the ``lease`` for it."""
+        order = self._order
+        by, later = order.newer and order.newer.task_id, order.made_later()
+        self.run.revoke(f"cancelled by the newer call {by}, made {later:.3f} s later")
+        self.run.emit(EventName.CANCELLED, by=by, started=began, later=later)
+        self.run.end_for_good(lease, began=began)

@@ -57,35 +57,35 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskRevokedError
 from kombu.exceptions import EncodeError
 
-from ..celery_compat import acks_failures, dead_letters, driver_of, fail_as_body, is_revoked_here
+from ..celery_compat import acks_failures, driver_of, fail_as_body
 from ..core.backoff import backoff
 from ..core.events import Event, EventName
 from ..core.heartbeat import MAX_TIMEOUT
-from ..core.key import Keyspace
-from ..core.lease import Holder, Lease, Phase
+from ..core.lease import Holder, Lease, Token
 from ..core.locker import Locker, Waiter
 from ..core.store import (
-    UNSETTLED,
     Acquire,
-    Admit,
     ClaimChange,
     Mark,
     MarkerState,
-    NotDue,
     Refused,
     Relation,
     Release,
 )
-from ..errors import LockConflict, LockKeyError, StoreError
-from ..policy import ConflictAction, OnDuplicate, OnLost, OnStoreError, Policy, Unique
-from ..publish.claim import CONTINUED, TASK_RUN, Claim, seconds_until
+from ..errors import LockConflict, StoreError
+from ..policy import ConflictAction, OnLost, OnStoreError, Policy
+from ..publish.claim import TASK_RUN, Claim, seconds_until
 from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
-from ..publish.values import call_of_arguments, skipped_value, unpack_arguments
+from ..publish.values import skipped_value
 from ..runtime import Runtime
-from .cancel_running import CallOrder
+from . import claim as claims
+from .cancel_running import CancelRunning
 from .conflict import AGAIN, Decision, Outcome, Pace, decide, is_overtaken
 from .context import held_here, held_lease
+from .feature import Feature
 from .interrupt import Body, is_loss
+from .newest_arguments import NewestArguments
+from .period import Period
 from .put_back import publish_copy, why_not
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -98,6 +98,8 @@ _NOT_RUN: Final = (
 )
 # The actions with which a refused call waits at the worker.
 _WAITING: Final = (ConflictAction.WAIT, ConflictAction.CANCEL_RUNNING)
+# The relations of a refusal that say nothing about the id of this message.
+_OF_ANY_MESSAGE: Final = (Relation.OTHER, Relation.EARLIER, Relation.NOT_DUE)
 _LEFT: Final = "lost to its own twin"
 # The number of lost leases after which a task fails: its store can't keep a lease.
 _MAX_LOSSES: Final = 3
@@ -107,6 +109,14 @@ _MAX_LOSSES: Final = 3
 # next try uses another connection.
 _UNSENDABLE: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _TRIES_OF_THE_UNSENDABLE: Final = 3
+
+
+#: Each option that only some tasks have: makes its feature of a run, or None if the run has none.
+FEATURES: Final[Sequence[Callable[[TaskRun], Feature | None]]] = (
+    Period.of,
+    NewestArguments.of,
+    CancelRunning.of,
+)
 
 
 class _State(Enum):
@@ -125,21 +135,22 @@ class TaskRun:
         delivery: The message's delivery.
         policy: The task's policy, with the options of this call.
         key: The lock key.
-        claim: The claim of the message, or the claim that the policy creates for it; None: none.
+        claim: The claim of the message, or the claim that the run takes for it; None: none.
         acks_late: Whether the message may be delivered again after its work is done.
         entered: Whether the body was entered. After that, calling the task is a function call.
+        keeps_key_for_retry: Whether a retry may reserve the key (``hold_on_retry``).
     """
 
     key = ""
     claim: Claim | None = None
     entered = False
+    keeps_key_for_retry = True
     _rest: str | None = None  # the part of the key after the scope; None: no lock
     _state = _State.OPEN
-    _period = ""  # the claim to ask for before the lease; empty: none
-    _arguments = ""  # the key of the message's newest arguments; empty: they can't be replaced
+    _features: Sequence[Feature] = ()
+    _waiter: Waiter | None = None
     _asked: Acquire | None = None  # the request without a reply
     _lease: Lease | None = None
-    _cancelled: CallOrder | None = None  # in which a newer call has taken the place of this one
     _locker: Locker
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -151,8 +162,6 @@ class TaskRun:
         self.runtime = runtime = Runtime.of(task.app, eager=local)
         if delivery.claim is not None and not self.eager:
             self.claim = Claim.from_header(delivery.claim, runtime.keyspace)
-        if delivery.period is not None and not self.eager and not delivery.started:
-            self._period = runtime.keyspace.checked_period(delivery.period)
         self.acks_late = bool(task.acks_late) and not self.eager
         self._body = Body()
         request.__dict__[TASK_RUN] = self
@@ -187,8 +196,8 @@ class TaskRun:
         def body() -> Any:
             nonlocal args, kwargs
             task = self.task
-            if self._arguments:
-                args, kwargs = self._newest(args, kwargs)
+            for feature in self._features:
+                args, kwargs = feature.begin(self._lease, args, kwargs)
             if task.stores_started:
                 self._store_started()
             if own is not None:
@@ -237,8 +246,9 @@ class TaskRun:
                 # Without released_at: an exception came just before the early release.
                 self._release(state, retval)
             elif self.acks_late and is_done(self.task, state, retval):
-                claim = self._freed_claim(ended=True) if self._arguments else None
-                self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, claim)
+                # The early release has left them to a redelivery of the message.
+                deleted = claims.arguments_deleted(self)
+                self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, deleted)
         except StoreError as exc:
             self._report_silence(exc, "not-marked-as-done")
         except BaseException:
@@ -266,20 +276,8 @@ class TaskRun:
         rest_of = task.singleton_rest if self.eager else task.singleton_key_maker.rest_of
         self._rest = rest = rest_of(args, kwargs)
         self.key = keyspace.lock(task.singleton_scope, rest or "")
-        if policy.unique is not None and rest is not None:
-            self._make_claim()
-
-    def _make_claim(self) -> None:
-        """Note the claim that the run takes because its message has none."""
-        task, policy, keyspace = self.task, self.policy, self.runtime.keyspace
-        if self.eager and not task.app.conf.task_always_eager:
-            return  # task.apply() beside real messages, whose claims it must not change
-        if policy.unique is Unique.UNTIL_DONE and self.claim is None:
-            claim = Claim.of(policy, keyspace.claim(task.name, self.key))
-            # An eager call may be a member of a canvas, which Celery runs without `apply_async`.
-            self.claim = replace(claim, duplicate=self.eager)
-        elif policy.unique is Unique.UNTIL_EXPIRED and self.eager and not self.delivery.started:
-            self._period = keyspace.period(task.name, self.key)
+        if policy.unique is not None and rest is not None and self.claim is None:
+            self.claim = claims.taken_by_run(self)
 
     def _operation(self) -> Acquire:
         runtime, delivery, policy = self.runtime, self.delivery, self.policy
@@ -299,13 +297,18 @@ class TaskRun:
             ttl=policy.ttl,
             sequence=delivery.sequence,
         )
-        if self.claim is not None:
-            request.claim = self.claim.granted(policy.ttl)
-            request.yields = self.claim.yields and not delivery.started
-            if policy.on_duplicate is OnDuplicate.REPLACE:
-                self._arguments = Keyspace.arguments(self.claim.key, token.task)
-                request.claim = replace(request.claim, arguments=self._arguments)
+        if not policy.is_plain or self.claim is not None or delivery.period is not None:
+            self._add_features(request)
         return request
+
+    def _add_features(self, request: Acquire) -> None:
+        """Make the features of this run, and complete the ``request`` by them and by the claim."""
+        if self.claim is not None:
+            claims.prepare(self, self.claim, request)
+        found = [make(self) for make in FEATURES]
+        self._features = [feature for feature in found if feature is not None]
+        for feature in self._features:
+            feature.prepare(request)
 
     def _acquire(self) -> Any:
         """Try until the lease is granted or a refusal ends this delivery.
@@ -315,14 +318,11 @@ class TaskRun:
         """
         request, rule = self._operation(), self.policy.on_conflict
         locker = self._locker = self.runtime.locker
-        order = waiter = None
+        waiter = None
         if rule.action in _WAITING:
-            waiter = Waiter(locker, request)
-            if rule.action is ConflictAction.CANCEL_RUNNING:
-                called_at = self.delivery.called_at
-                order = CallOrder(self.runtime, self.key, called_at, self.policy.ttl)
-        waited, failures, reported, since = 0.0, 0, False, None
-        max_hold = self._max_hold()
+            waiter = self._waiter = Waiter(locker, request)
+        waited, failures, is_reported, since = 0.0, 0, False, None
+        max_hold, on_lost = self._max_hold(), self._on_lost
         try:
             while True:
                 conflict = None
@@ -330,42 +330,36 @@ class TaskRun:
                     request, conflict = self._decide_ahead(request, waited)
                 try:
                     self._asked = request
-                    refused = self._not_in_period(request) if self._period else None
-                    if refused is not None:
-                        reply: Lease | Refused = refused
+                    reply: Lease | Refused
+                    if self._features and (refused := self._answer(request)):
+                        reply = refused
                     elif waiter is None:
                         reply = locker.acquire(
-                            request, max_hold=max_hold, on_lost=self._on_lost, since=since
+                            request, max_hold=max_hold, on_lost=on_lost, since=since
                         )
                     else:
                         waits = conflict is not None and conflict.outcome is Outcome.WAIT
-                        options = {"max_hold": max_hold, "on_lost": self._on_lost}
+                        options = {"max_hold": max_hold, "on_lost": on_lost}
                         reply = waiter.acquire(request, waits=waits, **options)
                     if isinstance(reply, Lease):
                         self._lease = reply
-                        if order is not None:
-                            self._begin_as_newest(order, request, reply)
+                        if self._features:
+                            self._begin_features(request, reply)
                         return reply
                     self._asked = None
-                    if isinstance(reply, NotDue):
-                        self._put_back_until_due(reply.due_in)
-                        continue
                     if self._is_of_another_message(reply):
-                        self._rename()
-                        request = replace(request, token=self.delivery.token)
+                        request = replace(request, token=self._renamed())
+                        continue
+                    if any(feature.refused(reply) for feature in self._features):
                         continue
                     if conflict is None or reply.relation is not Relation.OTHER:
                         conflict = self._decide(reply.relation, waited)
-                    reservation = ""
-                    if order and waiter and not refused and reply.relation is Relation.OTHER:
-                        reservation = self._wait_as_newest(order, waiter, reply)
                     if waiter is None or conflict.outcome is not Outcome.WAIT:
                         return self._refuse(conflict, reply)
-                    if not reported:  # only once, because the wait may be long
+                    if not is_reported:  # only once, because the wait may be long
                         self._report_conflict(conflict, reply)
-                        reported = True
-                    if not reservation:
-                        waiter.wait(reply, rule.timeout - waited)
+                        is_reported = True
+                    waiter.wait(reply, rule.timeout - waited)
                 except StoreError as exc:
                     since = since or self.runtime.clock.now()
                     request = self._retain(request, exc, failures)
@@ -375,6 +369,26 @@ class TaskRun:
         finally:
             if waiter is not None:
                 waiter.leave()
+
+    def _answer(self, request: Acquire) -> Refused | None:
+        """The refusal by a feature, in place of the store; None: the store is asked."""
+        answers = (feature.answer(request) for feature in self._features)
+        return next((refused for refused in answers if refused is not None), None)
+
+    def _begin_features(self, request: Acquire, lease: Lease) -> None:
+        """Tell the features of the grant.
+
+        Raises:
+            Ignore: A feature has ended the delivery.
+            StoreError: The store did not answer a feature; the lease is released.
+        """
+        try:
+            for feature in self._features:
+                feature.granted(lease)
+        except StoreError:
+            self._lease = None
+            self._locker.forget(request)
+            raise
 
     def _decide_ahead(self, request: Acquire, waited: float) -> tuple[Acquire, Decision]:
         """Decide on a conflict before the request, and not again after the reply.
@@ -390,84 +404,6 @@ class TaskRun:
         if request.frees_claim is not ends:
             request = replace(request, frees_claim=ends)
         return request, conflict
-
-    def _not_in_period(self, request: Acquire) -> Refused | None:
-        """The refusal of a duplicate by the call that has the period; None: it has the period now.
-
-        Raises:
-            StoreError: The store did not answer.
-        """
-        claim = Admit(
-            key=self._period,
-            token=request.token,
-            holder=request.holder,
-            ttl=self.policy.unique_for,
-            prolongs=False,
-        )
-        record = self.runtime.store.admit(claim, timeout=MAX_TIMEOUT)
-        return Refused(relation=Relation.OTHER, record=record) if record else None
-
-    def _begin_as_newest(self, order: CallOrder, request: Acquire, lease: Lease) -> None:
-        """Note the call under its ``lease``, and watch for newer ones.
-
-        Raises:
-            Ignore: There is a newer call; the lease is released.
-            StoreError: The store did not answer; the lease is released.
-        """
-        try:
-            order.note(self.delivery.token)
-        except StoreError:
-            self._lease = None
-            self._locker.forget(request)
-            raise
-        if order.newer is not None:
-            self._end_cancelled(order, lease)
-        # A retry that the body publishes keeps the time of the call.
-        self.delivery = replace(self.delivery, called_at=order.called_at)
-        self.request.__dict__[HEADER] = self.delivery.header()
-
-        def cancel() -> None:
-            self._cancelled = order
-            self._body.interrupt()
-
-        order.watch(lease, self.policy.on_conflict.within, cancel)
-
-    def _wait_as_newest(self, order: CallOrder, waiter: Waiter, refused: Refused) -> str:
-        """Note the call, which waits for the holder; return the reservation that it replaces.
-
-        Raises:
-            Ignore: There is a newer call.
-            StoreError: The store did not answer.
-        """
-        reservation = order.reservation(refused)
-        order.note(self.delivery.token, reservation)
-        if order.newer is not None:
-            waiter.leave()  # before the next release may hand over
-            self._end_cancelled(order)
-        return reservation
-
-    def _end_cancelled(
-        self, order: CallOrder, lease: Lease | None = None, *, started: bool = False
-    ) -> NoReturn:
-        """End REVOKED because of a newer call, and release the ``lease`` for it.
-
-        Raises:
-            Ignore: Always.
-        """
-        by, later = order.newer and order.newer.task_id, order.made_later()
-        self._revoke(f"cancelled by the newer call {by}, made {later:.3f} s later")
-        self._emit(EventName.CANCELLED, by=by, started=started, later=later)
-        if lease is not None:
-            min_hold = self.policy.min_hold if started else 0.0
-            release = Release.of(lease, self._freed_claim(ended=True), min_hold=min_hold)
-            if started and self.acks_late:
-                release.marker = MarkerState.DONE
-                release.marker_ttl = self.runtime.settings.marker_ttl
-            self._locker.release(lease, release)
-        elif self.claim is not None:
-            self._change_claim(self.claim.freed(self._message_that_ends()))
-        self._state = _State.SETTLED
-        raise Ignore
 
     def _max_hold(self) -> float | None:
         """Seconds after which renewal stops; by default ttl after the hard time limit."""
@@ -511,16 +447,17 @@ class TaskRun:
         id without being copies of each other.
         """
         knows_id = (
-            refused.relation not in (Relation.OTHER, Relation.EARLIER)
+            refused.relation not in _OF_ANY_MESSAGE
             or refused.holder.task_id == self.delivery.token.task_id
         )
         return knows_id and is_unnamed(self.request, driver_of(self.task.app))
 
-    def _rename(self) -> None:
-        """Give the message a unique call name, which its retries and copies keep."""
+    def _renamed(self) -> Token:
+        """Give the message a unique call name, which its retries and copies keep; the new token."""
         self.delivery = self.delivery.named()
-        self.request.__dict__[HEADER] = self.delivery.header()
+        self.rewrite_header()
         self.request.__dict__.pop(UNNAMED_KEY, None)
+        return self.delivery.token
 
     # --- a refusal -------------------------------------------------------------------------------
 
@@ -528,16 +465,16 @@ class TaskRun:
         """Carry out the decision; return the value of a skipped call."""
         holder, outcome = refused.holder, decision.outcome
         if outcome is Outcome.DROP:
-            self._emit(EventName.DROPPED, reason=decision.reason)
+            self.emit(EventName.DROPPED, reason=decision.reason)
             if refused.relation is Relation.DONE:
-                self._free_queued_claim()
+                claims.free_if_queued(self)
             raise Ignore
         self._report_conflict(decision, refused)
         if outcome is Outcome.SKIP:
             phase = refused.record.phase if refused.record else None
             return skipped_value(self.task.name, self.key, holder, phase)
         if outcome is Outcome.REVOKE:
-            self._revoke(refused.explain(self.key, self.policy.limit))
+            self.revoke(refused.explain(self.key, self.policy.limit))
             raise Ignore
         if outcome is Outcome.PUT_BACK:  # does not return
             claim = self.claim if decision.queues_claim else None
@@ -555,42 +492,9 @@ class TaskRun:
         data: dict[str, Any] = {"outcome": str(decision.outcome), "reason": decision.reason}
         if self.delivery.tries or self.delivery.since is not None:
             data["again"] = True
-        self._emit(EventName.CONFLICT, holder=refused.holder, **data)
-
-    def _revoke(self, reason: str) -> None:
-        task, request = self.task, self.request
-        error, store_result = TaskRevokedError(reason), stores_result(task, request)
-        options = {"store_result": store_result, "call_errbacks": False, "state": states.REVOKED}
-        # mark_as_revoked() would leave the later links of a chain PENDING forever. A group of
-        # chains, which waits for the last links, would never end.
-        task.backend.mark_as_failure(request.id, error, request=request, **options)
-        signals.task_revoked.send(
-            sender=task, request=request, terminated=False, signum=None, expired=False
-        )
-
-    def _free_queued_claim(self) -> None:
-        """Free the claim of a copy of a message that has already ended.
-
-        The task that published the copy ran twice. The claim of a later attempt is not changed.
-        """
-        if self.claim is None:
-            return
-        try:
-            record = self.runtime.store.inspect(self.claim.key)
-        except StoreError:
-            return
-        if record is not None and record.phase is Phase.QUEUED:
-            self._change_claim(self.claim.freed())
+        self.emit(EventName.CONFLICT, holder=refused.holder, **data)
 
     # --- putting the message back ----------------------------------------------------------------
-
-    def _put_back_until_due(self, seconds: float) -> None:
-        """Put a debounced message back, without a conflict; else wait here."""
-        if why_not(self.task, self.request) is not None:
-            self.runtime.clock.sleep(seconds)
-            return
-        delivery = replace(self.delivery, tries=-1)  # its copy has 0: it met no conflict
-        self._put_back(delivery, (seconds, seconds), "debounce", self.claim, exact=True)
 
     def _put_back(
         self,
@@ -637,7 +541,7 @@ class TaskRun:
                 )
             else:
                 sequence = copy.sequence
-                self._emit(EventName.PUT_BACK, delay=delay, reason=reason, sequence=sequence)
+                self.emit(EventName.PUT_BACK, delay=delay, reason=reason, sequence=sequence)
                 raise Ignore
             if not retain:
                 return
@@ -671,9 +575,8 @@ class TaskRun:
                 self._release_early(lease, Release.of(lease))
             raise
         except BaseException as error:
-            order = self._cancelled
-            if order and (isinstance(error, Exception) or is_loss(error, interrupted=True)):
-                self._end_cancelled(order, lease, started=True)
+            for feature in self._features:
+                feature.ended(lease, error)
             if lease.lost and is_loss(error, interrupted=self._body.fired):
                 return self._interrupted(lease)
             if isinstance(error, Exception):
@@ -681,74 +584,10 @@ class TaskRun:
             raise
         finally:
             held_lease.reset(reset)
-        if order := self._cancelled:  # the body swallowed the interruption
-            self._end_cancelled(order, lease, started=True)
+        for feature in self._features:
+            feature.ended(lease, None)
         self._ended(lease, failed=False)
         return result
-
-    def _newest(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments of the last call that this message represents.
-
-        Raises:
-            ContentDisallowed, DecodeError: They can't be read.
-        """
-        lease, claim, request = self._lease, self.claim, self.request
-        packed = lease.arguments if lease is not None else None
-        if packed is None and self._misses_arguments():
-            what = f"{self.task.name}[{request.id}] runs with the arguments of its message"
-            logger.warning(
-                "singleton: %s: the store has lost those of later calls, if there were any", what
-            )
-        if not packed or claim is None or (call := call_of_arguments(packed)) == claim.arguments:
-            return args, kwargs  # a retry of this attempt has chosen its arguments
-        newest, named, shown = unpack_arguments(packed, self.task.app.conf.accept_content)
-        # Celery passes the request's own objects to signals and hooks when the task has ended.
-        if isinstance(request.args, list) and isinstance(request.kwargs, dict):
-            request.args[:] = newest
-            request.kwargs.clear()
-            request.kwargs.update(named)
-        else:
-            request.args, request.kwargs = newest, named
-        request.argsrepr, request.kwargsrepr = shown.get("argsrepr"), shown.get("kwargsrepr")
-        self.claim = replace(claim, arguments=call)
-        self.delivery = replace(self.delivery, claim=self.claim.to_header())
-        request.__dict__[HEADER] = self.delivery.header()
-        self._put_back_for_its_key(newest, named)
-        return newest, named
-
-    def _misses_arguments(self) -> bool:
-        """Whether the store must have had the newest arguments, which it does not have now.
-
-        Without a later call, they expire together with the claim before the first delivery.
-        """
-        claim, delivery = self.claim, self.delivery
-        if claim is None or claim.arguments is None:
-            return False
-        until, token = claim.admitted_until, delivery.token
-        if until is None or self.runtime.clock.wall() < until:
-            return True
-        return bool(delivery.sequence or token.retries or token.nesting)
-
-    def _put_back_for_its_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Put the message back if its newest arguments need another key than this lease's.
-
-        To the publisher the keys were equal: it has an older key template, or no code of the task.
-
-        Raises:
-            LockKeyError: The message can't be put back.
-        """
-        lease, task = self._lease, self.task
-        rest = task.singleton_key_maker.rest_of(args, kwargs)
-        if lease is None or rest is None or rest == self._rest:
-            return
-        reason = "the newest arguments have another key"
-        if (obstacle := why_not(task, self.request)) is not None:
-            raise LockKeyError(f"{reason} than {self.key}, and {obstacle}")
-        self._release_early(lease, Release.of(lease))
-        self._state = _State.SETTLED  # the copy is the same attempt, which is not done
-        self._put_back(self.delivery, (0.0, 0.0), reason, self.claim, exact=True)
 
     def _store_started(self) -> None:
         """Store the state STARTED for ``track_started``, just before the body runs."""
@@ -792,7 +631,7 @@ class TaskRun:
             return  # the lease is released after the result is stored
         # The messages that Celery publishes next must not conflict with this lease. Until they are
         # sent, the work is not done: meanwhile a marker that expires makes the store refuse twins.
-        claim = self._freed_claim(ended=not self.acks_late)
+        claim = claims.freed(self, ended=not self.acks_late)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.FINISHING, self.policy.ttl
@@ -805,7 +644,7 @@ class TaskRun:
         error = lease.lost_error()  # created before the release changes the lease
         goes_back = self._goes_back(self.request)
         # With acks_late, the message ends with the marker "done".
-        claim = None if goes_back else self._freed_claim(ended=not self.acks_late)
+        claim = None if goes_back else claims.freed(self, ended=not self.acks_late)
         self._release_early(lease, Release.of(lease, claim))
         if goes_back:
             self._state = _State.SETTLED  # the copy is the same attempt, which is not done
@@ -832,7 +671,80 @@ class TaskRun:
             # twin succeeds.
             copy = replace(self.delivery, started=True, tries=0)
             self._put_back(copy, AGAIN, _LEFT, None)
-        self._emit(EventName.DROPPED, reason=_LEFT)
+        self.emit(EventName.DROPPED, reason=_LEFT)
+        raise Ignore
+
+    # --- for features ----------------------------------------------------------------------------
+
+    def rewrite_header(self) -> None:
+        """Let what this task publishes continue the delivery as it is now."""
+        self.request.__dict__[HEADER] = self.delivery.header()
+
+    def has_key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a message with these arguments has the key of this run, or none."""
+        return self.task.singleton_key_maker.rest_of(args, kwargs) in (None, self._rest)
+
+    def stop_waiting(self) -> None:
+        """Leave the wait queue; idempotent."""
+        if self._waiter is not None:
+            self._waiter.leave()
+
+    def interrupt(self) -> None:
+        """Interrupt the body, from another thread."""
+        self._body.interrupt()
+
+    def revoke(self, reason: str) -> None:
+        """Store the result REVOKED."""
+        task, request = self.task, self.request
+        error, store_result = TaskRevokedError(reason), stores_result(task, request)
+        options = {"store_result": store_result, "call_errbacks": False, "state": states.REVOKED}
+        # mark_as_revoked() would leave the later links of a chain PENDING forever. A group of
+        # chains, which waits for the last links, would never end.
+        task.backend.mark_as_failure(request.id, error, request=request, **options)
+        signals.task_revoked.send(
+            sender=task, request=request, terminated=False, signum=None, expired=False
+        )
+
+    def put_back_in(self, delivery: Delivery, seconds: float, reason: str) -> NoReturn:
+        """Put the message back, to run after ``seconds``; ``delivery``: see :meth:`_put_back`.
+
+        Raises:
+            Ignore: The delivery has ended.
+        """
+        self._put_back(delivery, (seconds, seconds), reason, self.claim, exact=True)
+        raise AssertionError("a put-back without an end")
+
+    def start_over(self, lease: Lease, reason: str) -> NoReturn:
+        """Release the ``lease`` before the body has begun, and put the message back.
+
+        Raises:
+            Ignore: The delivery has ended.
+        """
+        self._release_early(lease, Release.of(lease))
+        self._state = _State.SETTLED  # the copy is the same attempt, which is not done
+        self.put_back_in(self.delivery, 0.0, reason)
+
+    def end_for_good(self, lease: Lease | None, *, began: bool) -> NoReturn:
+        """End a delivery whose result is stored, and whose message never comes back.
+
+        Args:
+            lease: The lease, which is released; None: there is none.
+            began: Whether the body has begun.
+
+        Raises:
+            Ignore: Always.
+        """
+        claim = claims.freed(self, ended=True)
+        if lease is not None:
+            min_hold = self.policy.min_hold if began else 0.0
+            release = Release.of(lease, claim, min_hold=min_hold)
+            if began and self.acks_late:
+                release.marker = MarkerState.DONE
+                release.marker_ttl = self.runtime.settings.marker_ttl
+            self._locker.release(lease, release)
+        elif claim is not None:
+            claims.change(self, claim)
+        self._state = _State.SETTLED
         raise Ignore
 
     # --- the end ---------------------------------------------------------------------------------
@@ -845,12 +757,12 @@ class TaskRun:
         except Exception:
             # Any exception is caught: a lease that is not released would be renewed endlessly.
             logger.exception("singleton: %s is released without a marker", self.key)
-            release = self._bare_release(self._freed_claim())
+            release = self._bare_release(claims.freed(self))
         if lease is None:
             if self._asked is not None:
                 self._locker.forget(self._asked)
             if release.claim is not None:
-                self._change_claim(release.claim)
+                claims.change(self, release.claim)
         elif state is None or release.marker is not None:
             # This process may be about to end, or the message is acknowledged next and only the
             # marker keeps its twins from running again. So this release waits for the reply.
@@ -866,23 +778,13 @@ class TaskRun:
         if isinstance(retval, Retry) and (lease is not None or self.claim is not None):
             retry_in = self._retry_in(retval)  # calls the user's key function
         if self.claim is not None:
-            replaced = self.request.__dict__.get(CONTINUED) == self.claim.key
-            # Celery acknowledges the message of a greenlet that `revoke(terminate=True)` ended.
-            comes_back = self.acks_late and not (state is None and is_revoked_here(self.request.id))
-            claim = self.claim.after(
-                state,
-                retval,
-                comes_back=comes_back,
-                retry_in=retry_in,
-                replaced=replaced,
-                message="" if self._is_rejected(state, retval) else self._message_that_ends(),
-            )
+            claim = claims.after(self, self.claim, state, retval, retry_in)
         if lease is None or not is_done(self.task, state, retval):
             return self._bare_release(claim)
         release = Release.of(lease, claim, min_hold=self.policy.min_hold)
         if self.acks_late:
             release.marker, release.marker_ttl = MarkerState.DONE, self.runtime.settings.marker_ttl
-        if retry_in is not None and self.policy.hold_on_retry and not self._cancelled:
+        if retry_in is not None and self.policy.hold_on_retry and self.keeps_key_for_retry:
             release.reserve(retry_in + self.policy.ttl)  # its countdown, and a ttl in the queue
         return release
 
@@ -918,37 +820,13 @@ class TaskRun:
                 return None
         return seconds_until(retry.when, self.task.app)
 
-    def _freed_claim(self, *, ended: bool = False) -> ClaimChange | None:
-        """The claim is freed; with ``ended``, the message never comes back."""
-        return self.claim.freed(self._message_that_ends() if ended else "") if self.claim else None
-
-    def _message_that_ends(self) -> str:
-        """The name of the message, if the store has newest arguments to delete; else empty."""
-        claim = self.claim
-        has_arguments = claim is not None and claim.may_have_arguments(self.policy)
-        return self.delivery.token.task if has_arguments else ""
-
-    def _is_rejected(self, state: str | None, retval: Any) -> bool:
-        """Whether Celery rejects the message, so that the broker may dead-letter it.
-
-        A person may send it to its queue again. It has to run with the newest arguments then.
-        """
-        failed = state == states.FAILURE and not acks_failures(self.task)
-        return (failed or isinstance(retval, Reject)) and dead_letters(self.task)
-
-    def _change_claim(self, change: ClaimChange) -> None:
-        try:
-            self.runtime.store.settle_claim(self.delivery.token, change, timeout=MAX_TIMEOUT)
-        except StoreError as exc:
-            logger.warning(UNSETTLED, change.key, exc, change.key)
-
     def _report_silence(self, error: StoreError, action: str) -> None:
         task, task_id = self.task.name, str(self.request.id)
         self.runtime.outages.report(
             error, action, key=self.key, task=task, task_id=task_id, repeats=True
         )
 
-    def _emit(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
+    def emit(self, name: EventName, *, holder: Holder | None = None, **data: Any) -> None:
         events, task, task_id = self.runtime.events, self.task.name, str(self.request.id)
         if events.observes(name):
             who = holder or Holder()

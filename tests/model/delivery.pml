@@ -427,7 +427,7 @@ end:
       met = 0 }
 
 #ifdef CANCELS
-  /* The call is noted as the newest, and the body begins; or there is a newer call. [task/run.py TaskRun._begin_as_newest] [task/cancel_running.py CallOrder.note] [stores/redis/lua/newest_call.lua] */
+  /* The call is noted as the newest, and the body begins; or there is a newer call. [task/cancel_running.py CancelRunning.granted] [task/cancel_running.py CallOrder.note] [stores/redis/lua/newest_call.lua] */
   :: d_step { child[me].at == GRANTED ->
       if
 #ifdef NOTED_IF_REFUSED
@@ -446,19 +446,19 @@ end:
         child[me].at = BODY
       fi }
 
-  /* No reply to the note: the lease is released, and the message put back. [task/run.py TaskRun._begin_as_newest] [task/run.py TaskRun._retain] */
+  /* No reply to the note: the lease is released, and the message put back. [task/run.py TaskRun._begin_features] [task/run.py TaskRun._retain] */
   :: d_step { child[me].at == GRANTED && faults > 0 ->
       faults--;
       release(FREE, UNKNOWN);
       met = 0;
       put_back(child[me].started) }
 
-  /* The lease of a call that did not begin is released. [task/run.py TaskRun._end_cancelled] */
+  /* The lease of a call that did not begin is released. [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == CANCELLED ->
       release(FREE, UNKNOWN);
       leave_soon() }
 
-  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/run.py TaskRun._acquire] [task/cancel_running.py CallOrder.note] [task/cancel_running.py CallOrder.reservation] [stores/redis/lua/newest_call.lua] */
+  /* A refused call is noted as the newest, replaces a reservation, and waits; or there is a newer call. [task/cancel_running.py CancelRunning.refused] [task/cancel_running.py CallOrder.note] [task/cancel_running.py CallOrder.reservation] [stores/redis/lua/newest_call.lua] */
   :: d_step { child[me].at == REFUSED ->
       if
       :: IS_OLDER ->
@@ -482,7 +482,7 @@ end:
         fi
       fi }
 
-  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._look] [task/cancel_running.py CallOrder.watch] [task/run.py TaskRun._end_cancelled] */
+  /* The holder finds a newer call, and its body ends, interrupted or not: REVOKED is stored under the lease. [core/heartbeat.py Heartbeat._look] [task/cancel_running.py CallOrder.watch] [task/cancel_running.py CancelRunning._end] [task/run.py TaskRun.end_for_good] */
   :: d_step { child[me].at == BODY && child[me].trusts && IS_OLDER ->
       done[MY(job)] = 1;
       child[me].at = STORED }

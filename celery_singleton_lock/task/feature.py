@@ -1,0 +1,112 @@
+"""The interface between a task run and the options that only some tasks have.
+
+Such an option is a `Feature`, in a file that has its name. A run calls its features at fixed
+points, and a run without them touches none of their code. `run.FEATURES` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from ..core.events import EventName
+from ..core.lease import Lease
+from ..core.store import Acquire, Refused
+from ..policy import Policy
+from ..publish.claim import Claim
+from ..publish.header import Delivery
+from ..runtime import Runtime
+
+
+class Run(Protocol):
+    """What a feature uses of its run; `run.TaskRun` says what it is."""
+
+    task: Any
+    request: Any
+    runtime: Runtime
+    delivery: Delivery
+    policy: Policy
+    key: str
+    claim: Claim | None
+    eager: bool
+    acks_late: bool
+    keeps_key_for_retry: bool
+
+    def rewrite_header(self) -> None: ...
+
+    def has_key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool: ...
+
+    def stop_waiting(self) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def revoke(self, reason: str) -> None: ...
+
+    def emit(self, name: EventName, **data: Any) -> None: ...
+
+    def put_back_in(self, delivery: Delivery, seconds: float, reason: str) -> NoReturn: ...
+
+    def start_over(self, lease: Lease, reason: str) -> NoReturn: ...
+
+    def end_for_good(self, lease: Lease | None, *, began: bool) -> NoReturn: ...
+
+
+class Feature:
+    """What an option adds to a run.
+
+    Each method is called at one point of the run. By default it adds nothing. A method
+    that raises `celery.exceptions.Ignore` has ended the delivery: it has put the message back, or
+    stored a result.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def prepare(self, request: Acquire) -> None:
+        """Complete the first request for the lease."""
+
+    def answer(self, request: Acquire) -> Refused | None:
+        """Refuse the call in place of the store; None: the store is asked for the lease.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        return None
+
+    def granted(self, lease: Lease) -> None:
+        """The lease was granted.
+
+        Raises:
+            Ignore: The delivery has ended.
+            StoreError: The store did not answer; the run releases the lease.
+        """
+
+    def refused(self, refused: Refused) -> bool:
+        """The store has refused the lease. Returns whether to ask it again at once.
+
+        Raises:
+            Ignore: The delivery has ended.
+            StoreError: The store did not answer.
+        """
+        return False
+
+    def begin(
+        self, lease: Lease | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The body is about to begin. Returns its arguments.
+
+        Args:
+            lease: The lease; None: the body runs without one (``on_store_error="run"``).
+            args, kwargs: The arguments so far.
+
+        Raises:
+            Ignore: The delivery has ended.
+        """
+        return args, kwargs
+
+    def ended(self, lease: Lease, error: BaseException | None) -> None:
+        """The body has returned, or has raised ``error``, which is no Retry, Ignore or Reject.
+
+        Raises:
+            Ignore: The delivery has ended.
+        """
