@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         StoreUnavailable,
     )
     from .instrumentation import lease_acquired, lease_conflict, lease_lost, lease_released
+    from .message.values import is_skipped
     from .policy import CallOptions, OnConflict
     from .publish.apply_async import aclaim_and_send, claim_and_send
-    from .publish.values import is_skipped
     from .task.base import SingletonTask
     from .task.context import current_lease
     from .task.decorator import singleton_task
@@ -56,7 +56,7 @@ _LATER = {
     "current_lease": "task.context",
     "hold": "task.hold",
     **dict.fromkeys(("LockOptions", "TaskOptions"), "task.option_types"),
-    "is_skipped": "publish.values",
+    "is_skipped": "message.values",
     "singleton_task": "task.decorator",
 }
 

@@ -31,8 +31,8 @@ from ..celery_compat import rebuild_heap
 from ..core.observers import observers
 from ..core.outages import Outages
 from ..errors import SettingsError, StoreError
+from ..message.header import TICK_HEADER
 from ..publish.apply_async import claim_and_send
-from ..publish.header import TICK_HEADER
 from ..runtime import Runtime
 from ..worker.bootstep import check_eviction, exit_on_wrong_settings
 from .broker import Broker

@@ -21,7 +21,7 @@ from ..core.heartbeat import interval_of, timeout_for
 from ..core.lease import OperatorRelease, Token
 from ..core.store import MarkerState
 from ..errors import LockConflict
-from ..publish.values import is_skipped
+from ..message.values import is_skipped
 from ..runtime import Runtime
 from .keys import HeldKey, is_of_task, policies_by_task, unique_for_by_task
 from .names import without_prefix

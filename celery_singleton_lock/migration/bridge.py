@@ -39,7 +39,7 @@ from redis.lock import Lock
 
 from ..errors import DuplicateTask, SettingsError
 from ..policy import ConflictAction, Policy, merge
-from ..publish.claim import continues
+from ..publish.continuation import continues
 from ..task.base import SingletonTask, validate
 
 logger = logging.getLogger("celery_singleton_lock")

@@ -12,7 +12,7 @@ from kombu import serialization
 from redis import Redis
 
 from ..errors import SettingsError
-from ..publish.header import is_named
+from ..message.header import is_named
 from .bridge import Bridge, Existing, Terms, claim, client_of, refuse_unknown
 
 logger = logging.getLogger("celery_singleton_lock")

@@ -1,1 +1,1 @@
-"""Publishing a singleton task: message header, claim, duplicates."""
+"""Publishing a singleton task: its claim, or the earlier call that answers it."""

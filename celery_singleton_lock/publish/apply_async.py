@@ -19,6 +19,8 @@ from kombu.utils.json import dumps as kombu_dumps
 from ..celery_compat import dump_models, in_current_task
 from ..core.key import PER_TASK, digest
 from ..errors import LockKeyError
+from ..message.header import HEADER, PUBLISHED, add_header
+from ..message.values import pack_arguments, stable_rest
 from ..policy import (
     CallOptions,
     ConflictAction,
@@ -29,8 +31,7 @@ from ..policy import (
     suggestion,
 )
 from ..runtime import Runtime
-from .claim import carry_claim, continues
-from .header import HEADER, PUBLISHED, add_header
+from .continuation import carry_claim, continues
 from .newest_arguments import (
     NewestArguments,
     check_debounce,
@@ -38,7 +39,6 @@ from .newest_arguments import (
     first_countdown,
 )
 from .publication import Publication, Send
-from .values import pack_arguments, stable_rest
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult

@@ -19,9 +19,10 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..celery_compat import limit_backend_timeouts, result_meta
 from ..core.lease import Holder, Phase, Record, Token
+from ..message.claim import Claim
 from ..policy import Unique
 from ..runtime import Runtime
-from .claim import Claim, continues
+from .continuation import continues
 
 # Seconds to wait for the result backend.
 _TIMEOUT: Final = 0.4

@@ -22,8 +22,8 @@ from ..core.key import Keyspace
 from ..core.lease import Record
 from ..core.store import ARGUMENTS_FOR, ReplaceArguments, Replaced, Store
 from ..errors import SettingsError
+from ..message.claim import Claim, delay_until
 from ..policy import Policy
-from .claim import Claim, delay_until
 
 # Seconds to wait for the reply of the store.
 _TIMEOUT: Final = 0.4

@@ -31,12 +31,13 @@ from ..core.key import KeyMaker, Keyspace
 from ..core.lease import Holder, Record, Token
 from ..core.store import Admit, Replaced
 from ..errors import DuplicateTask, StoreError, StoreUnavailable
+from ..message.claim import Claim, delay_until
+from ..message.values import SkippedResult, skipped_value
 from ..policy import OnDuplicate, Policy, Unique
 from ..runtime import Runtime
-from .claim import Claim, continues, delay_until
+from .continuation import continues
 from .earlier_call import does_the_work_of, takes_over
 from .newest_arguments import NewestArguments
-from .values import SkippedResult, skipped_value
 
 logger = logging.getLogger("celery_singleton_lock")
 

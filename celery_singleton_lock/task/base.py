@@ -20,8 +20,8 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from ..celery_compat import dump_models, hide_setting
 from ..core.key import KeyMaker, signature_of
+from ..message.values import as_sent as see_as_sent
 from ..policy import OPTIONS, CallOptions, Policy, check_call, check_claim_options, merge
-from ..publish.values import as_sent as see_as_sent
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult, EagerResult
@@ -276,7 +276,7 @@ class SingletonTask(_Base[P, R]):
         The signature of a next attempt (a retry) also contains the name of the call. Any other
         signature is a new call.
         """
-        from ..publish.header import HEADER, Delivery
+        from ..message.header import HEADER, Delivery
 
         request = self.request if request is None else request
         signature = super().signature_from_request(request, args, kwargs, queue, **extra_options)

@@ -1,6 +1,6 @@
 """The claim of a running message (``unique``): its change at each step of the run.
 
-Wherever there is a lease, the claim changes with it in one request. `publish.claim` has the terms
+Wherever there is a lease, the claim changes with it in one request. `message.claim` has the terms
 of a claim and its state model.
 """
 
@@ -18,8 +18,8 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Phase
 from ..core.store import UNSETTLED, Acquire, ClaimChange
 from ..errors import StoreError
+from ..message.claim import CONTINUED, Claim
 from ..policy import Unique
-from ..publish.claim import CONTINUED, Claim
 from .feature import Run
 
 logger = logging.getLogger("celery_singleton_lock")

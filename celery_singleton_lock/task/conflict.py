@@ -18,8 +18,8 @@ from typing import Final
 
 from ..core.lease import Kind, Record
 from ..core.store import Relation
+from ..message.header import Delivery
 from ..policy import ConflictAction, OnConflict
-from ..publish.header import Delivery
 
 #: The delay of a put-back in seconds. It doubles at each try, up to the second number, and half of
 #: it is jitter (`core.backoff`).

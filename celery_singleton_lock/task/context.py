@@ -22,7 +22,7 @@ from ..core.lease import Holder, Lease, Token
 from ..core.locker import Waiter
 from ..core.store import Acquire, Refused, Release
 from ..errors import LeaseLost, LockConflict, NoLease, StoreError
-from ..publish.header import mint_nonce
+from ..message.header import mint_nonce
 from ..runtime import Runtime
 
 #: The innermost lease held in the current context; its `outer` leads to the others. None: none.

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, Protocol
 from ..core.events import EventName
 from ..core.lease import Lease
 from ..core.store import Acquire, Refused
+from ..message.claim import Claim
+from ..message.header import Delivery
 from ..policy import Policy
-from ..publish.claim import Claim
-from ..publish.header import Delivery
 from ..runtime import Runtime
 
 

@@ -16,9 +16,9 @@ from ..core.key import Keyspace
 from ..core.lease import Lease
 from ..core.store import Acquire, NotDue, Refused
 from ..errors import LockKeyError
+from ..message.claim import Claim
+from ..message.values import call_of_arguments, unpack_arguments
 from ..policy import OnDuplicate
-from ..publish.claim import Claim
-from ..publish.values import call_of_arguments, unpack_arguments
 from .feature import Feature, Run
 from .put_back import why_not
 

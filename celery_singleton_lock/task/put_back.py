@@ -23,7 +23,7 @@ from celery.app.task import Task as BaseTask
 from kombu import Exchange, Queue
 
 from ..celery_compat import delays_natively, driver_of
-from ..publish.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
+from ..message.header import HEADER, QUEUE_KEY, SERIALIZER_KEY
 from ..worker.origin import reached_with_delay, without_delay
 
 

@@ -73,10 +73,10 @@ from ..core.store import (
     Release,
 )
 from ..errors import LockConflict, StoreError
+from ..message.claim import TASK_RUN, Claim, seconds_until
+from ..message.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
+from ..message.values import skipped_value
 from ..policy import ConflictAction, OnLost, OnStoreError, Policy
-from ..publish.claim import TASK_RUN, Claim, seconds_until
-from ..publish.header import HEADER, UNNAMED_KEY, Delivery, is_unnamed, mint_nonce
-from ..publish.values import skipped_value
 from ..runtime import Runtime
 from . import claim as claims
 from .cancel_running import CancelRunning

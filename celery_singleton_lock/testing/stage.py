@@ -14,8 +14,8 @@ from ..core.heartbeat import MAX_TIMEOUT
 from ..core.lease import Holder, Kind, Lease, Record, Token
 from ..core.store import Admit, ClaimChange
 from ..errors import DuplicateTask
-from ..publish.header import mint_nonce
-from ..publish.values import is_skipped
+from ..message.header import mint_nonce
+from ..message.values import is_skipped
 from ..runtime import Runtime
 from ..stores.memory import MemoryStore
 from ..task.context import current_lease, held_lease

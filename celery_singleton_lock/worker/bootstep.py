@@ -25,8 +25,8 @@ from ..core.observers import observers
 from ..core.store import Acquire, Release, Store
 from ..errors import SettingsError, StoreError, StoreUnavailable
 from ..instrumentation import EventPipe
+from ..message.header import mint_nonce
 from ..policy import ConflictAction, OnDuplicate, Policy, Unique, seconds
-from ..publish.header import mint_nonce
 from ..publish.newest_arguments import check_replaceable
 from ..publish.publication import RPC_CURE, sends_results_to_first_caller
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks

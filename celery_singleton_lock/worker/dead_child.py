@@ -46,9 +46,9 @@ from ..core.events import Event, EventName
 from ..core.lease import Holder, Kind, Token
 from ..core.store import ClaimChange, Relation, Release, Store
 from ..errors import StoreError, StoreUnavailable
+from ..message.claim import Claim
+from ..message.header import call_of, header_of, options_of
 from ..policy import Unique
-from ..publish.claim import Claim
-from ..publish.header import call_of, header_of, options_of
 from ..runtime import Runtime
 from .shared_memory import DeadLease, SharedMemory
 from .store_queue import StoreQueue

@@ -26,7 +26,7 @@ from celery.worker.request import Request
 from .. import celery_compat
 from ..celery_compat import CONTEXT_FIELDS, CONTEXT_METHODS
 from ..core.lease import Kind
-from ..publish.header import (
+from ..message.header import (
     HEADER,
     NONCE_KEY,
     QUEUE_KEY,

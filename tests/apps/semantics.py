@@ -33,7 +33,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation
-from celery_singleton_lock.publish.header import HEADER, Delivery
+from celery_singleton_lock.message.header import HEADER, Delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.run import TaskRun
 from tests.apps.gate import Gate

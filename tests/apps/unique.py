@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from celery_singleton_lock import OnConflict, is_skipped, singleton_task
 from celery_singleton_lock.core.lease import Phase
 from celery_singleton_lock.core.store import ClaimChange, Mark
-from celery_singleton_lock.publish.claim import Claim
+from celery_singleton_lock.message.claim import Claim
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.apps.gate import Gate
 from tests.apps.serializer import SETS

@@ -27,7 +27,7 @@ from celery_singleton_lock import (
     singleton_task,
 )
 from celery_singleton_lock.core.events import EventName
-from celery_singleton_lock.publish.header import HEADER, Delivery
+from celery_singleton_lock.message.header import HEADER, Delivery
 from tests.chaos import broken
 from tests.chaos.body import LeaseGuard, run_body
 from tests.chaos.history import VARIABLE, History

@@ -19,7 +19,7 @@ from celery.app.trace import build_tracer
 from celery_singleton_lock import OnConflict, hold, singleton_task
 from celery_singleton_lock.core.lease import Holder, Lease, Token
 from celery_singleton_lock.core.store import Acquire, Refused, Release
-from celery_singleton_lock.publish.header import HEADER, NONCE_KEY
+from celery_singleton_lock.message.header import HEADER, NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.redis import connection as connections
 

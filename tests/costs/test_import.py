@@ -51,7 +51,7 @@ def test_who_declares_a_task_imports_neither_what_runs_it_nor_a_client() -> None
     assert {name.removeprefix(PACKAGE + ".") for name in found if name.startswith(PACKAGE)} == {
         PACKAGE,
         *("core", "core.key", "errors", "policy", "celery_compat"),
-        *("publish", "publish.values"),
+        *("message", "message.values"),
         *("task", "task.base", "task.decorator"),
     }
 

@@ -21,7 +21,7 @@ from celery_singleton_lock.core.lease import Holder, Kind, Record, Token
 from celery_singleton_lock.core.store import Relation
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.inspection import HeldKey
-from celery_singleton_lock.publish.header import HEADER, TICK_HEADER, Delivery
+from celery_singleton_lock.message.header import HEADER, TICK_HEADER, Delivery
 from celery_singleton_lock.task.conflict import Outcome, decide, is_overtaken
 from celery_singleton_lock.worker.request import SingletonRequestMixin
 

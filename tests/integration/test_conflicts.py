@@ -15,7 +15,7 @@ from celery.exceptions import TaskRevokedError, TimeoutError
 
 from celery_singleton_lock import LockConflict, OnConflict, hold, is_skipped
 from celery_singleton_lock.core.lease import Holder, Token
-from celery_singleton_lock.publish.header import HEADER, mint_nonce
+from celery_singleton_lock.message.header import HEADER, mint_nonce
 from celery_singleton_lock.runtime import Runtime
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, put_back, wait_until

@@ -389,7 +389,7 @@ inline yield_to_twin() {
 proctype life(byte me) {
 end:
   do
-  /* A delivery arrives and gets a nonce. [worker/request.py SingletonRequestMixin.__init__] [publish/header.py Delivery.of] */
+  /* A delivery arrives and gets a nonce. [worker/request.py SingletonRequestMixin.__init__] [message/header.py Delivery.of] */
   TAKE_FROM(0)
   TAKE_FROM(1)
   TAKE_FROM(2)

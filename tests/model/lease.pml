@@ -374,7 +374,7 @@ inline post_again() {
 proctype client(byte me) {
 end:
   do
-  /* A delivery arrives and gets a unique token. [worker/request.py SingletonRequestMixin.__init__] [publish/header.py mint_nonce] [core/locker.py Locker.acquire] */
+  /* A delivery arrives and gets a unique token. [worker/request.py SingletonRequestMixin.__init__] [message/header.py mint_nonce] [core/locker.py Locker.acquire] */
   :: d_step { c[me].at == IDLE ->
       c[me].token = FIRST_TOKEN(me);
       do

@@ -194,7 +194,7 @@ inline release(whose) {
 proctype client(byte me) {
 end:
   do
-  /* A client begins to acquire. [publish/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/hold.py hold] */
+  /* A client begins to acquire. [message/header.py mint_nonce] [task/run.py TaskRun._acquire] [task/hold.py hold] */
   :: d_step { c[me].at == IDLE ->
       ask() }
 

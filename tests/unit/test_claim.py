@@ -37,8 +37,8 @@ from celery_singleton_lock.core.store import (
     Relation,
     Release,
 )
+from celery_singleton_lock.message.claim import Claim
 from celery_singleton_lock.policy import Unique
-from celery_singleton_lock.publish.claim import Claim
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock
 

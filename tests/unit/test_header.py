@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from celery_singleton_lock import OnConflict
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.policy import CALL_OPTIONS
-from celery_singleton_lock.publish.apply_async import _counting
-from celery_singleton_lock.publish.header import (
+from celery_singleton_lock.message.header import (
     HEADER,
     NONCE_KEY,
     UNNAMED_KEY,
@@ -25,6 +23,8 @@ from celery_singleton_lock.publish.header import (
     is_unnamed,
     mint_nonce,
 )
+from celery_singleton_lock.policy import CALL_OPTIONS
+from celery_singleton_lock.publish.apply_async import _counting
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

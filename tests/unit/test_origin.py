@@ -7,7 +7,7 @@ from celery import Celery
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
-from celery_singleton_lock.publish.header import call_in_queue
+from celery_singleton_lock.message.header import call_in_queue
 from celery_singleton_lock.worker.origin import find_origin, reached_with_delay
 
 WORK, NEWS = Exchange("work", "topic"), Exchange("news", "fanout")

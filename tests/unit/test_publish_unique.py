@@ -40,7 +40,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.core.lease import Phase, Record, Token
 from celery_singleton_lock.core.store import Admit, ClaimChange
-from celery_singleton_lock.publish.header import HEADER
+from celery_singleton_lock.message.header import HEADER
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import ManualClock

@@ -10,7 +10,7 @@ from celery.app.task import Context
 from kombu import Exchange, Queue
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.publish.header import QUEUE_KEY, Delivery
+from celery_singleton_lock.message.header import QUEUE_KEY, Delivery
 from celery_singleton_lock.task.put_back import publish_copy
 from celery_singleton_lock.testing import SingletonStore
 

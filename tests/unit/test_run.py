@@ -16,7 +16,7 @@ from celery_singleton_lock import LeaseLost, current_lease, singleton_task
 from celery_singleton_lock.core.locker import Locker
 from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.publish.header import NONCE_KEY
+from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import run as run_module

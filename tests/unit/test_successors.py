@@ -12,7 +12,7 @@ from celery import Celery, signals
 from celery.app.trace import build_tracer
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.publish.header import NONCE_KEY
+from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.testing import SingletonStore
 
 

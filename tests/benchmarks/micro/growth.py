@@ -13,7 +13,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 from celery_singleton_lock import singleton_task
-from celery_singleton_lock.publish.header import NONCE_KEY
+from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
 from example_project.private_server import PrivateServer, find_binary
 from tests.benchmarks.contest import Contender, Role, run

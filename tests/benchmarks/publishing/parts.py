@@ -21,7 +21,7 @@ PARTS: Final = (
     # It makes one anyway, where none is given.
     Part(f"{_OURS}.publish.apply_async", "uuid", f"{_CELERY} task id"),
     Part(f"{_OURS}.publish.apply_async", "_key_of", _KEY),
-    Part(f"{_OURS}.publish.claim", "Claim.of", _KEY),
+    Part(f"{_OURS}.message.claim", "Claim.of", _KEY),
     Part(
         "celery.utils.collections",
         "ConfigurationView.__getitem__",

@@ -2,8 +2,8 @@
 
 Overview
     A claim is a key in the store that represents one published message. Equal calls find it and are
-    not published (`publication`). Its key and terms are in the message's header, because the worker
-    that settles the claim may have other code or settings than the publisher.
+    not published (`publish.publication`). Its key and terms are in the message's header, because
+    the worker that settles the claim may have other code or settings than the publisher.
 
 Guarantees
     At most one of several equal calls is queued (``until_start``), queued or running
@@ -39,7 +39,6 @@ from ..core.key import Keyspace
 from ..core.lease import Phase
 from ..core.store import ClaimChange
 from ..policy import OnDuplicate, Policy, Unique, seconds
-from ..runtime import Runtime
 from .header import moment
 
 #: Attribute of a running request that refers to its ``TaskRun``.
@@ -197,26 +196,6 @@ class Claim:
         if comes_back and (requeued or (state is None and not isinstance(retval, Reject))):
             return self.queued()
         return self.freed(message)
-
-
-def carry_claim(
-    runtime: Runtime, request: Any, header: dict[str, Any], task: str, key: str, policy: Policy
-) -> None:
-    """Pass the claim of ``request`` to the message that continues it, without a request."""
-    run = request.__dict__.get(TASK_RUN)
-    claim = getattr(run, "claim", None)  # with the key that its publisher computed
-    # The type is checked, because headers of foreign publishers become attributes of the request.
-    if not isinstance(claim, Claim) or (run.task.name, run.key) != (task, key):
-        if policy.unique is Unique.UNTIL_EXPIRED:
-            return  # the period is that of its first message
-        claim = Claim.of(policy, runtime.keyspace.claim(task, key))
-    header["claim"] = claim.to_header()
-    request.__dict__[CONTINUED] = claim.key
-
-
-def continues(running: Any, task_id: str) -> bool:
-    """Whether the message ``task_id`` continues the ``running`` task: a retry or replace."""
-    return running is not None and str(running.request.id) == task_id
 
 
 def delay_until(when: Any, app: Celery) -> float:
