@@ -233,7 +233,7 @@ class TaskRun:
             retval: The task's result, or the exception that ended it.
         """
         if self._state is _State.SETTLED:
-            self.request = None
+            self.request, self._features = None, ()
             return
         # SystemExit and similar exceptions may also be raised after the body, while Celery sends
         # the callbacks. The state is SUCCESS then, but the message is delivered again.
@@ -259,9 +259,9 @@ class TaskRun:
                 self.runtime.locker.heartbeat.discard(lease)
             raise
         self._state = _State.SETTLED
-        # The request refers to this run. A reference cycle would keep all objects of this task
-        # alive until the garbage collector runs.
-        self.request = None
+        # The request and the features refer to this run. A reference cycle would keep all objects
+        # of this task alive until the garbage collector runs.
+        self.request, self._features = None, ()
 
     def abandon(self) -> None:
         """Report that the lease is left to its ttl: the last :meth:`settle` was interrupted."""

@@ -50,6 +50,8 @@ class Site:
         late: Acknowledged late.
         patient: Put back where the key is taken.
         unique: Claimed when it is published.
+        newest: Claimed, and run with the arguments of the last call.
+        cancelling: Cancels an older call.
     """
 
     def __init__(self, url: str, others: int = 0, results: str | None = None) -> None:
@@ -67,14 +69,29 @@ class Site:
             name="costs.patient", on_conflict=OnConflict.retry(), **shared
         )(_body)
         self.unique: Any = singleton_task(name="costs.unique", unique="until_done", **shared)(_body)
+        self.newest: Any = singleton_task(
+            name="costs.newest", unique="until_start", on_duplicate="replace", **shared
+        )(_body)
+        self.cancelling: Any = singleton_task(
+            name="costs.cancelling", on_conflict="cancel_running", **shared
+        )(_body)
         for number in range(others):
             singleton_task(name=f"costs.other_{number}", **shared)(_body)
         app.finalize()
         self.runtime = Runtime.of(app)
         self._tracers: dict[str, Any] = {}
 
-    def run(self, task: Any, name: str = "k", **request: Any) -> Any:
-        """A delivery of ``task``, as a worker's child gets it; what Celery would store."""
+    def run(
+        self, task: Any, name: str = "k", header: Mapping[str, Any] | None = None, **request: Any
+    ) -> Any:
+        """A delivery of ``task``, as a worker's child gets it; what Celery would store.
+
+        Args:
+            task: The task.
+            name: Its argument.
+            header: Further content of the header of this library.
+            **request: Further attributes of the request.
+        """
         tracer = self._tracers.get(task.name)
         if tracer is None:
             # As a worker has it: what the decorator gave is a proxy for it.
@@ -83,6 +100,8 @@ class Site:
         number = next(_numbers)
         task_id = str(UUID(int=number))
         message = {**_message(task.name, task_id, number), **request}
+        if header is not None:
+            message[HEADER] = {**message[HEADER], **header}
         return tracer(task_id, [name], {}, message).retval
 
     def drain(self) -> None:

@@ -14,17 +14,39 @@ import pytest
 
 from celery_singleton_lock import is_skipped
 from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.policy import Unique
+from celery_singleton_lock.publish.claim import Claim
 from celery_singleton_lock.task.run import TaskRun
-from tests.costs.site import Site, open_site
+from tests.costs.site import TTL, Site, open_site
 
 _TASKS: Final = 20
 _TIMES: Final = 3
+
+
+def run_with_newest_arguments(site: Site) -> None:
+    """A run whose message says that later calls may replace its arguments."""
+    claim = Claim(
+        key=site.runtime.keyspace.claim(site.newest.name, site.newest.lock_key("k")),
+        unique=Unique.UNTIL_START,
+        unique_for=TTL,
+        arguments="",
+    )
+    site.run(site.newest, header={"claim": claim.to_header()})
+
+
+def run_watched(site: Site) -> None:
+    """A run whose heartbeat looks for newer calls, and the sweep that forgets it."""
+    site.run(site.cancelling)
+    site.runtime.locker.heartbeat.sweep()
+
 
 Work = Callable[[Site], Any]
 WORKS: Final[dict[str, Work]] = {
     "task": lambda site: site.run(site.ours),
     "task, acknowledged late": lambda site: site.run(site.late),
     "task with a claim": lambda site: site.run(site.unique),
+    "task with the newest arguments": run_with_newest_arguments,
+    "task that cancels": run_watched,
     "skip": lambda site: site.run(site.ours, "held"),
 }
 
