@@ -246,8 +246,9 @@ class TaskRun:
                 # Without released_at: an exception came just before the early release.
                 self._release(state, retval)
             elif self.acks_late and is_done(self.task, state, retval):
-                # The early release has left them to a redelivery of the message.
-                deleted = claims.arguments_deleted(self)
+                # The early release has left them to a redelivery of the message, or to a retry.
+                is_retry = isinstance(retval, Retry)
+                deleted = None if is_retry else claims.arguments_deleted(self)
                 self._mark(MarkerState.DONE, self.delivery.sequence, 0.0, deleted)
         except StoreError as exc:
             self._report_silence(exc, "not-marked-as-done")

@@ -97,6 +97,16 @@ def flaky(self: Any, name: str, value: Any = None, countdown: float = 0, own: An
     return value
 
 
+@singleton_task(**NEWEST, acks_late=True, ttl=1, on_lost="continue", max_retries=3)
+def persistent(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
+    """Goes on after the loss of its lease, and is retried once."""
+    retries = self.request.retries
+    work(self, name, value, gate if retries == 0 else None)
+    if retries == 0:
+        raise self.retry(countdown=0)
+    return value
+
+
 @singleton_task(app=app, bind=True, key="{name}", unique="until_start", on_conflict=SOON)
 def first(self: Any, name: str, value: Any = None, gate: str | None = None) -> Any:
     """Runs with the arguments of the first call."""

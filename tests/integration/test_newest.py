@@ -312,6 +312,21 @@ def test_a_message_that_outlasts_its_claim_has_lost_no_arguments(stage: Stage, n
     worker.kill_group()
 
 
+def test_a_retry_after_a_lost_lease_has_lost_no_arguments(stage: Stage, name: str) -> None:
+    task = stage.app.persistent
+    for value in (1, 2):
+        result = task.apply_async((name, value), {"gate": name}, queue=name)
+    worker = stage.worker(concurrency=1, queues=[name])
+    start_of(stage, name)
+    stage.redis.delete(task.lock_key(name))
+    worker.wait_for_log(rf"lost: .*{result.id}")
+    stage.open(name)
+    assert result.get(timeout=20) == 2
+    assert values(stage, name) == [2, 2]
+    assert "has lost" not in worker.log
+    worker.kill_group()
+
+
 def test_a_publisher_that_dies_before_it_publishes_leaves_nothing_for_longer_than_its_claim(
     stage: Stage, name: str
 ) -> None:
