@@ -69,7 +69,7 @@ from typing import Final, TypeVar
 
 from ..core import native
 from ..core.events import Event, EventName
-from ..core.heartbeat import timeout_for
+from ..core.heartbeat import interval_of, timeout_for
 from ..core.key import Keyspace
 from ..core.lease import Holder, Lease, Token
 from ..core.observers import observers
@@ -95,6 +95,7 @@ class Election:
         key: The key of the leader's lease.
         ttl: Seconds for which a dead leader blocks the other candidates.
         poll: Seconds between two tries of a candidate that does not lead.
+        interval: Seconds between two renewals of the leader's lease.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -102,6 +103,7 @@ class Election:
         self.key = runtime.keyspace.leader(name)
         self.ttl = settings.beat_ttl
         self.poll = settings.beat_poll
+        self.interval = interval_of(self.ttl, runtime.store.capabilities.trusted)
         #: The number of elections that this process has won. A leader's caches are valid for one.
         self.term = 0
         self._locker = runtime.locker
@@ -183,9 +185,9 @@ class Election:
     def pause(self) -> float:
         """Seconds until :meth:`campaign` tries again, or until the leader checks its lease."""
         if self.leading:
-            # A third of the ttl: a leader that has lost its lease unnoticed becomes a candidate
-            # again before the next leader's lease can expire.
-            return self.ttl / 3
+            # A leader that has lost its lease unnoticed becomes a candidate again before the next
+            # leader's lease can expire.
+            return self.interval
         return max(self._next_try - self._clock.now(), 0.001)
 
     def recall(self, entries: Iterable[str]) -> list[str]:

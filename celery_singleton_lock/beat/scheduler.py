@@ -103,8 +103,9 @@ class LeaderMixin(Scheduler):
 
     def leads(self) -> bool:
         """Whether this process could send a tick, and leads; it stands for election if need be."""
-        # A third of the ttl: as often as the leader renews its lease.
-        return self._reaches_broker(within=self._election.ttl / 3) and self._election.campaign()
+        # The broker is asked as often as the leader renews its lease.
+        election = self._election
+        return self._reaches_broker(within=election.interval) and election.campaign()
 
     def _reaches_broker(self, *, within: float = 0.0) -> bool:
         try:

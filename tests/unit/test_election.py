@@ -14,7 +14,14 @@ from celery_singleton_lock.core import native
 from celery_singleton_lock.core.events import Event, EventName, Events
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import Token
-from celery_singleton_lock.core.store import Acquire, Authorization, AuthorizeTick, Granted, Refused
+from celery_singleton_lock.core.store import (
+    Acquire,
+    Authorization,
+    AuthorizeTick,
+    Capabilities,
+    Granted,
+    Refused,
+)
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -44,6 +51,12 @@ class CuedStore(MemoryStore):
     lost_releases = 0
     #: What happens while an authorization is on its way.
     before_authorization: Callable[[], object] = staticmethod(lambda: None)
+    #: The share of a ttl that a reply guarantees.
+    trusted = 1.0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, trusted=self.trusted)
 
     def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
         self._check()
@@ -105,9 +118,10 @@ class Candidate:
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, trusted: float = 1.0) -> None:
         self.clock = ManualClock()
         self.store = CuedStore(self.clock)
+        self.store.trusted = trusted
         self.a, self.b = (Candidate(self.store, self.clock, pid) for pid in (1, 2))
 
     def advance(self, seconds: float, *running: Candidate) -> None:
@@ -168,6 +182,15 @@ def test_a_standby_comes_just_after_a_dead_leaders_lease(bench: Bench) -> None:
     assert b.pause() == pytest.approx(0.305, abs=1e-6)
     bench.clock.advance(b.pause())
     assert b.campaign()
+
+
+@pytest.mark.parametrize("trusted", [1.0, 0.5])
+def test_a_leader_looks_at_its_lease_as_often_as_it_is_renewed(
+    bench: Bench, trusted: float
+) -> None:
+    leader = Bench(trusted).a.election
+    assert leader.campaign()
+    assert leader.pause() == pytest.approx(TTL * trusted / 3)
 
 
 def test_a_leader_that_was_stopped_knows_by_the_clock_that_it_leads_no_more(bench: Bench) -> None:
