@@ -30,7 +30,7 @@ from .instrumentation import (
 )
 from .settings import Settings, has_broker_in_memory, read_settings
 from .stores import open_store, shards_of
-from .stores.eviction import eviction_of
+from .stores.eviction import Eviction, eviction_of
 
 if TYPE_CHECKING:
     from .core.threads import Threads
@@ -183,6 +183,10 @@ class Runtime:
                     self._locker.guard = self._refuse_evictable
             return self._locker
 
+    def eviction(self) -> Eviction | None:
+        """What the store's server may evict now; see `eviction_of`."""
+        return eviction_of(self.store.info("memory"))
+
     def refuse_evictable_leases(self) -> None:
         """Grant no lease in this process, or in a pool child, while the store may evict leases."""
         Runtime.may_evict = True
@@ -197,8 +201,8 @@ class Runtime:
         Raises:
             StoreError: It may, or it does not answer.
         """
-        found = eviction_of(self.store.info("memory"))
-        if found is not None and found.endangers:
+        found = self.eviction()
+        if found is not None and found.forbids_leases(allow_eviction=self.settings.allow_eviction):
             raise StoreError(found.text)
         self.locker.guard = None
         logger.warning(

@@ -34,7 +34,7 @@ from ..errors import SettingsError, StoreError
 from ..message.header import TICK_HEADER
 from ..publish.apply_async import claim_and_send
 from ..runtime import Runtime
-from ..worker.bootstep import check_eviction, exit_on_wrong_settings
+from ..worker.bootstep import exit_on_wrong_settings, why_no_leases
 from .broker import Broker
 from .election import Election, check_leader_ttl
 
@@ -329,7 +329,7 @@ def _candidate(runtime: Runtime) -> Election:
     """The election of this process. A wrong setting ends ``celery beat`` with one log line."""
     with exit_on_wrong_settings():
         with suppress(StoreError):  # the first campaign reports it
-            if reason := check_eviction(runtime):
+            if reason := why_no_leases(runtime):
                 raise SettingsError(reason)
         check_leader_ttl(runtime)
         return Election(runtime)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from ..core.heartbeat import timeout_for
 from ..core.lease import drift
 from ..errors import StoreError, StoreUnavailable
-from ..stores.eviction import REMEDY, eviction_of
+from ..stores.eviction import REMEDY, eviction_of, policy_of
 from ..stores.faults import fault_of
 from ..stores.redis.cluster import Topology
 from ..stores.redis.connection import OPERATOR_TIMEOUT, Connections
@@ -263,10 +263,10 @@ def check_version(context: Context, server: Server) -> Findings:
 def check_eviction(context: Context, server: Server) -> Findings:
     """Whether the server may evict leases; an error if no worker takes any for that reason."""
     if found := eviction_of(server.info):
-        is_refused = found.endangers and not context.settings.allow_eviction
+        is_refused = found.forbids_leases(allow_eviction=context.settings.allow_eviction)
         yield (error if is_refused else warning)("eviction", found.text, REMEDY)
     elif server.info:
-        yield ok("eviction", server.info.get("maxmemory_policy", "noeviction"))
+        yield ok("eviction", policy_of(server.info))
 
 
 def check_persistence(context: Context, server: Server) -> Findings:

@@ -34,6 +34,15 @@ class Eviction:
     text: str
     endangers: bool
 
+    def forbids_leases(self, *, allow_eviction: bool) -> bool:
+        """Whether no lease is granted on this server, by the setting ``allow_eviction``."""
+        return self.endangers and not allow_eviction
+
+
+def policy_of(memory: Mapping[str, str]) -> str:
+    """The ``maxmemory-policy`` in this section ``memory`` of INFO; the safe one if it is absent."""
+    return memory.get("maxmemory_policy", _SAFE)
+
 
 def eviction_of(memory: Mapping[str, str]) -> Eviction | None:
     """What a server with this section ``memory`` of INFO may evict.
@@ -41,7 +50,7 @@ def eviction_of(memory: Mapping[str, str]) -> Eviction | None:
     Returns:
         None: nothing, or unknown, because the login may not read INFO.
     """
-    policy, limit = memory.get("maxmemory_policy", _SAFE), memory.get("maxmemory", "0")
+    policy, limit = policy_of(memory), memory.get("maxmemory", "0")
     if policy == _SAFE:
         return None
     what = f"maxmemory-policy is {policy}"

@@ -32,7 +32,7 @@ from ..publish.publication import RPC_CURE, sends_results_to_first_caller
 from ..runtime import IN_MEMORY, Runtime, singleton_tasks
 from ..settings import Settings
 from ..stores import is_sentinel_url
-from ..stores.eviction import REMEDY, eviction_of
+from ..stores.eviction import REMEDY
 from ..stores.faults import fault_of
 from .event_sender import EventSender
 from .parent_heartbeat import ParentHeartbeat
@@ -293,7 +293,7 @@ def _check_store(runtime: Runtime) -> None:
     with _reporting_faults(runtime):
         if problems := store.problems(runtime.keyspace.lock("", "")):
             raise SettingsError(problems[0])
-        if reason := check_eviction(runtime):
+        if reason := why_no_leases(runtime):
             runtime.refuse_evictable_leases()
             logger.error(
                 "singleton: no locks: %s. Until then singleton tasks are put back, and the "
@@ -343,8 +343,8 @@ def _try_out(runtime: Runtime, store: Store) -> None:
     store.release(Release(keys=(key,), token=token), timeout=MAX_TIMEOUT)
 
 
-def check_eviction(runtime: Runtime) -> str:
-    """Why the store must grant no leases, because its server may evict them; empty: it may.
+def why_no_leases(runtime: Runtime) -> str:
+    """Why the store grants no leases: its server may evict them; empty: it grants leases.
 
     A lesser risk is logged.
 
@@ -352,11 +352,11 @@ def check_eviction(runtime: Runtime) -> str:
         SettingsError: Two addresses of a redlock:// URL lead to one server.
         StoreError: The server does not answer.
     """
-    found = eviction_of(runtime.store.info("memory"))
+    found = runtime.eviction()
     if found is None:
         return ""
     advice = f"{runtime.settings.safe_url}: {found.text}. To do: {REMEDY}"
-    if found.endangers and not runtime.settings.allow_eviction:
+    if found.forbids_leases(allow_eviction=runtime.settings.allow_eviction):
         return f"{advice}, or accept it with singleton_lock_allow_eviction = True"
     _warn(advice)
     return ""

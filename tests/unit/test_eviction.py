@@ -28,6 +28,18 @@ def test_without_a_limit_no_policy_evicts_anything_now() -> None:
     assert eviction_of({}) is None, "a login that may not read INFO"
 
 
+@pytest.mark.parametrize(
+    ("policy", "refused"), [("allkeys-lru", True), ("volatile-lru", False), ("volatile-ttl", True)]
+)
+def test_leases_are_refused_where_renewed_ones_are_evicted_unless_that_is_allowed(
+    policy: str, refused: bool
+) -> None:
+    found = eviction_of(memory(policy))
+    assert found is not None
+    assert found.forbids_leases(allow_eviction=False) is refused
+    assert not found.forbids_leases(allow_eviction=True)
+
+
 def test_an_unknown_policy_counts_as_one_that_evicts_leases_early() -> None:
     found = eviction_of(memory("volatile-lrm"))
     assert found is not None
