@@ -23,6 +23,7 @@ from ..doctor import Finding, Severity, diagnose
 from ..errors import SingletonLockError
 from ..inspection import AmbiguousKey, Fate, Filter, HeldKey, SortBy
 from ..runtime import Runtime
+from .table import Columns, holder_of, rows_of, shown, since_of
 
 # The risks of a release by an operator.
 _RISKS: Final = {
@@ -41,6 +42,15 @@ _PROGRESS_AFTER: Final = 1.0
 _PROGRESS_EVERY: Final = 0.2
 # Erases the terminal's line.
 _ERASE: Final = "\r\x1b[K"
+_COLUMNS: Final[Columns] = {
+    "KEY": lambda held: held.key,
+    "STATE": lambda held: held.state,
+    "TTL": lambda held: f"{held.ttl:.1f}s",
+    "HOLDER": holder_of,
+    "WORKER": lambda held: held.worker,
+    "PID": lambda held: str(held.pid),
+    "SINCE": since_of,
+}
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -374,7 +384,7 @@ def row_of(held: HeldKey) -> dict[str, Any]:
         "task_id": held.task_id,
         "worker": held.worker,
         "pid": held.pid,
-        "since": held.since.isoformat(timespec="seconds") if held.since else "",
+        "since": since_of(held),
         "ttl": round(held.ttl, 3),
         "fence": held.fence,
         "token": held.token,
@@ -394,14 +404,7 @@ def json_array(found: Iterable[HeldKey]) -> Iterator[str]:
 
 def table(found: Iterable[HeldKey]) -> str:
     """The keys as a table: one line per key, columns aligned."""
-    rows = [["KEY", "STATE", "TTL", "HOLDER", "WORKER", "PID", "SINCE", "WAITING"]]
-    for row in map(row_of, found):
-        holder = f"{row['task']}[{row['task_id']}]" if row["task"] else row["task_id"]
-        cells = [row["key"], row["state"], f"{row['ttl']:.1f}s", holder, row["worker"]]
-        waiting = "" if row["waiting"] is None else str(row["waiting"])
-        rows.append([*map(shown, cells), str(row["pid"]), row["since"], waiting])
-    if not any(row[-1] for row in rows[1:]):
-        rows = [row[:-1] for row in rows]
+    rows = rows_of(found, _COLUMNS)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -425,8 +428,3 @@ def _task_id(app: Any, text: str) -> str:
     """The id in ``text``, which may be a call as log lines print it: ``proj.sync[id]``."""
     name, _, rest = text.partition("[")
     return rest[:-1] if rest.endswith("]") and name in app.tasks else text
-
-
-def shown(text: str) -> str:
-    """``text`` without control characters: a publisher may choose any text as a task's id."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -32,7 +32,8 @@ from ..inspection import Filter, HeldKey, SortBy
 from ..inspection.names import without_prefix
 from ..instrumentation.log import logfmt
 from ..runtime import Runtime
-from .commands import Command, Duration, choose_keys, row_of, shown, sort_keys
+from .commands import Command, Duration, choose_keys, row_of, sort_keys
+from .table import Columns, holder_of, rows_of, shown
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -41,7 +42,6 @@ _NO_RICH: Final = (
     "rich is not installed, so this is one line per change; for a table: "
     "pip install 'celery-singleton-lock[watch]'"
 )
-_COLUMNS: Final = ("KEY", "STATE", "TTL", "AGE", "HOLDER", "WORKER", "WAITING")
 # The columns that are never broken into several lines.
 _NUMBERS: Final = {"TTL", "AGE", "WAITING"}
 
@@ -213,25 +213,29 @@ def _table(found: Sequence[HeldKey], at: datetime) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    counted = any(held.waiting is not None for held in found)
-    columns = _COLUMNS if counted else _COLUMNS[:-1]
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in _NUMBERS)
-    for held in found:
-        cells = _cells(held, at)[: len(columns)]
+    heads, *rows = rows_of(found, _columns(at))
+    for head in heads:
+        table.add_column(head, overflow="fold", no_wrap=head in _NUMBERS)
+    for row in rows:
         # Text: a cell that is a str could have rich's markup, and a publisher chooses ids.
-        table.add_row(*(Text(shown(cell)) for cell in cells))
+        table.add_row(*map(Text, row))
     return table
 
 
-def _cells(held: HeldKey, at: datetime) -> list[str]:
-    """The texts of a row; the prefix of the key and a task of the scope's name are left out."""
-    is_named = not held.task or held.task == held.scope
-    holder = held.task_id if is_named else f"{held.task}[{held.task_id}]"
-    age = "" if held.since is None else _duration((at - held.since).total_seconds())
-    waiting = "" if held.waiting is None else str(held.waiting)
-    key, ttl = without_prefix(held.key), f"{held.ttl:.0f}s"
-    return [key, held.state, ttl, age, holder, held.worker, waiting]
+def _columns(at: datetime) -> Columns:
+    """The columns; the prefix of the key and a task of the scope's name are left out."""
+
+    def age(held: HeldKey) -> str:
+        return "" if held.since is None else _duration((at - held.since).total_seconds())
+
+    return {
+        "KEY": lambda held: without_prefix(held.key),
+        "STATE": lambda held: held.state,
+        "TTL": lambda held: f"{held.ttl:.0f}s",
+        "AGE": age,
+        "HOLDER": lambda held: held.task_id if held.task == held.scope else holder_of(held),
+        "WORKER": lambda held: held.worker,
+    }
 
 
 def _duration(seconds: float) -> str:
