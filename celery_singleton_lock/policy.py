@@ -304,10 +304,10 @@ class Policy:
 
     Attributes:
         on_conflict: The rule that applies, which ``unique="until_start"`` may replace.
-        given_on_conflict: Not an option: the rule as given, which :func:`merge` sets. It applies
-            again if an upper layer resets ``unique``.
-        given_unique_for: Not an option: ``unique_for`` as given; None: its default depends on
-            ``debounce``.
+        user_on_conflict: Not an option: the rule as the user gave it, which :func:`merge` sets. It
+            applies again if an upper layer resets ``unique``.
+        user_unique_for: Not an option: ``unique_for`` as the user gave it; None: its default
+            depends on ``debounce``.
         is_plain: Not an option: whether a call is published without a further step, because neither
             ``unique`` nor ``cancel_running`` is set. One field costs less than two comparisons.
     """
@@ -328,8 +328,8 @@ class Policy:
     on_duplicate: OnDuplicate = option(OnDuplicate.RETURN_EXISTING, choice, OnDuplicate)
     debounce: float | None = option(None, _positive, "None to run as soon as possible")
     debounce_max: float | None = option(None, _positive, "None for no bound")
-    given_on_conflict: OnConflict = _SKIP
-    given_unique_for: float | None = None
+    user_on_conflict: OnConflict = _SKIP
+    user_unique_for: float | None = None
     is_plain: bool = True
 
 
@@ -379,7 +379,7 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
             checked.setdefault("on_duplicate", OnDuplicate.REPLACE)
             if base.unique is None:
                 checked.setdefault("unique", Unique.UNTIL_START)
-        given = checked.get("on_conflict", base.given_on_conflict)
+        given = checked.get("on_conflict", base.user_on_conflict)
         debounce = None if "unique" in options else checked.get("debounce", base.debounce)
         checked["on_conflict"] = _rule(base, checked, given, debounce)
         if checked.get("unique") is Unique.UNTIL_EXPIRED and "unique_for" not in checked:
@@ -388,10 +388,10 @@ def merge(base: Policy, options: Mapping[str, Any], *, where: str) -> Policy:
                 "message, and would be a guess here. Give the period in seconds beside it, such as "
                 "unique_for=600: at most one call is published in it, whatever became of its run"
             )
-        given_for = checked.get("unique_for", base.given_unique_for)
+        given_for = checked.get("unique_for", base.user_unique_for)
         if given_for is None:
             checked["unique_for"] = _default_unique_for(checked.get("debounce", base.debounce))
-        given_rules = {"given_on_conflict": given, "given_unique_for": given_for}
+        given_rules = {"user_on_conflict": given, "user_unique_for": given_for}
         policy = replace(base, **checked, **given_rules)
         cancels = policy.on_conflict.action is ConflictAction.CANCEL_RUNNING
         policy = replace(policy, is_plain=policy.unique is None and not cancels)
@@ -488,7 +488,7 @@ def _rule(
         if named and given.max_wait not in (None, _FORMER_MAX_WAIT):
             raise ValueError(
                 f"{cause} with max_wait={given.max_wait:g}: the one waiting call "
-                "stands for all others, so it waits as long as it takes. Drop max_wait"
+                "represents all others, so it waits as long as it takes. Drop max_wait"
             )
         return replace(given, max_wait=None)
     if not named:

@@ -175,8 +175,8 @@ def ls(ctx: click.Context, /, sort: str, as_json: bool, **conditions: Any) -> No
 def show(ctx: click.Context, key: str, as_json: bool) -> None:
     """Show the holder of KEY: as `ls` prints it, or only the part after its scope.
 
-    KEY may be percent-encoded, as `ls` prints it, or plain text. The id of a task stands for the
-    key that the task holds.
+    KEY may be percent-encoded, as `ls` prints it, or plain text. With the id of a task, the key is
+    the one that the task holds.
 
     A claim is named as `ls` prints it, or without csl:{...}: alone.
     """

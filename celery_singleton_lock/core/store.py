@@ -173,9 +173,9 @@ class Acquire:
         sequence: How often this attempt was put back. Copies older than the newest are refused.
         claim: The change of the message's claim after a grant. The claim is renewed with the lease.
         frees_claim: Whether a refusal by another task ends the message, and so frees its claim.
-        yields: Whether the message was published beside another task's claim. While that claim
-            exists, the lease is refused as if that task held it, unless the token holds the lease
-            already or the lease is reserved for it.
+        refused_if_claimed: Whether the message was published beside another task's claim. While
+            that claim exists, the lease is refused as if that task held it, unless the token holds
+            the lease already or the lease is reserved for it.
         keeps_claim: Whether a grant leaves the claim unchanged. The grant of one of several nodes
             does not decide yet who gets the lease.
         wait_ttl: Seconds that the caller counts as waiting if another token holds the key; 0: the
@@ -190,7 +190,7 @@ class Acquire:
     sequence: int = 0
     claim: ClaimChange | None = None
     frees_claim: bool = False
-    yields: bool = False
+    refused_if_claimed: bool = False
     keeps_claim: bool = False
     wait_ttl: float | None = None
     handoff: str = ""

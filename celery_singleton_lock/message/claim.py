@@ -56,10 +56,10 @@ class Claim:
         unique: The time for which the claim blocks equal calls.
         unique_for: Seconds after which the claim expires, unless its task is running.
         duplicate: Whether the message was published although another message has the claim.
-        lasts: Whether the claim ends with its period only (``until_expired``). No worker changes
-            it, so no header contains it.
-        arguments: The name of the later call whose arguments the message has; empty: it has its
-            own, which later calls may replace; None: they can't.
+        is_period: Whether the claim ends with its period only (``until_expired``). No worker
+            changes it, so no header contains it.
+        arguments: Name of the call whose arguments the message has, if a later call has replaced
+            them. Empty: none has yet. None: they can't be replaced.
         admitted_until: The publisher's time, in seconds since the epoch, until which the claim was
             admitted; None: unknown. Arguments that no call has replaced expire then.
     """
@@ -68,7 +68,7 @@ class Claim:
     unique: Unique
     unique_for: float
     duplicate: bool = False
-    lasts: bool = False
+    is_period: bool = False
     arguments: str | None = None
     admitted_until: float | None = None
 
@@ -115,11 +115,11 @@ class Claim:
             return None
 
     @property
-    def yields(self) -> bool:
+    def refused_if_claimed(self) -> bool:
         """Whether the message must not run while another message has the claim.
 
-        With ``until_done`` it yields, because the other message does the work. With ``until_start``
-        it never does: its caller needs a run that starts after the call, and its own run is one.
+        With ``until_done``, the other message does the work. With ``until_start`` it runs: its
+        caller needs a run that starts after the call, and its own run is one.
         """
         return self.duplicate and self.unique is Unique.UNTIL_DONE
 
@@ -132,7 +132,7 @@ class Claim:
             delay: Seconds until the message may run.
             expires_in: Seconds after which no worker will run the message; None: never.
         """
-        if self.lasts:
+        if self.is_period:
             return self.unique_for
         bound = self.unique_for + delay
         return bound if expires_in is None else min(bound, max(expires_in, 0.0))

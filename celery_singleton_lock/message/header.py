@@ -72,8 +72,8 @@ class Delivery:
         period: The key of the period's claim, not validated; only of a duplicate in a canvas.
         called_at: Time of the call, for ``cancel_running``, in seconds since the epoch; None:
             unknown.
-        requeued: Difference between the token's nesting and Celery's: a message that a task
-            published under its own id is its next attempt, and Celery does not count it.
+        requeued: What the token's nesting has more than Celery's. A message that a task publishes
+            under its own id is its next attempt; Celery counts only retries and replacements.
     """
 
     token: Token

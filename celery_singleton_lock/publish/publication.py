@@ -111,7 +111,7 @@ class Publication:
             Exception: ``send`` raised it; the claim is free then.
         """
         claim = self._claim()
-        if not claim.lasts:  # a worker finds the claims that it changes in the header
+        if not claim.is_period:  # a worker finds the claims that it changes in the header
             self.header["claim"] = claim.to_header()
         if self.newest is not None:
             # A worker that does not know the option logs that it ignores it.
@@ -151,12 +151,12 @@ class Publication:
         claim, runtime = self._claim(), self.runtime
         existing, running = runtime.store.inspect(claim.key), runtime.app.current_worker_task
         if existing is not None and (
-            claim.lasts or not continues(running, Token.task_id_of(existing.token))
+            claim.is_period or not continues(running, Token.task_id_of(existing.token))
         ):
             answers = self._may_answer(existing, claim)
             return self._resolve(claim, existing, answers, send)
         result = send(self.task_id, self.options)
-        if claim.lasts:
+        if claim.is_period:
             # No result backend has it. The duplicates of the period get it from here.
             results = runtime.eager_results
             results[claim.key] = result
@@ -170,7 +170,7 @@ class Publication:
         """Answer a duplicate with the call that has the claim, or publish it as a duplicate."""
         if answers:
             return self._answer(claim, existing)
-        if claim.lasts:
+        if claim.is_period:
             # The options make a worker of an older version, which would run it, log a warning.
             terms = {"unique": str(claim.unique), "unique_for": claim.unique_for}
             self.header["options"] = {**self.header.get("options", {}), **terms}
@@ -185,7 +185,7 @@ class Publication:
         if policy.unique is not Unique.UNTIL_EXPIRED:
             claim = Claim.of(policy, keyspace.claim(self.task, self.key))
             return claim if self.newest is None else replace(claim, arguments="")
-        return replace(Claim.of(policy, keyspace.period(self.task, self.key)), lasts=True)
+        return replace(Claim.of(policy, keyspace.period(self.task, self.key)), is_period=True)
 
     def _leaves_out_arguments(self) -> bool:
         """Whether calls with one key may have different arguments, if the task's code is here."""
@@ -241,7 +241,7 @@ class Publication:
             ),
             ttl=claim.admitted_for(max(delay, due_in), expires_in),
             instead_of=runtime.orphans.get(claim.key, "") if runtime.orphans else "",
-            prolongs=not claim.lasts,
+            prolongs=not claim.is_period,
             wants_ttl=self.policy.on_duplicate is OnDuplicate.RAISE,
             arguments=arguments,
             due_in=due_in,
@@ -253,7 +253,7 @@ class Publication:
             runtime.outages.end(claim.key)
         if runtime.orphans:
             runtime.orphans.pop(claim.key, None)
-        if existing is None or claim.lasts or not takes_over(runtime, existing, call.holder):
+        if existing is None or claim.is_period or not takes_over(runtime, existing, call.holder):
             return existing
         return _ask(runtime, replace(call, instead_of=existing.token))
 
@@ -278,7 +278,7 @@ class Publication:
         task_id, holder = Token.task_id_of(existing.token), existing.holder
         call = {"key": existing.key, "task": self.task, "task_id": self.task_id}
         # In a period, the store does not know whether the call still runs.
-        phase = "published" if claim.lasts else str(existing.phase)
+        phase = "published" if claim.is_period else str(existing.phase)
         data = {"outcome": str(on_duplicate), "phase": phase}
         if on_duplicate is not OnDuplicate.REPLACE and self._leaves_out_arguments():
             data["arguments"] = "dropped"  # the queued message has those of another call
@@ -289,7 +289,7 @@ class Publication:
         if on_duplicate is OnDuplicate.RAISE:
             age = max(0.0, runtime.clock.wall() - holder.since)
             end = f"in {existing.ttl:.0f} s"
-            if claim.lasts:
+            if claim.is_period:
                 end += ", whatever becomes of it"
             else:
                 end = f"when it does, or {end} if no worker reports its end"

@@ -410,7 +410,7 @@ def _acquire(draft: Draft, request: Acquire, marker_key: str) -> Granted | Refus
             return Refused(relation=relation, record=record)
     if free is None:
         return _refused_by_other(draft, request, request.slots[0])
-    claim = draft.claim(request.claim.key) if request.claim and request.yields else None
+    claim = draft.claim(request.claim.key) if request.claim and request.refused_if_claimed else None
     if request.claim and claim and claim.token != request.token.task:
         return _refused_by_other(draft, request, request.claim.key)
     return _grant(draft, request, free)

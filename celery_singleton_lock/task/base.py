@@ -99,11 +99,11 @@ class SingletonTask(_Base[P, R]):
             # dropped, that would overwrite the result of the first run. It would also mark calls
             # that will be skipped. So the task run writes STARTED.
             cls.track_started, cls.stores_started = False, True
-        if "_decorated" in cls.__dict__ and (strays := sorted(OPTIONS.intersection(cls.__dict__))):
+        if "_decorated" in cls.__dict__ and (wrong := sorted(OPTIONS.intersection(cls.__dict__))):
             # Celery made attributes of these options, and no code reads those attributes.
-            given = ", ".join(f"{name!r}: ..." for name in strays)
+            given = ", ".join(f"{name!r}: ..." for name in wrong)
             raise TypeError(
-                f"the task {cls.name} was given {', '.join(strays)} as attributes. With "
+                f"the task {cls.name} was given {', '.join(wrong)} as attributes. With "
                 f"base=SingletonTask the options of the lock go into singleton={{{given}}}; "
                 "@singleton_task takes them by their own names"
             )

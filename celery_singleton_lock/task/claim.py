@@ -43,7 +43,7 @@ def taken_by_run(run: Run) -> Claim | None:
 def prepare(run: Run, claim: Claim, request: Acquire) -> None:
     """Complete the first request for the lease."""
     request.claim = claim.granted(run.policy.ttl)
-    request.yields = claim.yields and not run.delivery.started
+    request.refused_if_claimed = claim.refused_if_claimed and not run.delivery.started
 
 
 def freed(run: Run, *, ended: bool = False) -> ClaimChange | None:

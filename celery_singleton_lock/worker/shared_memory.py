@@ -375,8 +375,8 @@ _NO_NOTES: Final[tuple[dict[str, SharedLease], deque[int]]] = ({}, deque())
 def _free_note(notes: dict[str, SharedLease], free: deque[int]) -> int | None:
     """The offset of a note for a new lease. If none is free, the oldest closed note is reused.
 
-    The release of such a lease has failed, and its ttl has freed or will free the key. Or its
-    acquire is under way, beside more leases than a child has notes; then it has no note.
+    A closed note is of a lease whose release has failed: its ttl frees the key. Or it is of an
+    acquire under way, if the child has more leases than notes. That lease has no note then.
     """
     try:
         return free.popleft()

@@ -454,12 +454,12 @@ def test_a_message_gives_way_to_a_claim_in_another_shard(store: ClusterStore) ->
     claim = claim_in_another_shard(key)
     assert admitted(store, claim, other)
     running = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
-    reply = acquire(store, key, token, running, yields=True)
+    reply = acquire(store, key, token, running, refused_if_claimed=True)
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.OTHER
     assert store.inspect(key) is None
     store.free(claim, None)
-    assert isinstance(acquire(store, key, token, running, yields=True), Granted)
+    assert isinstance(acquire(store, key, token, running, refused_if_claimed=True), Granted)
     give(store, key, token)
 
 

@@ -65,7 +65,7 @@ def test_a_foreign_string_is_neither_given_nor_touched_and_fails_no_lease(
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
-        take(redis_store, key, token, claim=becomes(claim, phase), yields=True)
+        take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert give(redis_store, key, token, claim=becomes(claim, phase)) is Relation.OURS
     assert redis_store.inspect(claim) is None
     assert raw.get(claim) == value
@@ -84,7 +84,7 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
     for phase in (None, *Phase):
         settle(redis_store, token, claim, phase)
         mark(redis_store, key, token, MarkerState.WAITING, claim=becomes(claim, phase))
-        take(redis_store, key, token, claim=becomes(claim, phase), yields=True)
+        take(redis_store, key, token, claim=becomes(claim, phase), refused_if_claimed=True)
         assert renew(redis_store, [lease_of(key, token, 1, claim)]) == [RENEWED]
         assert give(redis_store, key, token, claim=becomes(claim, phase)) is Relation.OURS
     take(redis_store, key)
@@ -108,7 +108,7 @@ def test_a_claim_of_a_phase_that_a_newer_version_knows_is_still_its_tasks(
     for wants_ttl in (True, False):
         with pytest.raises(StoreError, match="can't read"):
             admit(redis_store, claim, new_token(), wants_ttl=wants_ttl)
-    reply = ask(redis_store, key, new_token(), claim=running(claim), yields=True)
+    reply = ask(redis_store, key, new_token(), claim=running(claim), refused_if_claimed=True)
     assert reply == Refused(relation=Relation.OTHER, record=None)
     for wants_ttl in (True, False):
         assert admit(redis_store, claim, token, wants_ttl=wants_ttl) is None

@@ -69,7 +69,7 @@ def operations(draw: st.DrawFn, tokens: list[Token]) -> tuple[str, Operation]:
 
 def acquire(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
     limit, sequence = draw(LIMITS), draw(st.integers(0, 2))
-    frees, yields = draw(st.booleans()), draw(st.booleans())
+    frees, claimed = draw(st.booleans()), draw(st.booleans())
     phase = phase if phase in ("none", None) else ClaimPhase.RUNNING
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
@@ -82,11 +82,11 @@ def acquire(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
             sequence=sequence,
             claim=None if phase == "none" else change(phase, ttl, key),
             frees_claim=frees,
-            yields=yields,
+            refused_if_claimed=claimed,
         )
         return store.acquire(call, timeout=TIMEOUT)
 
-    return f"acquire {name} {token} {ttl} {limit=} {sequence=} {phase=} {frees=} {yields=}", run
+    return f"acquire {name} {token} {ttl} {limit=} {sequence=} {phase=} {frees=} {claimed=}", run
 
 
 def release(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:

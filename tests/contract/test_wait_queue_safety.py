@@ -358,7 +358,9 @@ def test_who_waits_with_a_claim_changes_it_as_without_a_line(scene: Scene) -> No
 def test_who_is_refused_by_a_claim_stands_in_no_line(scene: Scene) -> None:
     key, claim = new_claim()
     publish(scene.store, claim)
-    refused = ask(scene.store, key, new_token(), claim=running(claim), yields=True, wait_ttl=WAITS)
+    refused = ask(
+        scene.store, key, new_token(), claim=running(claim), refused_if_claimed=True, wait_ttl=WAITS
+    )
     assert isinstance(refused, Refused)
     assert refused.record is not None
     assert refused.record.kind is Kind.CLAIM

@@ -383,7 +383,7 @@ def test_a_claim_outlasts_unique_for_as_long_as_its_body_runs(
         ("until_done", "raise", LockConflict),
         ("until_done", OnConflict.wait(0.3), LockConflict),
         ("until_done", OnConflict.retry(0.1, 0.1, 0.3), LockConflict),
-        # The others would give up the one waiting call that stands for all: they are refused.
+        # The others would give up the one waiting call that represents all: they are refused.
         ("until_start", "raise", LockConflict),
         ("until_start", OnConflict.wait(0.3), LockConflict),
     ],

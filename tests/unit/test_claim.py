@@ -133,7 +133,7 @@ def test_a_grant_ends_the_one_claim_and_lets_the_other_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("claim", "yields"),
+    ("claim", "refused"),
     [
         (START, False),
         (DONE, False),
@@ -143,9 +143,9 @@ def test_a_grant_ends_the_one_claim_and_lets_the_other_run() -> None:
     ids=repr,
 )
 def test_a_duplicate_gives_way_until_the_other_is_done_and_never_to_one_that_started(
-    claim: Claim, yields: bool
+    claim: Claim, refused: bool
 ) -> None:
-    assert claim.yields is yields
+    assert claim.refused_if_claimed is refused
 
 
 @pytest.mark.parametrize("claim", [START, DONE], ids=str)
@@ -251,7 +251,7 @@ class Lives(RuleBasedStateMachine):
             ttl=TTL,
             sequence=message.sequence,
             claim=claim.granted(TTL),
-            yields=claim.yields and not message.started,
+            refused_if_claimed=claim.refused_if_claimed and not message.started,
         )
         before = self.holder()
         reply = self.store.acquire(call)

@@ -114,7 +114,7 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
         ({"unique_for": "1h"}, TypeError, "give seconds as a number, or a timedelta"),
         ({"on_duplicate": "return_exising"}, ValueError, "did you mean 'return_existing'"),
         ({"on_duplicate": None}, ValueError, "known: raise, replace, return_existing, skip"),
-        ({"given_on_conflict": "skip"}, TypeError, "unknown option 'given_on_conflict'"),
+        ({"user_on_conflict": "skip"}, TypeError, "unknown option 'user_on_conflict'"),
         ({"needs_fence": 1}, TypeError, "give True or False"),
         ({"hold_on_retry": "no"}, TypeError, "give True or False"),
     ],
@@ -289,10 +289,10 @@ def test_who_may_set_what() -> None:
     assert {"ttl", "on_conflict"} <= CALL_OPTIONS
     assert not {"key", "scope", "limit", "min_hold"} & (CALL_OPTIONS | APP_OPTIONS)
     assert {"unique", "unique_for", "on_duplicate"} <= CALL_OPTIONS & APP_OPTIONS
-    assert "given_on_conflict" not in CALL_OPTIONS | APP_OPTIONS
+    assert "user_on_conflict" not in CALL_OPTIONS | APP_OPTIONS
 
 
-# --- unique="until_start": the one waiting call stands for all others ----------------------------
+# --- unique="until_start": the one waiting call represents all others ----------------------------
 
 FOR_EVER = OnConflict.retry()
 LAYERS = ["the app's settings", "the task", "the call"]

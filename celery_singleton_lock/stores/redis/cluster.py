@@ -15,7 +15,7 @@ Guarantees
 Non-guarantees
     Exclusion over a failover: replication is asynchronous. A current topology: a node that was cut
     off from the others may report an old one. Redirects and failures correct it. Atomicity for a
-    stray claim, which is in another shard because its publisher computed another key: a separate
+    remote claim, which is in another shard because its publisher computed another key: a separate
     request changes it, before or after the lease's request. If that request fails, the claim
     expires.
 
@@ -389,20 +389,20 @@ class ClusterStore(RedisStore):
         return replace(super().capabilities, name="redis cluster", renewal_batch=None)
 
     def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
-        claim = _stray(request.slots[0], request.claim)
+        claim = _remote_claim(request.slots[0], request.claim)
         if claim is None:
             return super().acquire(request, timeout=timeout)
-        if request.yields:
+        if request.refused_if_claimed:
             claimed = self._read(claim.key, timeout)
             anothers = (
                 claimed and claimed.kind is Kind.CLAIM and claimed.token != request.token.task
             )
             if anothers and not self._holds(request, timeout):
                 return Refused(relation=Relation.OTHER, record=claimed)
-        alone = replace(request, claim=None, frees_claim=False, yields=False)
+        alone = replace(request, claim=None, frees_claim=False, refused_if_claimed=False)
         reply = super().acquire(alone, timeout=timeout)
         if isinstance(reply, Granted):
-            self._settle_stray(request.token, replace(claim, arguments=""), timeout)
+            self._settle_remote(request.token, replace(claim, arguments=""), timeout)
             if claim.arguments:  # the claim is free, so no call replaces them any more
                 kept = ("PEXPIRE", claim.arguments, scripts.milliseconds(ARGUMENTS_FOR))
                 get = ("GET", claim.arguments)
@@ -410,29 +410,29 @@ class ClusterStore(RedisStore):
                 arguments = found and found.split(b" ", 2)[2]  # after two times, see replace.lua
                 return GrantedArguments(key=reply.key, fence=reply.fence, arguments=arguments)
         elif request.frees_claim and reply.relation is Relation.OTHER:
-            self._settle_stray(request.token, replace(claim, phase=None), timeout)
+            self._settle_remote(request.token, replace(claim, phase=None), timeout)
         return reply
 
     def release(self, request: Release, *, timeout: float) -> Relation:
-        claim = _stray(request.keys[0], request.claim)
+        claim = _remote_claim(request.keys[0], request.claim)
         if claim is None:
             return super().release(request, timeout=timeout)
         reply = super().release(replace(request, claim=None), timeout=timeout)
         if reply is Relation.OURS or (reply is Relation.NOT_OURS and claim.phase is None):
-            self._settle_stray(request.token, claim, timeout)
+            self._settle_remote(request.token, claim, timeout)
         return reply
 
     def release_async(self, request: Release, *, timeout: float, on_reply: OnReply) -> bool:
-        if _stray(request.keys[0], request.claim) is not None:
-            return False  # the change of the stray claim depends on the reply
+        if _remote_claim(request.keys[0], request.claim) is not None:
+            return False  # the change of the remote claim depends on the reply
         return super().release_async(request, timeout=timeout, on_reply=on_reply)
 
     def mark(self, request: Mark, *, timeout: float) -> None:
-        claim = _stray(request.key, request.claim)
+        claim = _remote_claim(request.key, request.claim)
         if claim is None:
             return super().mark(request, timeout=timeout)
         super().mark(replace(request, claim=None), timeout=timeout)
-        return self._settle_stray(request.token, claim, timeout)
+        return self._settle_remote(request.token, claim, timeout)
 
     def renew(self, leases: Sequence[Lease], *, timeout: float) -> list[Renewal]:
         shards: dict[str, list[Lease]] = {}
@@ -458,13 +458,13 @@ class ClusterStore(RedisStore):
                     zip(map(id, chunk), scripts.renewals_of(len(chunk), reply), strict=True)
                 )
         renewals = [found.get(id(lease), LossReason.UNREACHABLE) for lease in leases]
-        self._prolong_strays(leases, renewals, timeout)
+        self._prolong_remote(leases, renewals, timeout)
         return renewals
 
-    def _prolong_strays(
+    def _prolong_remote(
         self, leases: Sequence[Lease], renewals: Sequence[Renewal], timeout: float
     ) -> None:
-        """Prolong the stray claims of renewed leases. After a failure the claims expire."""
+        """Prolong the remote claims of renewed leases. After a failure the claims expire."""
         commands = [
             scripts.PROLONG.command(
                 [lease.claim_key], [lease.token.task, scripts.milliseconds(lease.ttl)]
@@ -497,7 +497,7 @@ class ClusterStore(RedisStore):
         records = [self._read(slot, timeout) for slot in request.slots]
         return any(record is not None and record.token == str(request.token) for record in records)
 
-    def _settle_stray(self, token: Token, change: ClaimChange, timeout: float) -> None:
+    def _settle_remote(self, token: Token, change: ClaimChange, timeout: float) -> None:
         arguments = [token.task, scripts.phase_of(change), scripts.milliseconds(change.ttl), "y"]
         try:
             self._run(scripts.SETTLE_CLAIM.command(scripts.keys_of(change), arguments), timeout)
@@ -506,7 +506,7 @@ class ClusterStore(RedisStore):
             logger.warning(UNSETTLED, change.key, exc, change.key)
 
 
-def _stray(key: str, claim: ClaimChange | None) -> ClaimChange | None:
+def _remote_claim(key: str, claim: ClaimChange | None) -> ClaimChange | None:
     """``claim`` if it is in another shard than ``key``."""
     return claim if claim is not None and not Keyspace.same_shard(key, claim.key) else None
 

@@ -96,7 +96,7 @@ def acquire_command(request: Acquire, fence_base: str) -> Command:
         if claim.arguments:
             words[1] = ACQUIRE_ARGUMENTS.sha
             words.append(claim.arguments)
-        flags = (request.frees_claim, request.yields, request.keeps_claim)
+        flags = (request.frees_claim, request.refused_if_claimed, request.keeps_claim)
         optional = [phase_of(claim), *("1" if flag else "0" for flag in flags)]
     if wait_ttl is not None:
         words.append(Keyspace.wait_queue(key))

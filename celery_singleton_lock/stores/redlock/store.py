@@ -419,7 +419,9 @@ class RedlockStore(Store):
         if request.claim is not None:
             # The same token acquires the lease again on all nodes, so that a majority settles the
             # claim.
-            again = replace(request, slots=(granted.key,), yields=False, frees_claim=False)
+            again = replace(
+                request, slots=(granted.key,), refused_if_claimed=False, frees_claim=False
+            )
             if not isinstance(self._acquire(again, timeout)[1], Granted):
                 problem = "the claim of its message could not be settled"
         took = self._clock.now() - asked_at

@@ -325,13 +325,15 @@ class ClaimContract(Part):
 
     def test_a_grant_is_the_same_whatever_a_refusal_would_do(self, store: Store) -> None:
         key, claim, token = do.published(store)
-        do.take(store, key, token, claim=do.running(claim), frees_claim=True, yields=True)
+        do.take(
+            store, key, token, claim=do.running(claim), frees_claim=True, refused_if_claimed=True
+        )
         assert do.record_of(store, claim).phase is Phase.RUNNING
 
     def test_without_a_claim_there_is_none_to_free_or_to_yield_to(self, store: Store) -> None:
         key = do.new_key()
-        do.take(store, key, frees_claim=True, yields=True)
-        assert do.refused(store, key, frees_claim=True, yields=True) is Relation.OTHER
+        do.take(store, key, frees_claim=True, refused_if_claimed=True)
+        assert do.refused(store, key, frees_claim=True, refused_if_claimed=True) is Relation.OTHER
 
     # --- yielding to another's claim -------------------------------------------------------------
 
@@ -341,34 +343,36 @@ class ClaimContract(Part):
             token = do.new_token(f"{other.task_id}d")
             for ends in (False, True):
                 options: dict[str, Any] = {"claim": do.running(claim), "frees_claim": ends}
-                record = do.refused_by(store, key, token, yields=True, **options)
+                record = do.refused_by(store, key, token, refused_if_claimed=True, **options)
                 assert (record.key, record.kind, record.token) == (claim, Kind.CLAIM, other.task)
                 assert (record.phase, record.holder) == (phase, PUBLISHER)
                 assert do.ttl_of(record) == LONG
                 assert store.inspect(key) is None
                 assert do.is_claimed(store, claim, other, phase)
             assert store.free(claim, other.task) is True
-            do.take(store, key, token, claim=do.running(claim), yields=True)
+            do.take(store, key, token, claim=do.running(claim), refused_if_claimed=True)
 
     def test_yielding_is_granted_once_the_claim_has_expired(self, store: Store) -> None:
         key, claim, _ = do.published(store, ttl=self.SHORT)
         self.elapse(self.LONGER_THAN_SHORT)
-        token = do.take(store, key, claim=do.running(claim), yields=True)
+        token = do.take(store, key, claim=do.running(claim), refused_if_claimed=True)
         assert do.record_of(store, claim).token == token.task
 
-    def test_a_message_yields_neither_to_its_own_claim_nor_to_a_lease(self, store: Store) -> None:
+    def test_a_message_is_refused_neither_for_its_own_claim_nor_for_a_lease(
+        self, store: Store
+    ) -> None:
         key, claim, token = do.published(store)
-        do.take(store, key, token, claim=do.running(claim), yields=True)
+        do.take(store, key, token, claim=do.running(claim), refused_if_claimed=True)
         key, taken = do.new_key(), do.new_key()
         do.take(store, taken)
-        do.take(store, key, claim=do.running(taken), yields=True)
+        do.take(store, key, claim=do.running(taken), refused_if_claimed=True)
 
-    def test_yielding_is_refused_by_the_leases_holder_first(self, store: Store) -> None:
+    def test_a_refusal_names_the_leases_holder_before_the_claims(self, store: Store) -> None:
         key, claim, _ = do.published(store)
         held = do.take(store, key)
         twin = do.new_token(held.task_id)
         for arriving, relation in ((do.new_token(), Relation.OTHER), (twin, Relation.TWIN)):
-            options: dict[str, Any] = {"claim": do.running(claim), "yields": True}
+            options: dict[str, Any] = {"claim": do.running(claim), "refused_if_claimed": True}
             record = do.refused_by(store, key, arriving, relation=relation, **options)
             assert (record.key, record.token) == (key, str(held))
 
@@ -376,14 +380,14 @@ class ClaimContract(Part):
         # The reply to the first acquire was lost, and another message has the claim meanwhile. A
         # refusal would leave a lease that no process knows.
         key, claim = do.new_claim()
-        token = do.take(store, key, claim=do.freed(claim), yields=True)
+        token = do.take(store, key, claim=do.freed(claim), refused_if_claimed=True)
         do.publish(store, claim)
-        do.take(store, key, token, claim=do.freed(claim), yields=True)
+        do.take(store, key, token, claim=do.freed(claim), refused_if_claimed=True)
         # A retry has reserved the key. If the retry yielded, both messages would wait for each
         # other.
         do.become(store, key, token, Kind.RESERVED)
         following = do.new_token(token.task_id, retries=1)
-        do.take(store, key, following, claim=do.freed(claim), yields=True)
+        do.take(store, key, following, claim=do.freed(claim), refused_if_claimed=True)
 
     # --- renew -----------------------------------------------------------------------------------
 
