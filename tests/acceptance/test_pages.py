@@ -17,8 +17,6 @@ from tests.harness.processes import ROOT
 from tests.harness.worker import CeleryWorker
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-#: Pages that are looked up and not read through.
-LONG = {"changelog", "benchmarks"}
 
 
 @pytest.fixture
@@ -109,15 +107,6 @@ def test_flask_keeps_its_context_and_shares_the_lock(
     page = Page("how-to/flask.md", tmp_path, redis_url).write()
     worker("shop:celery_app")
     page.check()
-
-
-def test_no_page_is_longer_than_300_lines_but_reference() -> None:
-    long = {
-        page.stem: len(page.read_text().splitlines())
-        for page in PAGES
-        if page.parent.name != "reference" and page.stem not in LONG
-    }
-    assert {name: lines for name, lines in long.items() if lines > 300} == {}
 
 
 def test_every_python_block_of_the_pages_compiles() -> None:

@@ -1,4 +1,8 @@
-"""``python -m tests.prose``: the documentation, read by proselint with a vocabulary of our own."""
+"""``python -m tests.prose``: the documentation, read by proselint with a vocabulary of our own.
+
+A word that is not used is a failure. The length of a sentence or of a page is advice, which is
+printed and fails nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,10 @@ _ROOT: Final = Path(__file__).parents[2]
 _LISTS: Final = ("changelog", "benchmarks")
 # Sentences longer than that are read twice.
 _MOST_WORDS: Final = 40
+# Pages longer than that are searched, not read through; reference pages are searched anyway.
+_MOST_LINES: Final = 300
+# Pieces of advice that are printed. A long list is not read.
+_MOST_ADVICE: Final = 10
 # Matters of typography and of taste: the pages are written in ASCII, "for ever" is British.
 # "Exactly-once" is a term.
 _UNUSED: Final = ("misc.phrasal_adjectives", "typography", "archaism", "lexical_illusions")
@@ -59,18 +67,30 @@ def line_of(text: str, position: int) -> int:
 
 
 def found_in(page: Path) -> Iterator[str]:
+    """What has to be changed."""
     text = masked(page.read_text())
     for result in LintFile(page, text).lint({**DEFAULT, "checks": _CHECKS}):
         # proselint puts a line break in front.
         yield f"{line_of(text, result.check_result.span[0] - 1)}: {result.check_result.message}"
+
+
+def advice_on(page: Path) -> Iterator[str]:
+    """What a reader may find long."""
+    text = masked(page.read_text())
+    if page.parent.name != "reference" and (lines := text.count("\n")) > _MOST_LINES:
+        yield f"1: a page of {lines} lines"
     for match in _SENTENCE.finditer(text):
         if (words := len(match[0].split())) > _MOST_WORDS:
             yield f"{line_of(text, match.start())}: a sentence of {words} words"
 
 
 def main() -> int:
-    found = [f"{page.relative_to(_ROOT)}:{each}" for page in pages() for each in found_in(page)]
-    print("\n".join(found) or f"{len(pages())} pages read well")
+    names = {page: page.relative_to(_ROOT) for page in pages()}
+    advice = [f"advice: {names[page]}:{each}" for page in names for each in advice_on(page)]
+    if len(advice) > _MOST_ADVICE:
+        advice[_MOST_ADVICE:] = [f"advice: {len(advice) - _MOST_ADVICE} more"]
+    found = [f"{names[page]}:{each}" for page in names for each in found_in(page)]
+    print("\n".join(advice + (found or [f"{len(names)} pages read well"])))
     return bool(found)
 
 

@@ -42,10 +42,30 @@ def test_the_prose_has_no_forbidden_phrase() -> None:
 def test_the_linter_of_the_pages_finds_what_it_looks_for_and_not_in_code(tmp_path: Path) -> None:
     prose = pytest.importorskip("tests.prose.__main__")
     page = tmp_path / "page.md"
-    page.write_text("Plain.\n\n`nobody`\n\n```\nnobody\n```\n" + "A word " * 20 + "nobody.\n")
-    assert list(prose.found_in(page)) == [
-        "8: say 'no client' instead of 'nobody'.",
-        "8: a sentence of 41 words",
-    ]
+    page.write_text("Plain.\n\n`nobody`\n\n```\nnobody\n```\nA word is nobody.\n")
+    assert list(prose.found_in(page)) == ["8: say 'no client' instead of 'nobody'."]
     page.write_text("It is worst possible and very unique.\n")
     assert list(prose.found_in(page)) != [], "proselint's own checks are on"
+
+
+def test_long_sentences_and_pages_are_advice_and_fail_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prose = pytest.importorskip("tests.prose.__main__")
+    monkeypatch.setattr(prose, "_ROOT", tmp_path)
+    page, reference = tmp_path / "page.md", tmp_path / "docs" / "reference" / "lists.md"
+    reference.parent.mkdir(parents=True)
+    reference.write_text("Short.\n\n" * 200)
+    page.write_text("Short.\n\n" * 200 + "A word " * 20 + "more.\n" + "`nobody nobody` " * 50)
+    assert prose.main() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "advice: page.md:1: a page of 401 lines",
+        "advice: page.md:401: a sentence of 41 words",
+        "2 pages read well",
+    ]
+    page.write_text(("A word " * 21 + ".\n\n") * 12 + "It waits for nobody.\n")
+    assert prose.main() == 1
+    *advice, rest, failure = capsys.readouterr().out.splitlines()
+    assert len(advice) == 10
+    assert rest == "advice: 2 more"
+    assert failure == "page.md:25: say 'no client' instead of 'nobody'."
