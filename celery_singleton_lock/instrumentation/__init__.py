@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..core.events import EventName
+from ..core.events import Event, EventName
+from ..core.lease import Holder
 from .log import LEVELS, log_event, logger
 from .signals import (
     SIGNALS,
@@ -34,7 +35,8 @@ from .signals import (
 )
 from .worker_events import EventPipe, send_worker_event
 
-__all__ = ["EventPipe", "add_sink", "has_observers", "is_observed"]
+__all__ = ["Event", "EventName", "EventPipe", "Holder"]
+__all__ += ["add_sink", "has_observers", "is_observed"]
 __all__ += ["log_event", "send_signal", "send_worker_event"]
 __all__ += ["lease_acquired", "lease_conflict", "lease_freed", "lease_lost"]
 __all__ += ["lease_release_failed", "lease_released"]

@@ -76,7 +76,7 @@ def publish_call(
     app = task.app  # read once: Celery looks it up each time
     running: Any = app.current_worker_task
     header = add_header(options, task_id=task_id, options=given, running=running)
-    if task.publishes_through_others:
+    if task.singleton_publishes_through_others:
         send = _keeping(header, send)
     if running is not None:
         send = _counting(running, send)
@@ -111,7 +111,7 @@ def publish_call(
         return publication.run(send)
     if policy.on_duplicate is OnDuplicate.REPLACE and not options.get("retries"):
         # (The worker parent retries the task of a lost child. That is no newer call.)
-        through_others = task.publishes_through_others
+        through_others = task.singleton_publishes_through_others
         serializer = options.get("serializer") or task.serializer
         args, kwargs = dump_models(task, args or (), kwargs or {}, serializer)
         _replace_arguments(publication, args, kwargs, serializer, through_others=through_others)

@@ -57,16 +57,18 @@ class SingletonTask(_Base[P, R]):
     """A task of which at most one body per lock key runs at a time.
 
     Use :func:`singleton_task`, or ``@app.task(base=SingletonTask, singleton={"key": ...})``.
+    What this class adds to Celery's is named ``singleton...``, except :meth:`lock_key`: all other
+    attributes are the user's.
 
     Attributes:
         singleton: The policy's options; missing ones come from the app's settings.
-        stores_started: Whether the task run stores the state STARTED (``track_started``).
+        singleton_stores_started: Whether the task run stores the state STARTED (``track_started``).
     """
 
     abstract = True
     Request = "celery_singleton_lock.worker.request:SingletonRequest"
     singleton: LockOptions | None = None
-    stores_started = False
+    singleton_stores_started = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "_decorated" in cls.__dict__ and cls.__bases__ == (SingletonTask,):
@@ -98,7 +100,7 @@ class SingletonTask(_Base[P, R]):
             # Celery writes STARTED before it calls the task. For a late twin, which will be
             # dropped, that would overwrite the result of the first run. It would also mark calls
             # that will be skipped. So the task run writes STARTED.
-            cls.track_started, cls.stores_started = False, True
+            cls.track_started, cls.singleton_stores_started = False, True
         if "_decorated" in cls.__dict__ and (wrong := sorted(OPTIONS.intersection(cls.__dict__))):
             # Celery made attributes of these options, and no code reads those attributes.
             given = ", ".join(f"{name!r}: ..." for name in wrong)
@@ -121,7 +123,7 @@ class SingletonTask(_Base[P, R]):
                 )
 
     @staticmethod
-    def preload() -> None:
+    def singleton_preload() -> None:
         """Import the modules that task runs need. Called in the worker before its pool forks.
 
         Otherwise each pool child would import them within the time limit of its first task.
@@ -145,7 +147,7 @@ class SingletonTask(_Base[P, R]):
         if run.entered:
             return super().__call__(*args, **kwargs)
         run.entered = True
-        return cast(R, (self.base_call or self.run)(*args, **kwargs))
+        return cast(R, (self.singleton_base_call or self.run)(*args, **kwargs))
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
@@ -287,12 +289,12 @@ class SingletonTask(_Base[P, R]):
         return signature
 
     @cached_property
-    def publishes_through_others(self) -> bool:
+    def singleton_publishes_through_others(self) -> bool:
         """Whether a base class after SingletonTask in the MRO overrides ``apply_async``."""
         return _definer_after("apply_async", type(self)) is not BaseTask
 
     @cached_property
-    def base_call(self) -> Callable[..., Any] | None:
+    def singleton_base_call(self) -> Callable[..., Any] | None:
         """The ``__call__`` of a base class after SingletonTask in the MRO; None: Celery's own.
 
         Celery's ``__call__`` is not called under the lease. Outside a worker it pushes an empty

@@ -198,12 +198,12 @@ class TaskRun:
             task = self.task
             for feature in self._features:
                 args, kwargs = feature.begin(self._lease, args, kwargs)
-            if task.stores_started:
+            if task.singleton_stores_started:
                 self._store_started()
             if own is not None:
                 return own(task, *args, **kwargs)
             self.entered = True
-            return (task.base_call or task.run)(*args, **kwargs)
+            return (task.singleton_base_call or task.run)(*args, **kwargs)
 
         self._make_key(args, kwargs)
         if self._rest is None or (held_lease.get() and held_here(self.key)):

@@ -98,7 +98,7 @@ class SingletonStep(bootsteps.StartStopStep):
                 raise SettingsError(IN_MEMORY)
             check_tasks(app, runtime.store)
             for task in singleton_tasks(app):
-                task.preload()
+                task.singleton_preload()
                 _warn_of_durations(task.name, task.singleton_policy(), runtime.settings)
             for problem, remedy in check_results(app):
                 _warn(f"{problem}. {remedy}")
@@ -184,7 +184,9 @@ def check_tasks(app: Celery, store: Store) -> None:
             )
         _check_capabilities(task.name, policy, store)
         if policy.unique and policy.on_duplicate is OnDuplicate.REPLACE:
-            check_replaceable(task.name, store, through_others=task.publishes_through_others)
+            check_replaceable(
+                task.name, store, through_others=task.singleton_publishes_through_others
+            )
 
 
 def _check_plain_tasks(app: Celery) -> None:

@@ -112,7 +112,7 @@ def test_a_started_worker_has_imported_what_its_bodies_need() -> None:
     from celery.app.trace import build_tracer
     app.conf.singleton_lock_url = "memory://"
     Runtime.of(app).store  # its bootstep asks it
-    ours.preload()  # and calls this
+    ours.singleton_preload()  # and calls this
     before = set(sys.modules)
     request = {"id": "1", "task": ours.name, "retries": 0, "replaced_task_nesting": 0}
     state = build_tracer(ours.name, ours, app=app)("1", ["k"], {}, request).info
