@@ -157,6 +157,14 @@ def check_option(kind: Any, name: str, value: Any, prefix: str = "") -> Any:
     return check(prefix + name, value, *args)
 
 
+# The fields of OnConflict that an action uses; "skip", "revoke" and "raise" use none.
+_USED: Final = {
+    ConflictAction.RETRY: ("delay", "max_delay", "max_wait"),
+    ConflictAction.WAIT: ("timeout",),
+    ConflictAction.CANCEL_RUNNING: ("within", "timeout"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnConflict:
     """The handling of a call that has not started yet and whose key is held.
@@ -188,6 +196,13 @@ class OnConflict:
             value = getattr(self, name)
             if value is not None or name != "max_wait":
                 object.__setattr__(self, name, seconds(f"OnConflict({name})", value))
+        used = _USED.get(action, ())
+        for f in fields(self)[1:]:
+            if f.name not in used and (value := getattr(self, f.name)) != f.default:
+                raise ValueError(
+                    f'OnConflict(action="{action}", {f.name}={value:g}): "{action}" makes no use '
+                    f"of {f.name}, but of {', '.join(used) or 'no option'}"
+                )
         if not (self.delay and self.max_delay):
             raise ValueError(
                 f"OnConflict.retry(delay={self.delay:g}, max_delay={self.max_delay:g}): give more "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
 
 from celery.result import EagerResult, ResultBase
 from kombu import serialization
@@ -162,6 +162,14 @@ class SkippedResult(_EagerResult):
     def __reduce_args__(self) -> tuple[Any, ...]:
         # For copies and pickles. Before Celery 5.7 they lose the name of the task.
         return self.id, self.result, self.state, self.traceback, self.name
+
+
+@overload
+def is_skipped(result: ResultBase) -> bool: ...
+
+
+@overload
+def is_skipped(result: object) -> TypeGuard[Mapping[str, Any]]: ...
 
 
 def is_skipped(result: Any) -> bool:

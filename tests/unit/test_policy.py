@@ -214,8 +214,14 @@ def test_layers_that_contradict_each_other_are_refused() -> None:
         (lambda: OnConflict.wait(timeout=None), "timeout"),
         (lambda: OnConflict(action="retri"), "did you mean 'retry'"),
         (lambda: OnConflict(action="retry", delay="1"), "delay"),
+        (lambda: OnConflict(action="skip", timeout=30), "no use of timeout, but of no option"),
+        (lambda: OnConflict(action="retry", timeout=30), "of delay, max_delay, max_wait"),
+        (lambda: OnConflict(action="wait", max_wait=9), "no use of max_wait, but of timeout"),
     ],
-    ids=["delay", "max_delay", "max_wait", "timeout", "action", "by hand"],
+    ids=[
+        *("delay", "max_delay", "max_wait", "timeout", "action", "by hand"),
+        *("skip-timeout", "retry-timeout", "wait-max_wait"),
+    ],
 )
 def test_a_wrong_rule_for_conflicts_is_refused_when_it_is_made(make: Any, cure: str) -> None:
     with pytest.raises((TypeError, ValueError), match=cure):
