@@ -16,7 +16,7 @@ class Child:
     """A forked pool child with an index, which obeys line by line and then waits to be killed."""
 
     def __init__(self, index: int | None, life: Callable[[], None]) -> None:
-        done, tell = os.pipe()
+        done, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -26,11 +26,11 @@ class Child:
                     current_process().index = index
                 signal.alarm(_LIFETIME)
                 life()
-                os.write(tell, b"x")
+                os.write(write, b"x")
                 signal.pause()
             finally:
                 os._exit(1)
-        os.close(tell)
+        os.close(write)
         assert os.read(done, 1) == b"x", "the child failed"
         os.close(done)
 

@@ -20,7 +20,7 @@ from tests.harness.deliveries import wait_until
 
 needs_epoll = pytest.mark.skipif(not hasattr(select, "epoll"), reason="this system has no epoll")
 
-#: Seconds that nobody waits for: what a test is about ends the sleep.
+#: Seconds that no test waits for: what a test is about ends the sleep.
 LONG = 60.0
 
 

@@ -171,7 +171,7 @@ def test_a_crontab_that_ran_just_before_the_takeover_does_not_run_again(benches:
 
 
 def test_a_schedule_that_never_ran_keeps_its_grid_over_restarts(benches: Any) -> None:
-    # In a container the schedule file is gone with each deploy, and a plain beat begins anew.
+    # In a container the schedule file is gone with each deploy, and a plain beat begins again.
     bench = benches(daily=every(86400))
     for _ in range(5):
         beat = bench.beat()
@@ -270,7 +270,7 @@ def test_a_refused_leader_that_is_elected_again_ticks_on(benches: Any) -> None:
 
 
 @pytest.mark.parametrize("singleton", [True, False])
-def test_an_entry_of_a_plain_task_that_says_unique_is_told_once(
+def test_an_entry_of_a_plain_task_that_says_unique_is_reported_once(
     benches: Any, caplog: pytest.LogCaptureFixture, singleton: bool
 ) -> None:
     bench = benches(one=every(1))
@@ -285,7 +285,7 @@ def test_an_entry_of_a_plain_task_that_says_unique_is_told_once(
 
 
 def test_a_run_that_cannot_be_sent_is_lost_and_the_next_is_on_the_grid(benches: Any) -> None:
-    # As with Celery's own: nobody knows whether the message left.
+    # As with Celery's own: it is not known whether the message left.
     bench = benches(one=every(1))
     beat = bench.beat()
     bench.run(1.5, beat)
@@ -363,7 +363,7 @@ def test_schedules_without_a_grid_are_left_to_themselves(benches: Any, make: str
     assert ticks == sorted(set(ticks))
 
 
-def test_a_wrong_setting_is_raised_to_whoever_embeds_a_beat(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_raised_to_a_program_that_embeds_a_beat(tmp_path: Path) -> None:
     app = Celery("wrong", broker="memory://", set_as_current=False)
     app.conf.singleton_lock_beat_ttl = 0
     with pytest.raises(SettingsError, match="singleton_lock_beat_ttl=0: at least"):
@@ -372,7 +372,7 @@ def test_a_wrong_setting_is_raised_to_whoever_embeds_a_beat(tmp_path: Path) -> N
     assert LeaderScheduler(app=app, lazy=True, schedule_filename="s").info == "    . db -> s"
 
 
-def test_what_is_sent_tells_its_tick_as_the_task_reads_it(benches: Any) -> None:
+def test_what_is_sent_names_its_tick_as_the_task_reads_it(benches: Any) -> None:
     bench = benches(seven=every(7))
     bench.run(8, bench.beat())
     assert bench.sent[0][2] == 7

@@ -246,7 +246,7 @@ def test_a_part_is_what_its_function_spends_itself() -> None:
     assert watch.spent == {"outer": 1.0, "inner": 4.0}
 
 
-def test_what_several_steps_do_is_told_apart_and_the_rest_is_celerys() -> None:
+def test_what_several_steps_do_is_separated_and_the_rest_is_celerys() -> None:
     clock = [0.0]
     watch = parts.Stopwatch(lambda: clock[0])
 

@@ -68,12 +68,12 @@ def received(server: int, *, thread: int = 1, blocking: bool = True) -> Happenin
     return Happening(False, thread, server, server, blocking)
 
 
-def test_who_asks_one_server_after_the_other_waits_for_each() -> None:
+def test_a_client_that_asks_one_server_after_the_other_waits_for_each() -> None:
     one_by_one = [one for server in range(5) for one in (sent(server), received(server))]
     assert count(one_by_one) == Count(requests=5, round_trips=5)
 
 
-def test_who_asks_all_servers_at_once_waits_once_though_replies_come_early() -> None:
+def test_a_client_that_asks_all_servers_at_once_waits_once_though_replies_come_early() -> None:
     early = [happening(n, blocking=False) for n in range(5) for happening in (sent, received)]
     assert count(early) == Count(requests=5, round_trips=1)
     assert count(early * 2) == Count(requests=10, round_trips=2)

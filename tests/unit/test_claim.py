@@ -371,7 +371,7 @@ class Lives(RuleBasedStateMachine):
 
 def live(*, lives: int = 40, **attributes: Any) -> None:
     machine: Callable[[], Lives] = type("Machine", (Lives,), attributes)
-    # Which life fails is told by its steps; making it shorter would take longer than finding it.
+    # Which life fails is shown by its steps; making it shorter would take longer than finding it.
     options = settings(
         max_examples=lives,
         stateful_step_count=25,

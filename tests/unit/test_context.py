@@ -1,4 +1,4 @@
-"""A lease outside of tasks, in memory: who leaves the block, where, and what is left then."""
+"""A lease outside of tasks, in memory: which code leaves the block, where, and what is left."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def celery_app() -> Iterator[Celery]:
 
 @pytest.fixture
 def work(celery_app: Celery) -> Any:
-    """A task of the same keys, for taking them as somebody else."""
+    """A task of the same keys, for taking them as another client."""
 
     @singleton_task(app=celery_app, name="work", key="{name}", scope="s", shared=False)
     def work(name: str) -> None: ...
@@ -64,7 +64,7 @@ def work(celery_app: Celery) -> Any:
     return work
 
 
-def test_a_hold_without_a_scope_is_told_what_is_missing(celery_app: Celery) -> None:
+def test_a_hold_without_a_scope_names_what_is_missing(celery_app: Celery) -> None:
     scope: Any = None
     with pytest.raises(TypeError, match="give a name"), hold("k", scope=scope, app=celery_app):
         raise AssertionError("it holds something")
@@ -177,7 +177,7 @@ def strikes_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None
     monkeypatch.setattr(owner, name, call)
 
 
-def test_what_strikes_at_the_end_of_the_block_leaves_no_lease_with_the_keeper(
+def test_an_exception_at_the_end_of_the_block_leaves_no_lease_with_the_heartbeat(
     celery_app: Celery, singleton_store: SingletonStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strikes_once(monkeypatch, Locker, "release")
@@ -196,10 +196,10 @@ def test_what_strikes_between_waiting_and_the_block_gives_the_lease_back(
     with pytest.raises(Struck), hold("k", scope="s", wait=1, app=celery_app):
         raise AssertionError("the block was not entered")
     assert singleton_store.held() == []
-    assert len(Runtime.of(celery_app).locker.heartbeat) == 0, "it would be told as lost"
+    assert len(Runtime.of(celery_app).locker.heartbeat) == 0, "it would be reported as lost"
 
 
-def test_what_strikes_while_a_task_is_settled_leaves_no_lease_with_the_keeper(
+def test_an_exception_while_a_task_is_settled_leaves_no_lease_with_the_heartbeat(
     celery_app: Celery,
     singleton_store: SingletonStore,
     work: Any,
@@ -296,7 +296,7 @@ def test_an_asyncio_task_that_outlives_the_block_does_not_re_enter_it(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_does_not_re_enter_what_its_parent_holds(singleton_store: SingletonStore) -> None:
-    """Nobody tells it of the release: it would go on for a ttl, whoever has the key by then."""
+    """No release is reported to it: it would go on for a ttl, though another may hold the key."""
     app = make_app()
     singleton_store.install(app)
     with hold("k", scope="s", app=app):
@@ -394,7 +394,7 @@ def test_a_task_that_contradicts_the_settings_stops_no_hold_and_its_limit_counts
 
 
 class DeafStore(MemoryStore):
-    """Hears no releases while it is ``deaf``."""
+    """Loses releases while it is ``deaf``."""
 
     deaf = False
 
@@ -452,7 +452,7 @@ def test_what_is_held_now_is_read_by_the_parent_also_after_many_failed_releases(
     assert Runtime.of(celery_app).keyspace.lock("s", "now") in keys
 
 
-def test_an_app_that_nobody_has_any_more_is_collected() -> None:
+def test_an_app_that_is_referenced_no_more_is_collected() -> None:
     app: Any = make_app("unit-gone")
     Runtime.of(app)
     store = SingletonStore()
@@ -494,7 +494,7 @@ class SilentStore(MemoryStore):
 
 
 @pytest.mark.parametrize("ttls", [(1,), (60,), (60, 1), (60, 1.3, 6), (600, 60, 6)], ids=str)
-def test_a_loss_against_a_silent_store_is_told_before_the_store_gives_the_key_away(
+def test_a_loss_against_an_unresponsive_store_is_reported_before_the_store_gives_the_key_away(
     ttls: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)

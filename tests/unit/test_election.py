@@ -1,4 +1,4 @@
-"""Candidates on one store and one manual clock: who leads, and who may send."""
+"""Candidates on one store and one manual clock: which one leads, and which may send."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench()
 
 
-# --- who leads -----------------------------------------------------------------------------------
+# --- which one leads -----------------------------------------------------------------------------
 
 
-def test_one_candidate_leads_and_the_others_learn_who(bench: Bench) -> None:
+def test_one_candidate_leads_and_the_others_learn_which(bench: Bench) -> None:
     a, b = bench.a.election, bench.b.election
     assert a.campaign()
     assert not b.campaign()
@@ -203,7 +203,7 @@ def test_a_leader_that_was_stopped_knows_by_the_clock_that_it_leads_no_more(benc
     assert bench.a.names() == [EventName.LEADING, EventName.STANDING_BY]
 
 
-def test_a_leader_that_was_stopped_and_finds_nobody_leads_again_and_says_so(bench: Bench) -> None:
+def test_a_leader_that_was_stopped_and_finds_no_other_leads_again_and_says_so(bench: Bench) -> None:
     a = bench.a
     a.election.campaign()
     bench.clock.advance(TTL + 1)
@@ -213,7 +213,9 @@ def test_a_leader_that_was_stopped_and_finds_nobody_leads_again_and_says_so(benc
     assert a.election.term == 2
 
 
-def test_who_is_deposed_while_its_keeper_finds_out_says_that_it_leads_again(bench: Bench) -> None:
+def test_a_leader_deposed_while_its_heartbeat_finds_out_says_that_it_leads_again(
+    bench: Bench,
+) -> None:
     # The store came back empty, and both ask it at once.
     a = bench.a
     a.election.campaign()
@@ -234,7 +236,7 @@ def test_a_leader_whose_lease_is_near_its_end_leads_no_more(bench: Bench) -> Non
     assert not bench.a.election.authorize_tick("e", 1.0)
 
 
-def test_who_resigns_lets_the_others_come_first(bench: Bench) -> None:
+def test_a_leader_that_resigns_lets_the_others_come_first(bench: Bench) -> None:
     a, b = bench.a.election, bench.b.election
     a.campaign()
     a.resign("it was stopped")
@@ -246,11 +248,11 @@ def test_who_resigns_lets_the_others_come_first(bench: Bench) -> None:
     assert bench.a.names() == [EventName.LEADING, EventName.RESIGNED]
 
 
-def test_a_grant_whose_reply_was_lost_blocks_nobody_for_a_ttl(bench: Bench) -> None:
+def test_a_grant_whose_reply_was_lost_blocks_no_candidate_for_a_ttl(bench: Bench) -> None:
     a = bench.a.election
     a.campaign()
     token = bench.store.inspect(KEY).token  # type: ignore[union-attr]
-    # As it is for a process that was granted the lease, and heard nothing.
+    # As it is for a process that was granted the lease, and got no reply.
     lease = a._leases.pop()
     a._token = lease.token
     bench.clock.advance(POLL)
@@ -289,7 +291,7 @@ def test_the_watch_of_an_earlier_term_does_not_end_the_present_one(bench: Bench)
     assert not a.election.leading
 
 
-# --- who may send --------------------------------------------------------------------------------
+# --- which may send -------------------------------------------------------------------------------
 
 
 def test_only_the_leader_is_authorized(bench: Bench) -> None:
@@ -372,7 +374,7 @@ def test_without_the_token_in_the_script_it_would_be_authorized(
     assert a.authorize_tick("e", 1.0)
 
 
-def test_a_last_run_that_somebody_changed_makes_the_leader_resign_and_read_again(
+def test_a_last_run_that_another_client_changed_makes_the_leader_resign_and_read_again(
     bench: Bench,
 ) -> None:
     a = bench.a.election
@@ -414,7 +416,7 @@ def test_a_corrected_last_run_is_overwritten_by_the_next_authorization(bench: Be
 # --- a store that is away ------------------------------------------------------------------------
 
 
-def test_an_outage_is_told_once_and_ended_by_whatever_comes(bench: Bench) -> None:
+def test_an_outage_is_reported_once_and_ended_by_whatever_comes(bench: Bench) -> None:
     a = bench.a
     bench.store.away = True
     for _ in range(5):

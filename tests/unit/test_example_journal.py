@@ -127,7 +127,7 @@ def test_two_beats_that_know_nothing_of_each_other_double_every_night(offset: fl
 
 @pytest.mark.parametrize("late", [0.0, 0.2, 0.5, 0.9, 0.98, 1.01])
 def test_the_late_first_tick_of_a_new_leader_is_not_doubled(late: float) -> None:
-    # Nobody led at 3 and 4; the tick of 5 comes late, by up to a whole night and the sending.
+    # No beat led at 3 and 4; the tick of 5 comes late, by up to a whole night and the sending.
     sent = [*night_after_night(3), tick(5 + late, "beat-2"), *night_after_night(4, "beat-2", 6.02)]
     assert not doubled(sorted(sent, key=lambda tick: tick.at))
 

@@ -14,7 +14,7 @@ from example_project.private_server import free_port
 
 
 @pytest.mark.parametrize("option", ["ca", "cert"])
-def test_a_certificate_that_is_not_there_is_told_as_a_store_that_is_away(
+def test_a_certificate_that_is_not_there_is_reported_as_an_unreachable_store(
     option: str, tmp_path: Path
 ) -> None:
     missing = tmp_path / "missing.pem"

@@ -263,7 +263,7 @@ class Plain:
 
 @pytest.mark.parametrize("child", ["plain", "child"])
 def test_what_a_plain_task_publishes_is_the_same_call_in_a_redelivery_only(child: str) -> None:
-    """RabbitMQ keeps no tag of a message: there a fixed id doesn't tell its deliveries apart."""
+    """RabbitMQ keeps no tag of a message: there a fixed id doesn't distinguish its deliveries."""
     tagged = [
         Plain("plain", properties={"delivery_tag": tag}).publishes(child) for tag in ("a", "a", "b")
     ]

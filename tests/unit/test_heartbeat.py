@@ -137,7 +137,7 @@ def test_a_sweep_says_when_it_is_needed_again(bench: Bench) -> None:
     assert bench.heartbeat.sweep() is None
 
 
-def test_after_a_body_the_keeper_looks_once_more_and_then_rests(bench: Bench) -> None:
+def test_after_a_body_the_heartbeat_sweeps_once_more_and_then_rests(bench: Bench) -> None:
     bench.heartbeat.discard(bench.hold(ttl=60))
     assert bench.heartbeat.sweep() == pytest.approx(18)  # a third of it, less the jitter
     bench.clock.advance(18)
@@ -145,7 +145,7 @@ def test_after_a_body_the_keeper_looks_once_more_and_then_rests(bench: Bench) ->
     assert bench.store.batches == []
 
 
-# --- releases that nobody waits for --------------------------------------------------------------
+# --- asynchronous releases -----------------------------------------------------------------------
 
 
 class Collected:
@@ -206,30 +206,30 @@ def test_the_question_waits_no_longer_than_a_body_that_runs_can_wait(bench: Benc
 
 
 @pytest.mark.parametrize("later", [2.0, 2.7, 3.0, 3.6])
-def test_no_question_to_a_silent_store_delays_the_news_of_a_loss(
+def test_no_question_to_an_unresponsive_store_delays_the_news_of_a_loss(
     bench: Bench, later: float
 ) -> None:
-    told: list[float] = []
+    late: list[float] = []
     lease = hold(
         *(bench.store, bench.clock, bench.heartbeat, "runs", 12, None),
-        lambda lease: told.append(bench.clock.now() - lease.valid_until),
+        lambda lease: late.append(bench.clock.now() - lease.valid_until),
     )
     asked: list[float] = []
 
-    def collect(*, timeout: float) -> None:
+    def drain(*, timeout: float) -> None:
         asked.append(timeout)
         for _ in range(3):  # the reply itself, and two tries to make a release again
             bench.clock.advance(timeout)
 
-    bench.store.drain = collect  # type: ignore[method-assign]
+    bench.store.drain = drain  # type: ignore[method-assign]
     bench.clock.advance(later)
     bench.heartbeat.let_go(bench.hold("gone", ttl=24))
     bench.store.away = True
     bench.advance(15)
     assert lease.loss is not None
     assert lease.loss.reason is LossReason.UNREACHABLE
-    assert len(asked) == len(told) == 1
-    assert told[0] < 0.05
+    assert len(asked) == len(late) == 1
+    assert late[0] < 0.05
 
 
 def test_a_question_that_fails_is_not_asked_again_and_ends_nothing(
@@ -237,11 +237,11 @@ def test_a_question_that_fails_is_not_asked_again_and_ends_nothing(
 ) -> None:
     calls: list[float] = []
 
-    def collect(*, timeout: float) -> None:
+    def drain(*, timeout: float) -> None:
         calls.append(timeout)
         raise ZeroDivisionError
 
-    bench.store.drain = collect  # type: ignore[method-assign]
+    bench.store.drain = drain  # type: ignore[method-assign]
     bench.heartbeat.let_go(bench.hold("gone", ttl=60))
     lease = bench.hold("runs", ttl=60)
     bench.advance(120)
@@ -304,7 +304,7 @@ def test_a_store_that_is_back_in_time_costs_nothing(bench: Bench) -> None:
     assert bench.lost == []
 
 
-def test_a_silent_store_is_asked_again_but_not_stormed(bench: Bench) -> None:
+def test_an_unresponsive_store_is_asked_again_but_not_stormed(bench: Bench) -> None:
     bench.hold(ttl=60)
     bench.store.away = True
     bench.advance(59)
@@ -376,7 +376,9 @@ def test_without_leases_the_end_of_a_connection_asks_nothing(bench: Bench) -> No
     assert bench.store.batches == []
 
 
-def test_a_lease_on_a_silent_store_is_lost_at_its_deadline_and_for_good(bench: Bench) -> None:
+def test_a_lease_on_an_unresponsive_store_is_lost_at_its_deadline_and_for_good(
+    bench: Bench,
+) -> None:
     lease = bench.hold(ttl=60)
     bench.store.away = True
     deadline = lease.valid_until
@@ -395,7 +397,7 @@ def test_a_lease_on_a_silent_store_is_lost_at_its_deadline_and_for_good(bench: B
     assert len(bench.lost) == 1
 
 
-def test_a_silent_part_of_the_store_takes_its_own_leases_only(bench: Bench) -> None:
+def test_an_unresponsive_part_of_the_store_takes_its_own_leases_only(bench: Bench) -> None:
     silent, other = bench.hold("silent", ttl=60), bench.hold("other", ttl=60)
     bench.store.silent = frozenset({silent.key})
     bench.advance(59)
@@ -424,7 +426,7 @@ def batching(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(BatchingFlakyStore)
 
 
-def test_what_was_answered_before_the_store_fell_silent_is_renewed(batching: Bench) -> None:
+def test_what_was_answered_before_the_store_became_unresponsive_is_renewed(batching: Bench) -> None:
     leases = [batching.hold(name, ttl=60) for name in "abc"]
     batching.clock.advance(20)
     sent = batching.clock.now()
@@ -459,18 +461,18 @@ def test_a_store_that_is_slow_with_each_batch_delays_no_report_of_a_loss(batchin
     assert max(delays) < 0.1
 
 
-def test_nobodys_renewal_waits_for_who_hears_of_a_loss(batching: Bench) -> None:
+def test_no_renewal_waits_for_the_observers_of_a_loss(batching: Bench) -> None:
     leases = [batching.hold(name, ttl=60) for name in "abc"]
     batching.store.free(leases[0].key, None)
     batching.clock.advance(20)
-    heard = []
+    observed = []
     for one in leases:
-        batching.heartbeat._leases[one] = lambda lease: heard.append(len(batching.store.batches))
+        batching.heartbeat._leases[one] = lambda lease: observed.append(len(batching.store.batches))
     batching.heartbeat.sweep()
-    assert heard == [3]
+    assert observed == [3]
 
 
-def test_a_loss_is_told_though_the_store_fell_silent_behind_it(batching: Bench) -> None:
+def test_a_loss_is_reported_though_the_store_became_unresponsive_behind_it(batching: Bench) -> None:
     leases = [batching.hold(name, ttl=60) for name in "abc"]
     batching.store.free(leases[0].key, None)
     batching.clock.advance(20)
@@ -505,7 +507,7 @@ def test_a_lease_whose_process_is_being_killed_is_left_to_its_parent(bench: Benc
 BY = OperatorRelease(user="ann", host="ops-1", reason="stuck since noon")
 
 
-def test_a_lease_that_an_operator_released_is_lost_with_who_and_why(bench: Bench) -> None:
+def test_a_lease_that_an_operator_released_is_lost_with_author_and_reason(bench: Bench) -> None:
     lease, other = bench.hold(ttl=60), bench.hold("b", ttl=60)
     assert bench.store.free(lease.key, str(lease.token), BY)
     bench.advance(20)
@@ -585,7 +587,9 @@ def test_the_loss_names_a_long_max_hold_in_full(bench: Bench) -> None:
     assert lease.loss.detail == "max_hold of 1234567.5 s reached"
 
 
-def test_a_renewal_that_came_too_late_for_max_hold_wakes_the_keeper_no_more(bench: Bench) -> None:
+def test_a_renewal_that_came_too_late_for_max_hold_wakes_the_heartbeat_no_more(
+    bench: Bench,
+) -> None:
     lease = bench.hold(ttl=60, max_hold=20.5)
     bench.clock.advance(21)  # starved: it was due by 20, and now may not be renewed
     pause = bench.heartbeat.sweep()
@@ -624,7 +628,7 @@ def test_a_deadline_that_the_parent_put_off_is_waited_for(bench: Bench) -> None:
     assert bench.lost == [lease]
 
 
-def test_a_reply_is_not_awaited_beyond_the_deadline_of_who_is_not_asked_about(
+def test_a_reply_is_not_awaited_beyond_the_deadline_of_a_lease_that_is_not_in_the_request(
     bench: Bench,
 ) -> None:
     ending = bench.hold("ending", ttl=6, max_hold=1)
@@ -637,7 +641,7 @@ def test_a_reply_is_not_awaited_beyond_the_deadline_of_who_is_not_asked_about(
     assert 0 < bench.store.timeouts[0] <= left < timeout_for(6)
 
 
-def test_renewals_that_failed_once_are_not_told_of_a_later_loss(bench: Bench) -> None:
+def test_renewals_that_failed_once_are_not_reported_with_a_later_loss(bench: Bench) -> None:
     lease = bench.hold(ttl=6)
     bench.store.away = True
     bench.advance(2.1)
@@ -673,7 +677,7 @@ def test_a_reply_after_the_deadline_is_a_loss_for_good(bench: Bench) -> None:
 def test_a_renewal_that_the_store_made_in_time_is_a_loss_if_its_reply_was_late(
     bench: Bench,
 ) -> None:
-    # From its deadline on the body may have been told of the loss: there is no way back.
+    # From its deadline on the loss may have been reported to the body: there is no way back.
     lease = bench.hold(ttl=6)
     bench.store.away = True
     bench.advance(5.5)
@@ -714,7 +718,7 @@ def test_a_loss_for_a_lease_released_meanwhile_is_ignored(bench: Bench) -> None:
     assert lease.loss is None
 
 
-def test_a_loss_is_told_to_the_body_first_and_then_to_the_sinks_once(bench: Bench) -> None:
+def test_a_loss_is_reported_to_the_body_first_and_then_to_the_sinks_once(bench: Bench) -> None:
     order: list[str] = []
     bench.heartbeat._events.sinks.append(lambda event: order.append(str(event.name)))
     lease = hold(
@@ -729,7 +733,7 @@ def test_a_loss_is_told_to_the_body_first_and_then_to_the_sinks_once(bench: Benc
     assert event.data["reason"] == "gone"
 
 
-def test_a_listener_that_raises_keeps_no_other_loss_from_being_told(bench: Bench) -> None:
+def test_a_listener_that_raises_keeps_no_other_loss_from_being_reported(bench: Bench) -> None:
     def broken(lease: Lease) -> None:
         raise RuntimeError("broken")
 
@@ -745,7 +749,9 @@ def test_a_listener_that_raises_keeps_no_other_loss_from_being_told(bench: Bench
 # --- the thread ----------------------------------------------------------------------------------
 
 
-def test_a_keeper_whose_thread_could_not_start_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_whose_thread_could_not_start_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # Else every later lease of the process would be neither renewed nor declared lost.
     started: list[str] = []
 
@@ -801,8 +807,8 @@ def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
 
     def body(number: int) -> None:
         guard.wait()
-        for turn in range(10):
-            name = f"{number}.{turn}"
+        for lap in range(10):
+            name = f"{number}.{lap}"
             leases.append(hold(store, clock, heartbeat, name, ttl, None, lambda lease: lost.set()))
 
     threads = [threading.Thread(target=body, args=(number,)) for number in range(10)]
@@ -828,7 +834,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
     sweeps: list[float | None] = []
     collected: list[float] = []
 
-    def collect(*, timeout: float) -> None:
+    def drain(*, timeout: float) -> None:
         collected.append(timeout)
 
     class Counting(Heartbeat):
@@ -838,7 +844,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
 
     clock = SystemClock()
     store = MemoryStore(clock)
-    store.drain = collect  # type: ignore[method-assign]
+    store.drain = drain  # type: ignore[method-assign]
     heartbeat = Counting(store, clock, Events())
     try:
         for number in range(300):
@@ -862,7 +868,7 @@ def test_bodies_that_are_short_do_not_wake_the_thread_one_by_one(waits: bool) ->
         heartbeat.close()
 
 
-def test_the_thread_tells_of_a_loss_within_a_heartbeat() -> None:
+def test_the_thread_reports_a_loss_within_a_heartbeat() -> None:
     clock = SystemClock()
     store = FlakyStore(clock)
     heartbeat = Heartbeat(store, clock, Events())
@@ -874,7 +880,7 @@ def test_the_thread_tells_of_a_loss_within_a_heartbeat() -> None:
     assert lease.lost
 
 
-def test_the_thread_survives_a_failure_that_nobody_foresaw(
+def test_the_thread_survives_an_unforeseen_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = SystemClock()
@@ -925,7 +931,7 @@ def test_leases_that_are_released_during_a_sweep_do_not_end_it(bench: Bench) -> 
             bench.heartbeat.discard(waiting.pop())
 
     kept.valid_until = _Discards(kept.valid_until, discard)
-    bench.clock.advance(2)  # who has no turn isn't looked at
+    bench.clock.advance(2)  # a lease that is not due isn't looked at
     bench.heartbeat.sweep()
     assert len(waiting) < len(others)
     assert kept.loss is None

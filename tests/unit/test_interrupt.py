@@ -324,7 +324,7 @@ def race(runs: int) -> tuple[int, int]:
 
 @pytest.fixture
 def fine_switching() -> Iterator[None]:
-    """Threads take turns often enough to meet at the end of a body."""
+    """Threads are switched often enough to meet at the end of a body."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

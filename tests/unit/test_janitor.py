@@ -23,13 +23,13 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = SystemClock()
         self.expired: list[tuple[str, str]] = []
-        self.heard = threading.Event()
+        self.noticed = threading.Event()
         self.store = ZooKeeperStore("zk://127.0.0.1")
         monkeypatch.setattr(self.store, "_expire_late", self.expire)
 
     def expire(self, name: Name, own: Own) -> None:
         self.expired.append(name)
-        self.heard.set()
+        self.noticed.set()
 
     def watch(self, key: str, name: str = "name") -> None:
         """A lease whose time is over already."""
@@ -49,7 +49,7 @@ def test_what_is_over_is_expired_although_the_thread_could_not_be_started_at_fir
         with pytest.raises(RuntimeError):
             bench.watch("first")
     bench.watch("second")
-    assert bench.heard.wait(SOON)
+    assert bench.noticed.wait(SOON)
     bench.store.close()
     assert bench.expired[0] == ("first", "name")
 
@@ -63,7 +63,7 @@ def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.Monkey
     assert len(started) == 2
     one = threading.Thread(target=started[0], daemon=True)
     one.start()
-    assert bench.heard.wait(SOON)
+    assert bench.noticed.wait(SOON)
     started[1]()  # returns
     bench.store.close()
     one.join(SOON)
@@ -71,7 +71,9 @@ def test_two_writes_that_come_first_start_one_janitor(monkeypatch: pytest.Monkey
     assert sorted(bench.expired) == [("first", "name"), ("second", "name")]
 
 
-def test_a_key_is_expired_for_each_who_may_have_written_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_expired_for_each_session_that_may_have_written_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started: list[Callable[[], None]] = []
     monkeypatch.setattr(native, "start_new_thread", lambda run, name: started.append(run))
     bench = Bench(monkeypatch)

@@ -201,7 +201,7 @@ def test_a_template_without_placeholder_is_refused(template: str) -> None:
         maker(template)
 
 
-@pytest.mark.parametrize("template", ["{nobody}", "{account}", "{account_id}:{nobody[x]}"])
+@pytest.mark.parametrize("template", ["{missing}", "{account}", "{account_id}:{missing[x]}"])
 def test_a_template_with_an_unknown_argument_names_the_known(template: str) -> None:
     with pytest.raises(ValueError, match=r"no argument of the task \(it has: account_id, options"):
         maker(template)
@@ -355,11 +355,11 @@ def test_a_scope_cannot_forge_another_name() -> None:
     assert key not in (Keyspace.fence(key), Keyspace.marker(key, "x"))
 
 
-def test_slots_are_told_from_names_that_end_alike() -> None:
+def test_slots_are_distinguished_from_names_that_end_alike() -> None:
     key = KEYSPACE.lock("s", "order#5")
     assert Keyspace.slots(key, 1) == (key,)
     assert Keyspace.slots(key, 2) == (key, f"{key}#1")
-    # Whoever holds a slot is recognised by what comes before the '#'.
+    # The holder of a slot is recognised by what comes before the '#'.
     assert {slot.partition("#")[0] for slot in Keyspace.slots(key, 2)} == {key}
     assert key.partition("#")[0] == key
     assert KEYSPACE.lock("s", "order#5") != KEYSPACE.lock("s", "order%235")
@@ -488,7 +488,7 @@ def test_no_name_forges_that_of_another_sort(
     ],
     ids=lambda name: ascii(name)[:50],
 )
-def test_a_name_from_a_message_that_is_no_claim_of_ours_is_told(name: Any) -> None:
+def test_a_name_from_a_message_that_is_no_claim_of_ours_is_reported(name: Any) -> None:
     assert KEYSPACE.is_claim("csl:{p:0}:claim|t|s:x")
     assert not KEYSPACE.is_claim(name)
 

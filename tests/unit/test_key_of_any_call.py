@@ -115,7 +115,7 @@ def fits(signature: inspect.Signature, call: Call) -> bool:
 
 
 def meaning(signature: inspect.Signature, call: Call) -> str:
-    """All that tells one call from another: its bound arguments, as a message carries them."""
+    """What distinguishes one call from another: its bound arguments, as in the message."""
     bound = signature.bind(*call[0], **call[1])
     bound.apply_defaults()
     return text_of(bound.arguments)
@@ -168,7 +168,7 @@ def signature_of(source: str) -> inspect.Signature:
         ("(**options)", ((), {'"a"': 1, "\n": 1}), ((), {"a": 1, "\n": 1})),
     ],
 )
-def test_what_stars_collect_is_told_from_what_is_declared(
+def test_what_stars_collect_is_distinguished_from_what_is_declared(
     source: str, one: Call, other: Call
 ) -> None:
     make = maker(None, signature_of(source))

@@ -117,14 +117,14 @@ def test_a_holder_survives_its_text() -> None:
         ),
     ).map(json.dumps)
 )
-def test_a_holder_that_somebody_else_wrote_is_read_as_far_as_it_can_be(text: str) -> None:
+def test_a_holder_that_another_program_wrote_is_read_as_far_as_it_can_be(text: str) -> None:
     assert isinstance(Holder.from_json(text), Holder)
 
 
 @pytest.mark.parametrize(
     "text", ['{"pid": 1e999}', '{"since": 1' + "0" * 400 + "}", "[" * 100_000, '{"pid": Infinity}']
 )
-def test_a_holder_with_absurd_numbers_is_read_as_nobody(text: str) -> None:
+def test_a_holder_with_absurd_numbers_is_read_as_an_empty_one(text: str) -> None:
     assert Holder.from_json(text) == Holder()
 
 

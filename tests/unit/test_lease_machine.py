@@ -67,11 +67,11 @@ AMOUNTS = [
 ]
 
 
-# The store against what a lease may do, told once more and otherwise: one key, no markers.
+# The store against what a lease may do, written once more and otherwise: one key, no markers.
 
 
 @dataclass
-class Told:
+class Expected:
     """What stands in the key."""
 
     kind: Kind
@@ -86,10 +86,10 @@ class StoreLife(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
-        self.there: Told | None = None
+        self.there: Expected | None = None
         self.fence = 0
 
-    def stands(self) -> Told | None:
+    def stands(self) -> Expected | None:
         if self.there is not None and self.clock.now() >= self.there.until:
             self.there = None
         return self.there
@@ -115,7 +115,7 @@ class StoreLife(RuleBasedStateMachine):
         assert reply.fence is not None
         assert reply.fence > self.fence, "a grant's fence is above that of every earlier one"
         self.fence = reply.fence
-        self.there = Told(Kind.LEASE, token, self.clock.now() + ttl)
+        self.there = Expected(Kind.LEASE, token, self.clock.now() + ttl)
 
     def refusal(self, token: Token) -> Relation | None:
         there = self.stands()
@@ -167,7 +167,7 @@ class StoreLife(RuleBasedStateMachine):
             assert reply is Relation.OURS
             if there.kind in (Kind.LEASE, Kind.DYING):
                 end = self.clock.now() + ttl
-                self.there = Told(become, following or token, end) if become else None
+                self.there = Expected(become, following or token, end) if become else None
 
     @rule(named=st.booleans(), number=NUMBERS)
     def free(self, named: bool, number: int) -> None:
@@ -271,7 +271,7 @@ class SharedStore(RuleBasedStateMachine):
         self.excused_until = 0.0
 
     @initialize()
-    def somebody_holds_it(self) -> None:
+    def one_holds_it(self) -> None:
         self.acquire(0, [])
 
     @rule(which=st.integers(0, 2), fates=FATES)

@@ -94,8 +94,8 @@ class Bench:
         self._events = Recorded()
         events = Events([self._events])
         self.heartbeat = Heartbeat(self.store, self.clock, events)
-        self.ledger = LeaseNotes()
-        self.locker = Locker(self.store, self.clock, self.heartbeat, events, self.ledger)
+        self.notes = LeaseNotes()
+        self.locker = Locker(self.store, self.clock, self.heartbeat, events, self.notes)
 
     @property
     def events(self) -> list[Event]:
@@ -105,7 +105,7 @@ class Bench:
         return [name for name, _, _ in self.store.calls]
 
     def nothing_is_held(self) -> bool:
-        return self.store.inspect(KEY) is None and not len(self.heartbeat) and not self.ledger.held
+        return self.store.inspect(KEY) is None and not len(self.heartbeat) and not self.notes.held
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def record(kind: Kind, token: str, fence: int) -> Record:
 # --- acquire -------------------------------------------------------------------------------------
 
 
-def test_a_grant_is_a_lease_that_is_renewed_written_down_and_told(bench: Bench) -> None:
+def test_a_grant_is_a_lease_that_is_renewed_noted_and_reported(bench: Bench) -> None:
     asked = call()
     lease = bench.locker.acquire(asked, max_hold=30)
     assert isinstance(lease, Lease)
@@ -154,7 +154,7 @@ def test_a_grant_is_a_lease_that_is_renewed_written_down_and_told(bench: Bench) 
     assert lease.valid_until == bench.clock.now() + 6 - drift(6)
     assert lease.fence > 0
     assert len(bench.heartbeat) == 1
-    assert bench.ledger.held == {str(asked.token): (KEY,)}
+    assert bench.notes.held == {str(asked.token): (KEY,)}
     assert [event.name for event in bench.events] == [EventName.ACQUIRED]
     assert [timeout for _, _, timeout in bench.store.calls] == [1.0]
 
@@ -170,11 +170,11 @@ def test_renewal_stops_max_hold_after_the_acquisition(
 
 def test_a_refusal_is_a_value_and_leaves_nothing_behind(bench: Bench) -> None:
     bench.locker.acquire(call())
-    events, held = list(bench.events), dict(bench.ledger.held)
+    events, held = list(bench.events), dict(bench.notes.held)
     reply = bench.locker.acquire(call())
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.OTHER
-    assert (bench.events, bench.ledger.held) == (events, held)
+    assert (bench.events, bench.notes.held) == (events, held)
     assert len(bench.heartbeat) == 1
 
 
@@ -221,7 +221,7 @@ def test_a_failing_release_of_an_unknown_acquire_keeps_the_first_error(bench: Be
     bench.store.cues["release"] = [(False, StoreUnavailable("second"))]
     with pytest.raises(StoreUnavailable, match="first"):
         bench.locker.acquire(call())
-    assert not bench.ledger.held
+    assert not bench.notes.held
 
 
 @pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt(), RuntimeError("soft limit")])
@@ -235,7 +235,7 @@ def test_an_exception_thrown_into_an_acquire_leaves_nothing_held(
     assert bench.nothing_is_held()
 
 
-def test_an_exception_thrown_while_others_are_told_leaves_nothing_held(bench: Bench) -> None:
+def test_an_exception_thrown_while_observers_run_leaves_nothing_held(bench: Bench) -> None:
     def terminated(event: Event) -> None:
         raise SystemExit
 
@@ -245,7 +245,7 @@ def test_an_exception_thrown_while_others_are_told_leaves_nothing_held(bench: Be
     assert bench.nothing_is_held()
 
 
-def test_a_keeper_that_cannot_start_leaves_nothing_held(
+def test_a_heartbeat_that_cannot_start_leaves_nothing_held(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_threads(function: Any, name: str) -> None:
@@ -268,11 +268,11 @@ def test_a_grant_that_arrives_after_its_deadline_is_given_back(bench: Bench) -> 
 def test_what_is_asked_for_is_written_down_before_it_is_sent(bench: Bench) -> None:
     asked = call(slots=(f"{KEY}#0", f"{KEY}#1"))
     seen: list[dict[str, tuple[str, ...]]] = []
-    bench.store.cues["acquire"] = [(True, lambda: seen.append(dict(bench.ledger.held)))]
+    bench.store.cues["acquire"] = [(True, lambda: seen.append(dict(bench.notes.held)))]
     lease = bench.locker.acquire(asked)
     assert isinstance(lease, Lease)
     assert seen == [{str(asked.token): asked.slots}]
-    assert bench.ledger.held == {str(asked.token): (lease.key,)}
+    assert bench.notes.held == {str(asked.token): (lease.key,)}
 
 
 def test_an_unknown_acquire_of_slots_is_forgotten_in_all_of_them(bench: Bench) -> None:
@@ -289,7 +289,7 @@ def test_an_unknown_acquire_of_slots_is_forgotten_in_all_of_them(bench: Bench) -
 # --- release -------------------------------------------------------------------------------------
 
 
-def test_a_release_frees_the_key_and_tells_how_long_it_was_held(bench: Bench) -> None:
+def test_a_release_frees_the_key_and_reports_how_long_it_was_held(bench: Bench) -> None:
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.clock.advance(1.5)
@@ -369,7 +369,7 @@ def test_a_loss_met_by_a_release_that_was_made_again_after_an_interruption_is_re
         (Trace(record=own(Kind.RESERVED), fence=0, now=100.0), False),
     ],
 )
-def test_the_trace_of_a_lease_tells_a_loss_from_a_release_that_was_sent_twice(
+def test_the_trace_of_a_lease_distinguishes_a_loss_from_a_release_that_was_sent_twice(
     bench: Bench, trace: Trace, lost: bool | None
 ) -> None:
     lease = bench.locker.acquire(replace(call(), token=TOKEN))
@@ -379,7 +379,7 @@ def test_the_trace_of_a_lease_tells_a_loss_from_a_release_that_was_sent_twice(
     assert was_lost(lease, released, trace, elapsed=1.0) is lost
 
 
-def test_a_release_that_nobody_answers_is_told_and_never_raises(bench: Bench) -> None:
+def test_a_release_without_an_answer_is_reported_and_never_raises(bench: Bench) -> None:
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, StoreUnavailable("away"))] * 2
@@ -387,10 +387,10 @@ def test_a_release_that_nobody_answers_is_told_and_never_raises(bench: Bench) ->
     assert bench.events[-1].name is EventName.RELEASE_FAILED
     assert bench.events[-1].data == {"error": "away", "frees_in": 6}
     assert len(bench.heartbeat) == 0, "a key that can't be released is renewed no more"
-    assert bench.ledger.held, "the parent may release it, should this process die"
+    assert bench.notes.held, "the parent may release it, should this process die"
 
 
-def test_a_release_that_the_store_refuses_is_told_and_never_raises(bench: Bench) -> None:
+def test_a_release_that_the_store_refuses_is_reported_and_never_raises(bench: Bench) -> None:
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, StoreError("read-only"))]
@@ -411,7 +411,7 @@ def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
     assert EventName.RELEASED not in [event.name for event in bench.events]
 
 
-def test_a_loss_that_the_release_is_the_first_to_meet_is_told(bench: Bench) -> None:
+def test_a_loss_that_the_release_is_the_first_to_meet_is_reported(bench: Bench) -> None:
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None)
@@ -443,7 +443,7 @@ def test_the_note_of_an_operator_proves_a_loss_that_a_resent_release_meets(bench
     assert (data["reason"], data["detail"]) == ("operator", "released by ann on ops-1")
 
 
-def test_a_loss_that_the_keeper_has_told_is_not_told_again(bench: Bench) -> None:
+def test_a_loss_that_the_heartbeat_has_reported_is_not_reported_again(bench: Bench) -> None:
     lease = bench.locker.acquire(call())
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None)

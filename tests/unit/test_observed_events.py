@@ -1,4 +1,4 @@
-"""Who hears of an event, asked before one is made."""
+"""Which events have an observer, asked before one is made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     return Runtime(Celery(set_as_current=False)).events.observes
 
 
-def test_where_nobody_listens_nothing_is_heard(observed: Observed) -> None:
+def test_without_an_observer_no_event_is_observed(observed: Observed) -> None:
     assert not [name for name in EventName if observed(name)]
 
 
@@ -39,7 +39,7 @@ def test_a_receiver_counts_from_the_moment_it_is_connected_to_when_it_is_not(
     assert not observed(EventName.RELEASED)
 
 
-def test_a_log_that_is_turned_on_hears_everything_of_its_level(
+def test_a_log_that_is_turned_on_observes_everything_of_its_level(
     observed: Observed, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, LOGGER)
@@ -49,7 +49,7 @@ def test_a_log_that_is_turned_on_hears_everything_of_its_level(
     assert all(map(observed, EventName))
 
 
-def test_a_monitor_hears_of_all_events_where_the_worker_sends_events(
+def test_a_monitor_observes_all_events_where_the_worker_sends_events(
     observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EventPipe, "switch", b"\1")

@@ -78,7 +78,7 @@ def test_observers_get_events_in_the_order_in_which_they_were_emitted(
     assert seen[-1] == 4
 
 
-def test_what_does_not_fit_is_counted_and_told_once(
+def test_what_does_not_fit_is_counted_and_reported_once(
     own: ObserverThread, blocked: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[int] = []
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_counted_and_told_once(
     own.run(seen.append, -1)  # a body's own event is never dropped
     assert seen == [-1]
     blocked()
-    wait_until(lambda: "were dropped" in caplog.text, "it is told")
+    wait_until(lambda: "were dropped" in caplog.text, "it is logged")
     assert seen[1:] == list(range(len(seen) - 1))
     assert caplog.text.count("were dropped") == 1
     assert f" {module.MOST_WAITING + 6 - (len(seen) - 1)} log lines" in caplog.text

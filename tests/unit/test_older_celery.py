@@ -65,8 +65,8 @@ def signature(task_id: str) -> dict[str, Any]:
     ],
     ids=repr,
 )
-def test_a_chords_body_is_known_by_who_publishes_it(name: str, chord: Any, expected: bool) -> None:
-    """Its options don't tell: were it taken for a single call, its chord would wait for ever."""
+def test_a_chords_body_is_known_by_its_publisher(name: str, chord: Any, expected: bool) -> None:
+    """Its options don't say so: were it taken for a single call, its chord would wait for ever."""
     running = SimpleNamespace(name=name, request=SimpleNamespace(chord=chord))
     assert is_chords_body(running, "body") is expected
     assert not is_chords_body(None, "body")

@@ -47,7 +47,7 @@ def app(*consumed: str) -> Celery:
         ("work", "a.z", ["deep", "celery"], ("deep", True)),
         ("work", "a.b.c.z", ["deep", "celery"], ("deep", True)),
         ("work", "a.b.c", ["deep", "celery"], None),
-        # It is in both, and can't be told from its copy.
+        # It is in both, and can't be distinguished from its copy.
         ("work", "report.daily", ["reports", "all"], ("reports", False)),
         ("news", "whatever", ["news-1", "celery"], ("news-1", True)),
         # As `-Q news` names a broadcast.

@@ -1,4 +1,4 @@
-"""The worker parent's pulse, swept by hand; child and parent are one process, unless one dies."""
+"""The parent heartbeat, swept by hand; child and parent are one process, unless one dies."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ from tests.unit.pool_child import Child, notes_of_dead
 from tests.unit.stall import Stall, assert_a_fork_waits_for
 
 pytestmark = [
-    pytest.mark.skipif(not start_time_of(os.getpid()), reason="the pulse needs Linux's /proc"),
+    pytest.mark.skipif(
+        not start_time_of(os.getpid()), reason="the parent heartbeat needs Linux's /proc"
+    ),
     # The children touch nothing but the record.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
 KEYSPACE = Keyspace("unit")
 TTL = 6.0
-# The child's heartbeat has its turn at ttl/3, the pulse a tenth of that later.
+# The child's heartbeat renews at ttl/3, the parent heartbeat a tenth of that later.
 LATE = TTL / 3 * 1.1 + 0.001
 
 
@@ -62,7 +64,7 @@ class Bench:
         # Never swept but where a test says so: the GIL is kept.
         self.heartbeat = Heartbeat(self.store, self.clock, events)
         self.locker = Locker(self.store, self.clock, self.heartbeat, events, self.record)
-        self.pulse = ParentHeartbeat(self.record, self.store, self.clock)
+        self.parent_heartbeat = ParentHeartbeat(self.record, self.store, self.clock)
         self.lost: list[Lease] = []
 
     def hold(self, name: str = "a", **options: Any) -> Lease:
@@ -81,12 +83,12 @@ class Bench:
         self.locker.release(lease, Release(keys=(lease.key,), token=lease.token, **options))
 
     def beat(self, seconds: float) -> None:
-        """As the pulse's thread does, for ``seconds``."""
+        """As the parent heartbeat's thread does, for ``seconds``."""
         end = self.clock.now() + seconds
-        while (pause := self.pulse.sweep()) < (left := end - self.clock.now()):
+        while (pause := self.parent_heartbeat.sweep()) < (left := end - self.clock.now()):
             self.clock.advance(max(pause, 1e-6))
         self.clock.advance(left)
-        self.pulse.sweep()
+        self.parent_heartbeat.sweep()
 
     def seen(self) -> RunningLease:
         [one] = self.record.of_living()
@@ -108,7 +110,7 @@ def test_a_starving_childs_lease_is_renewed_and_the_child_trusts_it_as_long(benc
     own = lease.valid_until
     bench.clock.advance(LATE)
     sent = bench.clock.now()
-    bench.pulse.sweep()
+    bench.parent_heartbeat.sweep()
     assert bench.store.batches == [[lease.key]]
     assert lease.deadline == sent + trust_of(TTL, 1.0)
     assert lease.valid_until == own
@@ -137,14 +139,14 @@ def test_a_deadline_that_the_parent_is_writing_is_read_again(bench: Bench) -> No
 
     lease = bench.hold()
     bench.clock.advance(LATE)
-    bench.pulse.sweep()
+    bench.parent_heartbeat.sweep()
     shared: Any = lease.shared
     shared._memory = TornOnce(shared._memory)
     bench.clock.advance(lease.valid_until - bench.clock.now() + 0.5)
     assert not lease.lost
 
 
-def test_without_the_pulse_the_same_child_has_lost_its_lease(bench: Bench) -> None:
+def test_without_the_parent_heartbeat_the_same_child_has_lost_its_lease(bench: Bench) -> None:
     lease = bench.hold()
     bench.clock.advance(TTL)
     with pytest.raises(LeaseLost):
@@ -167,7 +169,7 @@ def test_what_is_younger_than_a_third_of_its_ttl_costs_no_round_trip(bench: Benc
     assert bench.store.batches == []
 
 
-def test_a_child_whose_keeper_is_on_time_costs_no_round_trip_more(bench: Bench) -> None:
+def test_a_child_whose_heartbeat_is_on_time_costs_no_round_trip_more(bench: Bench) -> None:
     lease = bench.hold()
     for _ in range(300):
         pause = bench.heartbeat.sweep()
@@ -179,7 +181,7 @@ def test_a_child_whose_keeper_is_on_time_costs_no_round_trip_more(bench: Bench) 
     assert renewals <= (bench.clock.now() - lease.acquired_at) / (TTL / 3) + 1
 
 
-def test_a_childs_keeper_that_is_back_takes_over(bench: Bench) -> None:
+def test_a_childs_heartbeat_that_is_back_takes_over(bench: Bench) -> None:
     lease = bench.hold()
     bench.beat(5 * TTL)
     bench.heartbeat.sweep()
@@ -196,7 +198,7 @@ def test_leases_of_a_child_are_renewed_in_one_round_trip_and_the_next_one_by_non
 ) -> None:
     leases = [bench.hold(str(number)) for number in range(NOTES + 1)]
     bench.clock.advance(LATE)
-    bench.pulse.sweep()
+    bench.parent_heartbeat.sweep()
     [batch] = bench.store.batches
     assert sorted(batch) == sorted(lease.key for lease in leases[:NOTES])
     bench.release(leases[0])
@@ -250,7 +252,7 @@ def test_a_claim_that_the_grant_freed_is_not_renewed_with_its_lease(bench: Bench
 # --- what it must not do -------------------------------------------------------------------------
 
 
-def test_a_released_lease_is_renewed_no_more_though_the_store_never_heard_of_it(
+def test_a_released_lease_is_renewed_no_more_though_the_release_never_arrived(
     bench: Bench,
 ) -> None:
     lease = bench.hold()
@@ -273,7 +275,7 @@ def test_a_renewal_that_is_under_way_touches_nothing_that_the_release_left(
     bench.store.before_renewal = lambda: bench.release(
         lease, become=kind, become_ttl=1000.0, next_token=lease.token
     )
-    bench.pulse.sweep()
+    bench.parent_heartbeat.sweep()
     assert bench.store.batches == [[lease.key]]
     record = bench.store.inspect(lease.key)
     assert record is not None
@@ -285,7 +287,7 @@ def test_a_note_about_a_released_lease_does_not_count_for_it(bench: Bench) -> No
     lease = bench.hold()
     bench.clock.advance(LATE)
     bench.store.before_reply = lambda: bench.release(lease)
-    bench.pulse.sweep()
+    bench.parent_heartbeat.sweep()
     assert lease.deadline == lease.valid_until
 
 
@@ -313,7 +315,7 @@ def test_a_lease_that_its_child_has_declared_lost_is_renewed_no_more(bench: Benc
     assert lease.loss.reason is LossReason.UNREACHABLE
 
 
-def test_a_lease_that_its_child_heard_is_not_its_own_is_asked_for_no_more(bench: Bench) -> None:
+def test_a_lease_that_its_child_knows_is_not_its_own_is_renewed_no_more(bench: Bench) -> None:
     lease = bench.hold()
     bench.store.free(lease.key, None)
     bench.clock.advance(TTL / 3)
@@ -342,7 +344,7 @@ def test_an_answer_that_comes_after_the_deadline_does_not_count(bench: Bench) ->
     bench.clock.advance(LATE)
     # The store has renewed it; its reply is late.
     bench.store.before_reply = lambda: bench.clock.advance(TTL)
-    bench.pulse.sweep()
+    bench.parent_heartbeat.sweep()
     assert lease.deadline == lease.valid_until
     assert lease.lost
 
@@ -405,7 +407,7 @@ def in_a_child(bench: Bench) -> tuple[Child, str]:
     return Child(1, life), lease.key
 
 
-def test_a_dead_childs_lease_is_not_renewed_though_nobody_has_heard_of_the_death(
+def test_a_dead_childs_lease_is_not_renewed_though_its_death_is_not_reported_yet(
     bench: Bench,
 ) -> None:
     child, key = in_a_child(bench)
@@ -424,11 +426,11 @@ def test_a_dead_childs_lease_is_not_renewed_though_nobody_has_heard_of_the_death
 
 def test_another_process_with_a_dead_childs_id_does_not_keep_its_lease(bench: Bench) -> None:
     child, _ = in_a_child(bench)
-    birth = start_time_of(child.pid)
-    assert lives(child.pid, birth)
-    assert not lives(child.pid, birth - 1), "the same id, born at another time"
+    start_time = start_time_of(child.pid)
+    assert lives(child.pid, start_time)
+    assert not lives(child.pid, start_time - 1), "the same id, started at another time"
     child.kill()
-    assert not lives(child.pid, birth)
+    assert not lives(child.pid, start_time)
 
 
 def test_a_stopped_childs_lease_is_kept_for_it_will_wake_up_believing_in_it(bench: Bench) -> None:
@@ -478,7 +480,7 @@ def test_a_half_that_is_not_whole_counts_for_nothing(bench: Bench) -> None:
     bench.record.advance(seen, 5000.0)
     whole = bench.seen()
     memory = bench.record._memory
-    heard, read = [], []
+    shared, read = [], []
     offsets: list[int] = []
     for start in (seen.note, seen.note + shared_memory._CHILDS_BYTES):
         length, _ = shared_memory._HEAD.unpack_from(memory, start)
@@ -486,13 +488,13 @@ def test_a_half_that_is_not_whole_counts_for_nothing(bench: Bench) -> None:
     for offset in offsets:
         byte = memory[offset]
         memory[offset] = byte ^ 0x40
-        heard.append(lease.deadline)
+        shared.append(lease.deadline)
         read.append(bench.record.of_living())
         memory[offset] = byte
     assert bench.seen() == whole
     # Each byte belongs to one half, and that one was not believed.
-    assert set(heard) == {5000.0, lease.valid_until}
-    for deadline, living in zip(heard, read, strict=True):
+    assert set(shared) == {5000.0, lease.valid_until}
+    for deadline, living in zip(shared, read, strict=True):
         if deadline == 5000.0:
             assert living == []
         else:
@@ -534,7 +536,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
     try:
         read = 0
         deadline = time.monotonic() + 0.4
-        # On a busy machine this process may have had no turn by then.
+        # On a busy machine this process may not have run by then.
         while time.monotonic() < deadline or (read <= 100 and time.monotonic() < deadline + 30):
             for one in record.of_living():
                 assert one.childs == one.ttl == one.hold_until, one
@@ -545,7 +547,7 @@ def test_what_one_process_writes_another_never_reads_in_part(bench: Bench) -> No
     assert read > 100
 
 
-def test_a_renewal_that_is_told_while_its_lease_is_released_does_not_open_the_slot_again(
+def test_a_renewal_that_is_recorded_while_its_lease_is_released_does_not_reopen_the_note(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = bench.hold()
@@ -615,7 +617,7 @@ def test_an_outage_of_a_second_costs_no_lease_of_two(bench: Bench, begins_at: fl
     assert bench.store.inspect(lease.key) is not None
 
 
-def test_a_silent_store_is_asked_at_the_pace_of_a_keeper(bench: Bench) -> None:
+def test_a_store_that_does_not_answer_is_asked_at_the_pace_of_a_heartbeat(bench: Bench) -> None:
     bench.hold(ttl=60)
     bench.store.away = True
     bench.beat(60)
@@ -634,21 +636,21 @@ def test_a_store_that_fails_as_it_should_not_ends_nothing(
         raise RuntimeError("a defect")
 
     bench.store.before_renewal = fail
-    bench.pulse.sweep()
+    bench.parent_heartbeat.sweep()
     assert "a defect" in caplog.text
     bench.store.before_renewal = None
     bench.beat(TTL)
     assert not lease.lost
 
 
-def test_one_that_the_store_is_silent_about_does_not_keep_the_others_from_being_renewed(
+def test_one_that_the_store_does_not_answer_does_not_keep_the_others_from_being_renewed(
     bench: Bench,
 ) -> None:
-    heard, unheard = bench.hold("heard"), bench.hold("unheard")
-    bench.store.silent = frozenset({unheard.key})
+    answered, unanswered = bench.hold("answered"), bench.hold("unanswered")
+    bench.store.silent = frozenset({unanswered.key})
     bench.beat(TTL)
-    assert not heard.lost
-    assert unheard.lost
+    assert not answered.lost
+    assert unanswered.lost
 
 
 # --- thread and forks ----------------------------------------------------------------------------
@@ -656,7 +658,7 @@ def test_one_that_the_store_is_silent_about_does_not_keep_the_others_from_being_
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Bench], ParentHeartbeat]]:
-    """Starts the pulse's thread over a bench, on the machine's clock; ends it with the test."""
+    """Starts a parent heartbeat's thread on the machine's clock; ends it with the test."""
     over = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -666,15 +668,15 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Bench], Paren
 
     def start(bench: Bench) -> ParentHeartbeat:
         monkeypatch.setattr(native, "start_new_thread", start_new_thread)
-        pulse = ParentHeartbeat(bench.record, bench.store, SystemClock())
-        pulse.start(over.is_set)
-        return pulse
+        heartbeat = ParentHeartbeat(bench.record, bench.store, SystemClock())
+        heartbeat.start(over.is_set)
+        return heartbeat
 
     yield start
     over.set()
     for thread in threads:
         thread.join(10)
-        assert not thread.is_alive(), "the thread has heard of the end"
+        assert not thread.is_alive(), "the thread has noticed the end"
 
 
 def live_bench(ttl: float) -> tuple[Bench, Lease]:
@@ -700,7 +702,7 @@ def test_the_thread_goes_on_until_the_pool_is_over(
     lease.end()
 
 
-def test_a_child_is_forked_when_the_pulse_is_out_of_the_stores_client(
+def test_a_child_is_forked_when_the_parent_heartbeat_is_out_of_the_stores_client(
     bench: Bench, running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.worker.fork_locks._FORK_PATIENCE", 30.0)
@@ -719,7 +721,7 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
 ) -> None:
     live, lease = live_bench(ttl=0.6)
     live.store.before_renewal = stall = Stall()
-    pulse = running(live)
+    heartbeat = running(live)
     assert stall.entered.wait(30)
     pid = os.fork()
     if pid == 0:
@@ -734,14 +736,14 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_forking(
         if (pid := os.fork()) == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-    monkeypatch.setattr(pulse, "_is_over", lambda: True)
+    monkeypatch.setattr(heartbeat, "_is_over", lambda: True)
     for thread in threading.enumerate():
         if thread.name == "singleton-parent-heartbeat":
             thread.join(30)
     assert "failed" not in caplog.text
 
 
-def test_a_childs_own_forks_wait_for_no_pulse(
+def test_a_childs_own_forks_wait_for_no_parent_heartbeat(
     running: Callable[[Bench], ParentHeartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child's copy of the parent's lock stays locked for ever after the fork."""
@@ -768,12 +770,12 @@ def test_of_two_forks_at_once_neither_leaves_a_lock_behind(monkeypatch: pytest.M
     assert not any(lock.locked() for lock in fork_locks.FORK_LOCKS.values())
 
 
-def test_a_pulse_that_has_ended_is_forgotten_with_the_memory_that_it_looked_at() -> None:
-    """Python unregisters no hook of forks, and each embedded worker has a pulse of its own."""
+def test_a_parent_heartbeat_that_has_ended_is_forgotten_with_the_memory_that_it_read() -> None:
+    """Python unregisters no hook of forks, and each embedded worker has one of its own."""
     record = SharedMemory()
-    pulse = ParentHeartbeat(record, FlakyStore(SystemClock()), SystemClock())
-    pulse.start(lambda: True)
-    found, memory = weakref.ref(pulse), weakref.ref(record._memory)
-    del pulse, record
-    wait_until(lambda: [gc.collect(), found()][1] is None, "the pulse is gone")
+    heartbeat = ParentHeartbeat(record, FlakyStore(SystemClock()), SystemClock())
+    heartbeat.start(lambda: True)
+    found, memory = weakref.ref(heartbeat), weakref.ref(record._memory)
+    del heartbeat, record
+    wait_until(lambda: [gc.collect(), found()][1] is None, "it is collected")
     assert memory() is None

@@ -63,7 +63,7 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "cure"),
+    ("options", "error", "remedy"),
     [
         ({"tll": 5}, TypeError, r"unknown option 'tll' \(did you mean 'ttl'\?\)"),
         ({"onconflict": "skip"}, TypeError, "did you mean 'on_conflict'"),
@@ -120,24 +120,24 @@ def test_every_option_is_taken_in_all_its_forms() -> None:
     ],
     ids=lambda value: repr(value)[:60] if isinstance(value, dict) else "",
 )
-def test_a_wrong_option_is_refused_with_its_place_and_its_cure(
-    options: dict[str, Any], error: type[Exception], cure: str
+def test_a_wrong_option_is_refused_with_its_place_and_its_remedy(
+    options: dict[str, Any], error: type[Exception], remedy: str
 ) -> None:
-    with pytest.raises(error, match=f"^@singleton_task on app.sync: .*{cure}"):
+    with pytest.raises(error, match=f"^@singleton_task on app.sync: .*{remedy}"):
         policy(**options)
 
 
 @pytest.mark.parametrize(
-    ("options", "cure"),
+    ("options", "remedy"),
     [
         ({"unique": "until_done"}, 'Use unique="until_start"'),
         ({"unique": "until_start", "on_store_error": "run"}, 'Use on_store_error="retry"'),
     ],
 )
 def test_options_that_make_no_sense_with_the_newest_arguments_are_refused(
-    options: dict[str, Any], cure: str
+    options: dict[str, Any], remedy: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^@singleton_task on app.sync: .*{cure}"):
+    with pytest.raises(ValueError, match=f"^@singleton_task on app.sync: .*{remedy}"):
         policy(on_duplicate="replace", **options)
     made = policy(on_duplicate="replace")
     assert made.on_duplicate is OnDuplicate.REPLACE, "as a default of an app's tasks"
@@ -177,7 +177,7 @@ def test_a_lost_debounced_message_holds_its_claim_for_some_periods(
 
 
 @pytest.mark.parametrize(
-    ("options", "cure"),
+    ("options", "remedy"),
     [
         ({"debounce": 0}, "more than 0 seconds, or None"),
         ({"debounce": 5, "debounce_max": 4}, "debounce_max=4 is shorter than debounce=5"),
@@ -189,9 +189,9 @@ def test_a_lost_debounced_message_holds_its_claim_for_some_periods(
     ],
 )
 def test_options_that_make_no_sense_with_debounce_are_refused(
-    options: dict[str, Any], cure: str
+    options: dict[str, Any], remedy: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^@singleton_task on app.sync: .*{cure}"):
+    with pytest.raises(ValueError, match=f"^@singleton_task on app.sync: .*{remedy}"):
         policy(**options)
 
 
@@ -206,7 +206,7 @@ def test_layers_that_contradict_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "cure"),
+    ("make", "remedy"),
     [
         (lambda: OnConflict.retry(delay=-1), r"delay\)=-1"),
         (lambda: OnConflict.retry(max_delay="x"), "max_delay"),
@@ -223,8 +223,8 @@ def test_layers_that_contradict_each_other_are_refused() -> None:
         *("skip-timeout", "retry-timeout", "wait-max_wait"),
     ],
 )
-def test_a_wrong_rule_for_conflicts_is_refused_when_it_is_made(make: Any, cure: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=cure):
+def test_a_wrong_rule_for_conflicts_is_refused_when_it_is_made(make: Any, remedy: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=remedy):
         make()
 
 
@@ -291,7 +291,7 @@ def test_seconds_are_numbers_or_timedeltas() -> None:
     assert seconds("x", 0) == 0.0
 
 
-def test_who_may_set_what() -> None:
+def test_which_layer_may_set_what() -> None:
     assert {"ttl", "on_conflict"} <= CALL_OPTIONS
     assert not {"key", "scope", "limit", "min_hold"} & (CALL_OPTIONS | APP_OPTIONS)
     assert {"unique", "unique_for", "on_duplicate"} <= CALL_OPTIONS & APP_OPTIONS
@@ -340,7 +340,7 @@ def test_a_call_that_is_unique_until_its_start_waits_as_long_as_it_takes(layer: 
     ],
     ids=repr,
 )
-def test_a_rule_that_drops_nobody_stands_beside_it_through_all_layers(
+def test_a_rule_that_drops_no_call_stands_beside_it_through_all_layers(
     layer: int, above: int, rule: Any, becomes: OnConflict
 ) -> None:
     # Said in one layer together, or on_conflict in a later one; what stands above says neither.
@@ -355,7 +355,7 @@ def test_a_rule_that_drops_nobody_stands_beside_it_through_all_layers(
 
 @pytest.mark.parametrize("layer", range(3), ids=LAYERS)
 @pytest.mark.parametrize(
-    ("rule", "cure"),
+    ("rule", "remedy"),
     [
         (
             "skip",
@@ -368,13 +368,13 @@ def test_a_rule_that_drops_nobody_stands_beside_it_through_all_layers(
     ids=repr,
 )
 def test_a_rule_that_drops_the_waiting_call_is_refused_where_it_is_written(
-    layer: int, rule: Any, cure: str
+    layer: int, rule: Any, remedy: str
 ) -> None:
     for unique_in in range(layer + 1):
         layers: list[dict[str, Any]] = [{}, {}, {}]
         layers[unique_in]["unique"] = "until_start"
         layers[layer]["on_conflict"] = rule
-        with pytest.raises(ValueError, match=f"^{LAYERS[layer]}: .*{cure}"):
+        with pytest.raises(ValueError, match=f"^{LAYERS[layer]}: .*{remedy}"):
             layered(*layers)
 
 
@@ -412,7 +412,7 @@ def test_a_layer_that_takes_it_back_gets_the_rule_as_it_was_said(unique: Any, ru
     assert layered({"on_conflict": bounded}, until_start, back).on_conflict.max_wait == 7
 
 
-def test_a_wait_of_the_former_default_is_taken_for_one_that_nobody_named() -> None:
+def test_a_wait_of_the_former_default_is_taken_for_one_that_was_not_given() -> None:
     """A publisher of version 0.2 writes it; with an error the worker would ignore all options."""
     made = policy(unique="until_start", on_conflict=OnConflict.retry(max_wait=3600))
     assert made.on_conflict == FOR_EVER

@@ -551,7 +551,7 @@ def test_a_call_that_names_no_period_is_refused(bench: Bench, call: Any) -> None
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
-def test_a_silent_store_is_not_asked_twice_and_the_message_goes_out(
+def test_an_unresponsive_store_is_not_asked_twice_and_the_message_goes_out(
     bench: Bench, caplog: pytest.LogCaptureFixture, carried_out: bool
 ) -> None:
     sync = bench.task(unique="until_done")
@@ -635,7 +635,7 @@ def test_a_call_interrupted_while_it_asks_leaves_no_claim(
     bench: Bench, error: BaseException
 ) -> None:
     # A soft time limit, gevent's Timeout or Ctrl-C between send and read: the claim may stand, for
-    # a message that nobody will publish.
+    # a message that is never published.
     sync = bench.task(unique="until_done")
     bench.store.cues = [(True, error)]
     with pytest.raises(type(error)):
@@ -644,7 +644,7 @@ def test_a_call_interrupted_while_it_asks_leaves_no_claim(
     assert bench.ids() == []
 
 
-# Canvas: somebody waits for the message.
+# Canvas: another part of it waits for the message.
 
 
 @pytest.mark.parametrize("unique", ["until_start", "until_done"])
@@ -657,7 +657,7 @@ def test_a_call_interrupted_while_it_asks_leaves_no_claim(
     ],
     ids=str,
 )
-def test_a_duplicate_that_somebody_waits_for_is_published_as_one(
+def test_a_duplicate_that_its_canvas_waits_for_is_published_as_one(
     bench: Bench, unique: str, options: dict[str, Any]
 ) -> None:
     sync = bench.task(unique=unique)

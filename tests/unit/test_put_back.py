@@ -20,7 +20,7 @@ from celery_singleton_lock.testing import SingletonStore
 def test_a_copy_says_what_the_call_said_of_its_result(
     of_task: bool, of_call: bool, singleton_store: SingletonStore
 ) -> None:
-    """Were a False lost, whoever waits for the result of the copy would wait for ever."""
+    """Were a False lost, a client that waits for the result of the copy would wait for ever."""
     app = Celery("copied", broker="memory://", set_as_current=False)
     singleton_store.install(app)
 

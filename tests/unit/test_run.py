@@ -28,7 +28,7 @@ UNREACHABLE = "redis://127.0.0.1:1/0"
 
 
 class LateStore(MemoryStore):
-    """The memory store; while it is silent, releases are on their way, and arrive when told to."""
+    """The memory store; while it is silent, releases arrive when a test lets them."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -53,7 +53,7 @@ class LateStore(MemoryStore):
 
 
 class OutageEndsClock(ManualClock):
-    """Whoever sleeps wakes when the store answers again."""
+    """A sleep on it lasts until the store answers again."""
 
     store: LateStore
 
@@ -143,7 +143,7 @@ def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyP
     assert seen == [True, True]
 
 
-def test_a_message_that_is_put_back_for_a_silent_store_releases_its_token_once() -> None:
+def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token_once() -> None:
     """The locker has done that; once more at the end, the child would wait for the store again."""
     clock = ManualClock()
     store = LateStore(clock)
@@ -316,7 +316,7 @@ def test_what_follows_a_group_of_errors_does_not_meet_the_lease(
     ],
     ids=repr,
 )
-def test_a_group_tells_of_a_loss_unless_something_in_it_goes_further(
+def test_a_group_reports_a_loss_unless_something_in_it_goes_further(
     errors: list[BaseException], interrupted: bool, expected: bool
 ) -> None:
     group = BaseExceptionGroup("group", errors)

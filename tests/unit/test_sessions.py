@@ -29,7 +29,7 @@ def test_a_session_whose_threads_could_not_be_started_is_started_by_the_next_cal
         with pytest.raises(RuntimeError):
             session.start(clock.now() + 0.05)
     assert not session.client.handler.running
-    with pytest.raises(StoreUnavailable):  # nobody listens there
+    with pytest.raises(StoreUnavailable):  # no server listens there
         session.start(clock.now() + 0.05)
     assert session.client.handler.running
     session.close()
@@ -49,7 +49,7 @@ def test_a_spare_session_that_two_threads_find_is_ended_by_one() -> None:
     ensemble = Ensemble(url, clock, 0, is_used)
     for ttl in range(10, 19):
         assert not asked
-        with pytest.raises(StoreUnavailable):  # nobody listens there
+        with pytest.raises(StoreUnavailable):  # no server listens there
             ensemble.session(clock.now(), ttl)
     left = list(ensemble._sessions.values())
     ensemble.close()

@@ -116,7 +116,7 @@ def test_celery_singletons_expiry_is_a_warning_and_stops_nothing(
     assert "singleton_lock_unique_for" in line
 
 
-def test_a_name_that_only_ends_like_ours_is_somebody_elses() -> None:
+def test_a_name_that_only_ends_like_ours_is_another_packages() -> None:
     settings(other_singleton_lock_timeout=1, other_singleton_lock_ttl=1)
 
 
@@ -180,7 +180,7 @@ def test_app_settings_are_the_defaults_of_its_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "cure"),
+    ("name", "value", "remedy"),
     [
         ("ttl", 0, "at least 0.3 seconds"),
         ("ttl", "60", "as a number, or a timedelta"),
@@ -200,8 +200,8 @@ def test_app_settings_are_the_defaults_of_its_tasks() -> None:
         ("marker_ttl", None, "give seconds as a number"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_cure(name: str, value: Any, cure: str) -> None:
-    with pytest.raises(SettingsError, match=cure):
+def test_a_wrong_value_is_refused_with_its_remedy(name: str, value: Any, remedy: str) -> None:
+    with pytest.raises(SettingsError, match=remedy):
         settings(**{f"singleton_lock_{name}": value})
 
 
@@ -484,14 +484,14 @@ def test_a_broker_that_fails_over_is_a_warning_for_locks_do_not(
 
 @pytest.mark.parametrize("port", ["6379x", "99999", "ninety"])
 @pytest.mark.parametrize("login", ["", ":pw@", "user:p%2Fw@"])
-def test_a_wrong_port_is_told_as_one(port: str, login: str) -> None:
+def test_a_wrong_port_is_reported_as_one(port: str, login: str) -> None:
     with pytest.raises(SettingsError, match="no number from 0 to 65535") as caught:
         settings(singleton_lock_url=f"redis://{login}localhost:{port}/0")
     assert port not in str(caught.value), "it may be a password"
 
 
 @pytest.mark.parametrize("url", ["redis://:p/w@h:1/0", "redis://:p#w@h/0", "redis://:p?w@h:6379/0"])
-def test_a_password_that_is_not_encoded_is_told_as_one(url: str) -> None:
+def test_a_password_that_is_not_encoded_is_reported_as_one(url: str) -> None:
     with pytest.raises(SettingsError, match="percent-encode"):
         settings(singleton_lock_url=url)
 
@@ -502,7 +502,7 @@ def test_a_path_that_is_no_database_is_refused_and_not_taken_for_0() -> None:
     assert "zer0" not in str(caught.value), "it may be a part of a password"
 
 
-def test_options_without_effect_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_without_effect_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for _ in range(2):
         open_store("redis://h?max_connections=21&socket_timeout=3&protocol=3&encoding=latin1")

@@ -124,7 +124,7 @@ def test_a_row_whose_processes_all_live_has_no_block_for_another_fork() -> None:
 
 
 def test_children_that_ended_with_nothing_held_use_up_no_room() -> None:
-    """As with max_tasks_per_child: nobody settles a child that ended well."""
+    """As with max_tasks_per_child: a child that ended well is not settled."""
     record = SharedMemory()
 
     def worked() -> None:
@@ -190,25 +190,25 @@ def test_the_parent_reports_the_end_of_a_dead_childs_lease_unless_the_child_has(
         record.note(("silent",), "t1|0.0|a", 60)
         granted(record, "held", "t2|0.0|b")
         granted(record, "released", "t3|0.0|c").close()  # it died before the reply
-        assert granted(record, "told", "t4|0.0|d").conclude()
+        assert granted(record, "reported", "t4|0.0|d").conclude()
 
     leases = {one.note.keys[0]: one for one in record.of_dead(Child(0, life).kill())}
     assert {key: one.acquired_at for key, one in leases.items()} == {
         "silent": None,
         "held": 1.5,
         "released": 1.5,
-        "told": None,
+        "reported": None,
     }
-    assert [key for key, one in leases.items() if one.running] == ["held", "told"]
+    assert [key for key, one in leases.items() if one.running] == ["held", "reported"]
 
 
 def test_only_one_of_a_dying_child_and_its_parent_reports_an_end() -> None:
     record = SharedMemory()
-    done, tell = os.pipe()
+    done, write = os.pipe()
 
     def life() -> None:
         shared = granted(record, "k", "t|0.0|a")
-        signal.signal(signal.SIGUSR1, lambda *_: os.write(tell, b"01"[shared.conclude() :][:1]))
+        signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"01"[shared.conclude() :][:1]))
 
     child = Child(0, life)
     record.conclude(child.pid)

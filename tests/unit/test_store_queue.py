@@ -56,7 +56,9 @@ def away(store: Any) -> None:
     raise StoreUnavailable("this part of the store is silent")
 
 
-def test_what_a_silent_store_has_not_heard_is_asked_again_until_its_ttl(bench: Bench) -> None:
+def test_what_an_unresponsive_store_has_not_acknowledged_is_requested_again_until_its_ttl(
+    bench: Bench,
+) -> None:
     asked: list[str] = []
 
     def ask(name: str) -> Callable[[Any], None]:
@@ -85,7 +87,7 @@ def test_what_a_silent_store_has_not_heard_is_asked_again_until_its_ttl(bench: B
     assert not bench.queue.is_silent
 
 
-def test_the_main_thread_waits_for_a_silent_store_once(
+def test_the_main_thread_waits_for_an_unresponsive_store_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StoreQueue, "running", bench.queue)
@@ -149,7 +151,7 @@ def test_a_child_is_forked_when_no_request_is_in_the_stores_client(
     assert_a_fork_waits_for(stall)
 
 
-def test_a_request_to_a_live_part_of_the_store_is_sent_behind_those_to_a_silent_one(
+def test_a_request_to_a_live_part_of_the_store_is_sent_behind_those_to_an_unresponsive_one(
     bench: Bench,
 ) -> None:
     for _ in range(10):
@@ -188,7 +190,7 @@ def test_what_is_put_while_another_request_is_sent_is_sent_too(bench: Bench) -> 
     assert bench.asked == list(range(1000))
 
 
-def test_a_request_that_comes_on_top_of_a_thousand_is_told_and_replaces_none(
+def test_a_request_that_comes_on_top_of_a_thousand_is_reported_and_replaces_none(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(StoreQueue, "running", bench.queue)

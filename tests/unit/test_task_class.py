@@ -346,7 +346,7 @@ def test_a_key_is_that_of_the_arguments_as_a_worker_sees_them(
 # The end.
 
 
-def test_an_app_with_singleton_tasks_is_collected_once_nobody_has_it() -> None:
+def test_an_app_with_singleton_tasks_is_collected_once_it_is_referenced_no_more() -> None:
     app: Any = Celery("unit-gone", broker=UNREACHABLE, set_as_current=False)
     app.conf.task_always_eager = True
     assert keyed(app, None).delay("ann").get() is not None

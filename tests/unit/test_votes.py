@@ -140,7 +140,7 @@ def test_a_release(replies: str, expected: Relation | None) -> None:
     assert votes.released(poll(*(words[letter] for letter in replies))) is expected
 
 
-def test_what_stands_is_told_with_the_time_that_a_majority_has_it() -> None:
+def test_what_stands_is_reported_with_the_time_that_a_majority_has_it() -> None:
     a = [record("a", ttl) for ttl in (9.0, 1.0, 5.0, 7.0)]
     a_has, b_has, free = [votes.answer("k", one) for one in (a[0], record("b"), None)]
     found = votes.standing(poll(*(votes.answer("k", one) for one in a), b_has))

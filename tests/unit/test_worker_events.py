@@ -74,7 +74,7 @@ def test_of_the_events_of_each_task_only_what_is_counted_is_written(pipe: EventP
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("event", "kind"),
     [
         (event(EventName.CONFLICT, outcome="skip"), "task-skipped"),
         (event(EventName.CONFLICT, outcome="revoke"), "task-revoked"),
@@ -82,10 +82,10 @@ def test_of_the_events_of_each_task_only_what_is_counted_is_written(pipe: EventP
     ],
 )
 def test_monitors_that_know_celery_alone_see_skips_and_revocations(
-    pipe: EventPipe, told: Event, kind: str
+    pipe: EventPipe, event: Event, kind: str
 ) -> None:
-    send_worker_event(told)
-    assert [kind for kind, _ in read(pipe)] == [f"singleton-{told.name}", kind]
+    send_worker_event(event)
+    assert [kind for kind, _ in read(pipe)] == [f"singleton-{event.name}", kind]
 
 
 def test_no_event_is_written_where_the_worker_sends_none(pipe: EventPipe) -> None:
@@ -189,7 +189,7 @@ def test_the_end_of_a_worker_waits_for_what_was_emitted(
     assert read(pipe) == []
 
 
-def test_the_end_of_a_worker_waits_only_a_moment_for_a_silent_broker(
+def test_the_end_of_a_worker_waits_only_a_moment_for_an_unresponsive_broker(
     pipe: EventPipe, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("celery_singleton_lock.worker.event_sender._LAST_EVENTS", 0.1)
@@ -204,7 +204,7 @@ def test_the_end_of_a_worker_waits_only_a_moment_for_a_silent_broker(
     wait_until(lambda: not sender._running.locked(), "the thread has ended with its connection")
 
 
-def test_a_silent_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redis_url: str) -> None:
+def test_an_unresponsive_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redis_url: str) -> None:
     url = urlsplit(redis_url)
     port = url.port or 6379
     with (
