@@ -1,4 +1,4 @@
-"""Releases that nobody waits for, on a real server: whatever goes wrong, the key is given back."""
+"""Asynchronous releases, on a real server: whatever goes wrong, the key is given back."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LeaseNotes:
 
 
 class Bench:
-    """A worker process's locker on a real server. Its heartbeat turns when a test says so."""
+    """A worker process's locker on a real server. Its heartbeat sweeps when a test says so."""
 
     def __init__(self, url: str, store: RedisStore, raw: redis.Redis, clock: Any = None) -> None:
         self.url, self.store, self.raw = url, store, raw
@@ -89,8 +89,8 @@ class Bench:
             observes=lambda name: name is not EventName.RELEASED, record=self.events.append
         )
         self.heartbeat = Heartbeat(store, self.clock, events)
-        self.ledger = LeaseNotes()
-        self.locker = Locker(store, self.clock, self.heartbeat, events, self.ledger)
+        self.notes = LeaseNotes()
+        self.locker = Locker(store, self.clock, self.heartbeat, events, self.notes)
         # The first one teaches the server the script, and is waited for.
         self.end(self.begin(new_key()))
         self.events.clear()
@@ -107,13 +107,13 @@ class Bench:
 
     def release_async(self, lease: Lease) -> None:
         self.end(lease)
-        assert self.is_owed(lease), "it was waited for"
+        assert self.is_pending(lease), "it was waited for"
 
-    def is_owed(self, lease: Lease) -> bool:
-        return str(lease.token) in self.ledger.held
+    def is_pending(self, lease: Lease) -> bool:
+        return str(lease.token) in self.notes.held
 
-    def turn(self) -> None:
-        """The next turn of the heartbeat."""
+    def next_renewal(self) -> None:
+        """The heartbeat's sweep when the next renewal is due."""
         self.clock.advance(TTL / 3)
         self.heartbeat.sweep()
 
@@ -147,7 +147,7 @@ def bench(own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def until(condition: Callable[[], bool]) -> None:
-    wait_until(condition, "what was posted has not come")
+    wait_until(condition, "the release has arrived")
 
 
 def asks_for_another(bench: Bench) -> None:
@@ -155,12 +155,12 @@ def asks_for_another(bench: Bench) -> None:
     bench.begin(new_key())
 
 
-def turns(bench: Bench) -> None:
-    """There is no next task: the heartbeat's thread looks when its turn comes."""
-    bench.turn()
+def renewal_is_due(bench: Bench) -> None:
+    """There is no next task: the heartbeat's thread checks when the next renewal is due."""
+    bench.next_renewal()
 
 
-whoever_notices = pytest.mark.parametrize("notices", [asks_for_another, turns])
+however_noticed = pytest.mark.parametrize("notices", [asks_for_another, renewal_is_due])
 
 
 # --- all goes well -------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_a_release_is_confirmed_by_the_next_command(bench: Bench) -> None:
     assert len(bench.heartbeat) == 0
     until(lambda: bench.is_free(lease.key))
     asks_for_another(bench)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
     assert bench.names() == [EventName.ACQUIRED, EventName.ACQUIRED]
 
 
@@ -190,7 +190,7 @@ def watched_by_monitors_alone(bench: Bench) -> None:
     bench.locker._events.reaches_sinks = lambda name: False
 
 
-@whoever_notices
+@however_noticed
 def test_a_release_that_monitors_alone_observe_is_not_waited_for_and_its_event_follows_the_reply(
     bench: Bench, notices: Callable[[Bench], None]
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_release_that_monitors_alone_observe_is_not_waited_for_and_its_event_f
     assert bench.names() == [EventName.ACQUIRED]
     until(lambda: bench.is_free(lease.key))
     notices(bench)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
     [released] = [event for event in bench.events if event.name is EventName.RELEASED]
     assert released.lease == lease.token.nonce
     assert released.data == {"held": 0.5}, "not until the reply was read"
@@ -246,7 +246,7 @@ def test_a_loss_that_a_watched_release_meets_is_a_loss(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.raw.delete(lease.key)
     bench.release_async(lease)
-    turns(bench)
+    renewal_is_due(bench)
     assert bench.names() == [EventName.ACQUIRED, EventName.LEASE_LOST]
 
 
@@ -256,7 +256,7 @@ def test_the_same_key_is_free_for_the_next_task_of_the_process(bench: Bench) -> 
         bench.release_async(bench.begin(key))
 
 
-def test_the_last_one_is_confirmed_by_the_keepers_turn_without_another_command(
+def test_the_last_one_is_confirmed_by_the_heartbeats_sweep_without_another_command(
     bench: Bench,
 ) -> None:
     lease = bench.begin(new_key())
@@ -265,13 +265,13 @@ def test_the_last_one_is_confirmed_by_the_keepers_turn_without_another_command(
     commands = commands_of(bench.raw)
     bench.clock.advance(TTL / 3 * 0.89)
     pause = bench.heartbeat.sweep()
-    assert bench.is_owed(lease), "before its turn nobody is in a hurry"
+    assert bench.is_pending(lease), "before its renewal is due it is not checked"
     assert pause is not None
     bench.clock.advance(pause)
     bench.heartbeat.sweep()
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
     assert commands_of(bench.raw) == commands
-    assert bench.heartbeat.sweep() is None, "nothing is left to look for"
+    assert bench.heartbeat.sweep() is None, "nothing is left to check"
 
 
 def commands_of(raw: redis.Redis) -> int:
@@ -281,7 +281,7 @@ def commands_of(raw: redis.Redis) -> int:
     return sum(stats[name]["calls"] for name in names if name in stats)
 
 
-def test_the_keepers_turn_comes_within_a_third_of_the_ttl_of_the_acquire(bench: Bench) -> None:
+def test_the_heartbeats_sweep_comes_within_a_third_of_the_ttl_of_the_acquire(bench: Bench) -> None:
     for ttl in (60.0, 6.0, 600.0):
         lease = bench.begin(new_key(), ttl=ttl)
         bench.heartbeat.sweep()
@@ -291,37 +291,37 @@ def test_the_keepers_turn_comes_within_a_third_of_the_ttl_of_the_acquire(bench: 
         assert pause <= ttl / 3
         bench.clock.advance(pause)
         bench.heartbeat.sweep()
-        assert not bench.is_owed(lease)
+        assert not bench.is_pending(lease)
 
 
-def test_who_held_it_for_long_waits_for_the_reply(bench: Bench) -> None:
+def test_a_body_that_held_it_for_long_waits_for_the_reply(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.clock.advance(1.5)
     bench.cut()
     bench.end(lease)
     assert bench.is_free(lease.key), "a connection that idled for long may be broken"
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
 
 
-def test_who_has_lost_the_lease_waits_for_the_reply(bench: Bench) -> None:
+def test_a_body_that_has_lost_the_lease_waits_for_the_reply(bench: Bench) -> None:
     lease = bench.begin(new_key(), ttl=0.5)
     bench.clock.advance(0.6)
     bench.end(lease)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
 
 
-def test_a_release_that_somebody_needs_is_waited_for(bench: Bench) -> None:
+def test_a_release_that_a_caller_needs_is_waited_for(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.locker.release(lease, Release(keys=(lease.key,), token=lease.token))
     assert bench.is_free(lease.key)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
 
 
 def test_a_connection_never_owes_more_than_one_reply(bench: Bench) -> None:
     leases = [bench.begin(new_key()) for _ in range(5)]
     for lease in leases:
         bench.end(lease)
-    assert sum(bench.is_owed(lease) for lease in leases) <= 1
+    assert sum(bench.is_pending(lease) for lease in leases) <= 1
 
 
 # --- the lease was lost --------------------------------------------------------------------------
@@ -352,9 +352,9 @@ however_lost = pytest.mark.parametrize(
 )
 
 
-@whoever_notices
+@however_noticed
 @however_lost
-def test_a_loss_that_a_posted_release_meets_is_reported_once(
+def test_a_loss_that_an_asynchronous_release_meets_is_reported_once(
     bench: Bench,
     lose: Callable[[Bench, Lease], None],
     reason: str,
@@ -364,7 +364,7 @@ def test_a_loss_that_a_posted_release_meets_is_reported_once(
     lose(bench, lease)
     bench.release_async(lease)
     notices(bench)
-    bench.turn()
+    bench.next_renewal()
     assert losses(bench) == [reason]
     assert lease.loss is not None
     assert lease.loss.reason == reason
@@ -379,7 +379,7 @@ def test_a_loss_is_reported_where_no_connection_could_take_the_release(
     lose(bench, lease)
     bench.store._connections.close()
     bench.end(lease)
-    assert not bench.is_owed(lease), "it was not waited for"
+    assert not bench.is_pending(lease), "it was not waited for"
     assert losses(bench) == [reason]
 
 
@@ -414,27 +414,27 @@ def test_a_lease_that_the_store_has_forgotten_was_lost_whatever_became_of_the_co
     bench.raw.flushall()
     bench.cut()
     bench.release_async(lease)
-    bench.turn()
+    bench.next_renewal()
     assert losses(bench) == ["gone"]
 
 
-def unheard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def lose_reply(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next release be carried out, and its reply get lost with its connection."""
-    evalsha = bench.store._connections.send_async
+    send_async = bench.store._connections.send_async
 
-    def post(command: Any, timeout: float, posted: Any) -> bool:
+    def carry_out_first(command: Any, timeout: float, pending: Any) -> bool:
         bench.raw.execute_command(*command)
         bench.cut()
-        return bool(evalsha(command, timeout, posted))
+        return bool(send_async(command, timeout, pending))
 
-    monkeypatch.setattr(bench.store._connections, "send_async", post)
+    monkeypatch.setattr(bench.store._connections, "send_async", carry_out_first)
 
 
-@whoever_notices
+@however_noticed
 def test_a_release_that_was_merely_sent_twice_is_no_loss(
     bench: Bench, notices: Callable[[Bench], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unheard(bench, monkeypatch)
+    lose_reply(bench, monkeypatch)
     lease = bench.begin(new_key())
     bench.release_async(lease)
     notices(bench)
@@ -467,40 +467,40 @@ def test_a_reply_that_arrived_before_its_connection_ended_counts(
         monkeypatch.setattr(connections, "_CHECKED_AFTER", 0.0)
         monkeypatch.setattr(connections, "MAX_IDLE", 0.0)
         bench.begin(new_key())
-    bench.turn()
-    assert not bench.is_owed(lease)
+    bench.next_renewal()
+    assert not bench.is_pending(lease)
     assert {*bench.names()} == {EventName.ACQUIRED}
 
 
-def test_a_release_that_an_acquire_made_again_in_vain_leaves_a_doubt(
+def test_a_release_that_an_acquire_resent_without_success_leaves_a_doubt(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[Any, bool]] = []
+    outcomes: list[tuple[Any, bool]] = []
     lease = bench.begin(new_key())
     call = Release(keys=(lease.key,), token=lease.token)
-    posted = bench.store._pending.begin(call, TIMEOUT, lambda *outcome: told.append(outcome))
+    pending = bench.store._pending.begin(call, TIMEOUT, lambda *outcome: outcomes.append(outcome))
 
-    def carried_out_unheard(call: Release, timeout: float) -> Any:
+    def carried_out_without_reply(call: Release, timeout: float) -> Any:
         raise StoreUnavailable("its reply was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.store._pending, "_release", carried_out_unheard)
+        patched.setattr(bench.store._pending, "_release", carried_out_without_reply)
         with pytest.raises(StoreUnavailable):
-            bench.store._pending.resend(posted)
-    posted.acknowledge(b"not_ours")
+            bench.store._pending.resend(pending)
+    pending.acknowledge(b"not_ours")
     bench.store._pending.resend_lost()
-    assert told == [(Relation.NOT_OURS, True)]
+    assert outcomes == [(Relation.NOT_OURS, True)]
 
 
 def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_since(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unheard(bench, monkeypatch)
+    lose_reply(bench, monkeypatch)
     lease = bench.begin(new_key())
     bench.release_async(lease)
     with closing(RedisStore(bench.url)) as other:
         assert isinstance(ask(other, lease.key, new_token()), Granted)
-    bench.turn()
+    bench.next_renewal()
     assert losses(bench) == []
 
 
@@ -508,11 +508,11 @@ def test_a_release_sent_twice_is_no_loss_where_another_has_acquired_the_key_sinc
 def test_what_a_release_sent_twice_has_made_of_the_key_says_that_it_was_carried_out(
     bench: Bench, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unheard(bench, monkeypatch)
+    lose_reply(bench, monkeypatch)
     lease = bench.begin(new_key())
     following = lease.token.next_attempt() if kind is Kind.RESERVED else None
     bench.end(lease, become=kind, become_ttl=60.0, next_token=following)
-    bench.turn()
+    bench.next_renewal()
     assert losses(bench) == []
     assert EventName.RELEASE_FAILED not in bench.names()
 
@@ -520,8 +520,8 @@ def test_what_a_release_sent_twice_has_made_of_the_key_says_that_it_was_carried_
 # --- the connection breaks -----------------------------------------------------------------------
 
 
-@whoever_notices
-def test_a_release_that_was_lost_with_its_connection_is_made_again(
+@however_noticed
+def test_a_release_that_was_lost_with_its_connection_is_resent(
     bench: Bench, notices: Callable[[Bench], None]
 ) -> None:
     lease = bench.begin(new_key())
@@ -530,11 +530,11 @@ def test_a_release_that_was_lost_with_its_connection_is_made_again(
     assert not bench.is_free(lease.key)
     notices(bench)
     assert bench.is_free(lease.key)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
     assert EventName.RELEASE_FAILED not in bench.names()
 
 
-def test_what_strikes_while_a_lost_release_is_made_again_leaves_it_to_the_next_call(
+def test_an_exception_while_a_lost_release_is_resent_leaves_it_to_the_next_operation(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = bench.begin(new_key())
@@ -546,7 +546,7 @@ def test_what_strikes_while_a_lost_release_is_made_again_leaves_it_to_the_next_c
             asks_for_another(bench)
     asks_for_another(bench)
     assert bench.is_free(lease.key)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
 
 
 def terminated(*args: Any) -> Any:
@@ -560,7 +560,7 @@ def test_the_next_task_of_the_same_key_never_meets_a_release_that_was_lost(bench
     bench.begin(lease.key)
 
 
-def test_who_asks_on_another_connection_does_not_overtake_a_release(bench: Bench) -> None:
+def test_an_acquire_on_another_connection_does_not_supersede_a_release(bench: Bench) -> None:
     bench.begin(new_key(), ttl=2.0)  # another ttl, and so another connection
     lease = bench.begin(new_key())
     bench.release_async(lease)
@@ -568,11 +568,11 @@ def test_who_asks_on_another_connection_does_not_overtake_a_release(bench: Bench
     bench.begin(lease.key, ttl=2.0)
 
 
-def test_who_asks_for_several_slots_overtakes_the_release_of_none(bench: Bench) -> None:
+def test_an_acquire_of_several_slots_supersedes_the_release_of_none(bench: Bench) -> None:
     bench.begin(new_key(), ttl=2.0)  # another ttl, and so another connection
     slots = Keyspace.slots(new_key(), 3)
     with closing(RedisStore(bench.url)) as other:
-        # A refusal names who has the first slot.
+        # A refusal names the holder of the first slot.
         assert isinstance(ask(other, slots[0], new_token()), Granted)
         assert isinstance(ask(other, slots[1], new_token()), Granted)
     lease = bench.begin(*slots)
@@ -582,7 +582,9 @@ def test_who_asks_for_several_slots_overtakes_the_release_of_none(bench: Bench) 
     assert bench.begin(*slots, ttl=2.0).key == slots[2]
 
 
-def test_who_is_refused_all_slots_is_refused_beside_a_release_that_arrived(bench: Bench) -> None:
+def test_an_acquire_refused_all_slots_is_refused_beside_a_release_that_arrived(
+    bench: Bench,
+) -> None:
     slots = Keyspace.slots(new_key(), 2)
     lease = bench.begin(*slots)
     bench.release_async(lease)
@@ -600,7 +602,7 @@ def put_back(bench: Bench, lease: Lease) -> None:
     bench.raw.set(lease.key, f"l {lease.token} 1 {HOLDER.to_json()}", px=60_000)
 
 
-def test_who_publishes_on_another_connection_does_not_overtake_a_release(bench: Bench) -> None:
+def test_a_claim_on_another_connection_does_not_supersede_a_release(bench: Bench) -> None:
     key = new_key()
     claim, token = Keyspace.claim("app.sync", key), new_token()
     publish(bench.store, claim, token)
@@ -609,13 +611,13 @@ def test_who_publishes_on_another_connection_does_not_overtake_a_release(bench: 
     assert isinstance(lease, Lease)
     value = bench.raw.get(claim)
     bench.end(lease, claim=ClaimChange(key=claim, phase=None))
-    assert bench.is_owed(lease), "it was waited for"
+    assert bench.is_pending(lease), "it was waited for"
     until(lambda: bench.is_free(claim))
     bench.raw.set(claim, value, px=60_000)
     assert admit(bench.store, claim, new_token()) is None
 
 
-def test_anothers_lease_is_no_overtaken_release(bench: Bench) -> None:
+def test_anothers_lease_is_no_superseded_release(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.release_async(lease)
     until(lambda: bench.is_free(lease.key))
@@ -625,8 +627,8 @@ def test_anothers_lease_is_no_overtaken_release(bench: Bench) -> None:
     assert isinstance(bench.locker.acquire(call), Refused)
 
 
-@whoever_notices
-def test_a_release_that_cannot_be_made_again_is_told_once_and_left_to_the_parent(
+@however_noticed
+def test_a_release_that_cannot_be_resent_is_reported_once_and_left_to_the_parent(
     notices: Callable[[Bench], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "start_new_thread", lambda function, name: None)
@@ -638,19 +640,19 @@ def test_a_release_that_cannot_be_made_again_is_told_once_and_left_to_the_parent
         try:
             notices(bench)
         except StoreUnavailable:
-            pass  # to the next task the store is away, too
-        turns(bench)
+            pass  # the next task can't reach the store either
+        renewal_is_due(bench)
         failures = [e for e in bench.events if e.name is EventName.RELEASE_FAILED]
         assert [(e.key, e.data["frees_in"]) for e in failures] == [(lease.key, TTL)]
-        assert bench.is_owed(lease)
+        assert bench.is_pending(lease)
         assert bench.heartbeat.sweep() is None
 
 
 # --- the server refuses --------------------------------------------------------------------------
 
 
-@whoever_notices
-def test_a_release_whose_script_was_forgotten_is_made_again(
+@however_noticed
+def test_a_release_whose_script_was_forgotten_is_resent(
     bench: Bench, notices: Callable[[Bench], None]
 ) -> None:
     lease = bench.begin(new_key())
@@ -658,7 +660,7 @@ def test_a_release_whose_script_was_forgotten_is_made_again(
     bench.release_async(lease)
     notices(bench)
     assert bench.is_free(lease.key)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
 
 
 def test_the_next_task_of_the_same_key_never_meets_a_script_that_was_forgotten(
@@ -678,12 +680,12 @@ def test_after_a_flush_the_next_release_is_waited_for(bench: Bench) -> None:
     lease = bench.begin(new_key())
     bench.end(lease)
     assert bench.is_free(lease.key)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
 
 
 @pytest.fixture
 def replica(bench: Bench) -> Iterator[Callable[[bool], None]]:
-    """Makes the server a replica, of nobody, or a master again."""
+    """Makes the server a replica, of no master, or a master again."""
 
     def make(is_replica: bool) -> None:
         bench.raw.replicaof(*(("127.0.0.1", free_port()) if is_replica else ("NO", "ONE")))
@@ -692,7 +694,7 @@ def replica(bench: Bench) -> Iterator[Callable[[bool], None]]:
     make(False)
 
 
-def test_a_release_that_a_replica_refused_is_told_to_have_failed(
+def test_a_release_that_a_replica_refused_is_reported_as_failed(
     bench: Bench, replica: Callable[[bool], None]
 ) -> None:
     lease = bench.begin(new_key())
@@ -700,53 +702,53 @@ def test_a_release_that_a_replica_refused_is_told_to_have_failed(
     bench.release_async(lease)
     with pytest.raises(StoreUnavailable, match="replica"):
         asks_for_another(bench)
-    bench.turn()
+    bench.next_renewal()
     assert bench.names().count(EventName.RELEASE_FAILED) == 1
-    assert bench.is_owed(lease)
+    assert bench.is_pending(lease)
 
 
-def test_a_release_that_a_replica_refused_is_made_again_on_the_new_master(
+def test_a_release_that_a_replica_refused_is_resent_to_the_new_master(
     bench: Bench, replica: Callable[[bool], None]
 ) -> None:
     lease = bench.begin(new_key())
     replica(True)
     bench.release_async(lease)
     replica(False)
-    bench.turn()
+    bench.next_renewal()
     assert bench.is_free(lease.key)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
 
 
-def test_a_keeper_that_turns_before_the_release_is_sent_asks_for_it_later(
+def test_a_heartbeat_that_sweeps_before_the_release_is_sent_checks_it_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The turn of a short ttl may come while the body's thread is between letting go and sending.
-    post = bench.store.release_async
+    # With a short ttl a sweep may come while the body's thread is between let_go() and sending.
+    release_async = bench.store.release_async
 
-    def after_a_turn(*args: Any, **options: Any) -> bool:
+    def after_a_sweep(*args: Any, **options: Any) -> bool:
         bench.heartbeat.sweep()
         bench.cut()
-        return post(*args, **options)
+        return release_async(*args, **options)
 
     rings: list[bool] = []
     monkeypatch.setattr(bench.heartbeat._alarm, "ring", lambda: rings.append(True))
     lease = bench.begin(new_key(), ttl=3.0)
     bench.raw.persist(lease.key)  # no ttl does it instead
     bench.clock.advance(0.95)
-    monkeypatch.setattr(bench.store, "release_async", after_a_turn)
+    monkeypatch.setattr(bench.store, "release_async", after_a_sweep)
     bench.release_async(lease)
     assert not bench.is_free(lease.key)
     assert rings, "it may sleep for ever"
     bench.heartbeat.sweep()
     assert bench.is_free(lease.key)
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
     assert bench.heartbeat.sweep() is None
 
 
 # --- the heartbeat's own thread -------------------------------------------------------------------
 
 
-def test_an_idle_process_makes_a_lost_release_again_by_itself(own_server: PrivateServer) -> None:
+def test_an_idle_process_resends_a_lost_release_by_itself(own_server: PrivateServer) -> None:
     url = own_server.url(db=7)
     with closing(RedisStore(url)) as store, redis.Redis.from_url(url) as raw:
         bench = Bench(url, store, raw, SystemClock())
@@ -755,11 +757,11 @@ def test_an_idle_process_makes_a_lost_release_again_by_itself(own_server: Privat
         bench.cut()
         bench.end(lease)
         until(lambda: bench.is_free(lease.key))
-        until(lambda: not bench.is_owed(lease))
+        until(lambda: not bench.is_pending(lease))
         bench.heartbeat.close()
 
 
-def test_a_keeper_that_may_not_read_the_bodies_sockets_makes_it_again_and_it_is_told_once(
+def test_a_heartbeat_that_may_not_read_the_bodies_sockets_resends_it_and_it_is_reported_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As under gevent, where a socket is read in the thread of its hub alone.
@@ -767,12 +769,12 @@ def test_a_keeper_that_may_not_read_the_bodies_sockets_makes_it_again_and_it_is_
     bench.end(bench.begin(new_key()))
     lease = bench.begin(new_key())
     bench.release_async(lease)
-    heartbeat = threading.Thread(target=bench.turn)
+    heartbeat = threading.Thread(target=bench.next_renewal)
     heartbeat.start()
     heartbeat.join()
-    assert not bench.is_owed(lease)
+    assert not bench.is_pending(lease)
     asks_for_another(bench)
-    assert bench.ledger.strikes.count(str(lease.token)) == 1
+    assert bench.notes.strikes.count(str(lease.token)) == 1
 
 
 def test_threads_never_meet_their_own_releases_and_every_one_is_confirmed(
@@ -798,7 +800,7 @@ def test_threads_never_meet_their_own_releases_and_every_one_is_confirmed(
             thread.join()
         assert failures == []
         store.drain(timeout=TIMEOUT)
-        assert bench.ledger.held == []
+        assert bench.notes.held == []
         assert raw.keys("*}:contract:*") == []
         bench.heartbeat.close()
 
@@ -807,16 +809,16 @@ def test_threads_never_meet_their_own_releases_and_every_one_is_confirmed(
 
 
 @pytest.mark.slow
-def test_an_interrupted_release_gives_its_reply_to_nobody_else(
+def test_an_interrupted_release_gives_its_reply_to_no_other_request(
     bench: Bench, fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Release] = []
     begin = bench.store._pending.begin
 
-    def noting(call: Release, timeout: float, heard: Any) -> Any:
-        posted = begin(call, timeout, heard)
+    def noting(call: Release, timeout: float, on_reply: Any) -> Any:
+        pending = begin(call, timeout, on_reply)
         begun.append(call)
-        return posted
+        return pending
 
     monkeypatch.setattr(bench.store._pending, "begin", noting)
     held = new_key()
@@ -845,9 +847,9 @@ def test_an_interrupted_release_gives_its_reply_to_nobody_else(
                 RENEWED,
                 LossReason.REPLACED,
             ]
-            bench.turn()
+            bench.next_renewal()
             if begun:
-                assert bench.is_free(lease.key), "it was about to be sent, and nobody made it again"
+                assert bench.is_free(lease.key), "it was about to be sent, and was not resent"
             bench.raw.delete(lease.key)
 
     thousand_times(fault, once)
@@ -915,7 +917,9 @@ def test_a_release_that_was_sent_needs_its_process_no_more(
 
 
 @pytest.mark.slow
-def test_a_fork_never_reads_what_its_parents_connection_owes(server: PrivateServer) -> None:
+def test_a_fork_never_reads_the_pending_replies_of_its_parents_connection(
+    server: PrivateServer,
+) -> None:
     then = """
     held = begin("held")
     end(begin("last"))
@@ -952,7 +956,7 @@ def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) 
         assert len(store._pending.open()) == 1
         with hold("third", scope="ends", app=app):
             assert not store._pending.open()
-        assert not store._pending.open(), "who leaves a block expects it to be free"
+        assert not store._pending.open(), "a caller that leaves a block expects it to be free"
         with pytest.raises(SystemExit):
             leaving.apply(("fourth",))
         assert not store._pending.open(), "a process that may be about to end waits"
@@ -961,9 +965,9 @@ def test_a_task_ends_without_waiting_and_a_hold_does_not(server: PrivateServer) 
 
 def test_the_marker_of_a_task_that_is_acknowledged_late_is_waited_for(redis_url: str) -> None:
     with open_site(redis_url) as site:
-        posted = site.runtime.store._pending  # type: ignore[attr-defined]
+        pending = site.runtime.store._pending  # type: ignore[attr-defined]
         site.drain()
         site.run(site.late)
-        assert posted.open() == []
+        assert pending.open() == []
         site.run(site.ours)
-        assert len(posted.open()) == 1, "an early acknowledged one's release is not"
+        assert len(pending.open()) == 1, "an early acknowledged one's release is not"

@@ -150,7 +150,7 @@ def test_a_retry_that_comes_before_its_predecessor_let_go_leaves_the_claim_to_th
     assert phase_of(store, running) is Phase.RUNNING
 
 
-def test_a_put_back_that_is_told_late_makes_no_claim_for_an_attempt_that_is_done(
+def test_a_put_back_that_is_reported_late_makes_no_claim_for_an_attempt_that_is_done(
     store: Store, running: Lease
 ) -> None:
     freed = ClaimChange(key=running.claim_key, phase=None)
@@ -170,7 +170,7 @@ def test_a_put_back_that_is_told_late_makes_no_claim_for_an_attempt_that_is_done
     assert phase_of(store, running) is None
 
 
-def test_who_discards_a_message_leaves_the_claim_of_its_live_twin_and_of_others(
+def test_discarding_a_message_leaves_the_claim_of_its_live_twin_and_of_others(
     store: Store, running: Lease
 ) -> None:
     freed = ClaimChange(key=running.claim_key, phase=None)

@@ -85,7 +85,7 @@ def evalshas(cluster: Cluster) -> int:
     return calls
 
 
-def held_by_nobody(store: ClusterStore) -> bool:
+def holds_no_lease(store: ClusterStore) -> bool:
     return not list(store.scan(SPACE.match_all()))
 
 
@@ -158,16 +158,16 @@ def test_a_posted_release_follows_its_slot(
     cluster.move_keys(cluster.keys_in(slot_of(key), source), source, target)
     cluster.end_move(slot_of(key), target)
     try:
-        heard: list[tuple[Relation | StoreError, bool]] = []
+        outcomes: list[tuple[Relation | StoreError, bool]] = []
         call = Release(keys=(key,), token=token)
         assert store.release_async(
-            call, timeout=TIMEOUT, on_reply=lambda *outcome: heard.append(outcome)
+            call, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
         )
         if next_one_asks:
             take(store, other)
         else:
             store.drain(timeout=TIMEOUT)
-        assert heard == [(Relation.OURS, False)]
+        assert outcomes == [(Relation.OURS, False)]
         assert cluster.keys_in(slot_of(key), target).count(key) == 0
     finally:
         move_back(cluster, slot_of(key), target, source)
@@ -183,14 +183,14 @@ def test_a_posted_release_outlives_its_node(monkeypatch: pytest.MonkeyPatch) -> 
         give(store, key, take(store, key))
         token = take(store, key)
         first.kill()
-        heard: list[tuple[Relation | StoreError, bool]] = []
+        outcomes: list[tuple[Relation | StoreError, bool]] = []
         call = Release(keys=(key,), token=token)
         assert store.release_async(
-            call, timeout=TIMEOUT, on_reply=lambda *outcome: heard.append(outcome)
+            call, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
         )
         cluster.wait_until_promoted(key, first)
         store.drain(timeout=TIMEOUT)
-        ((outcome, resent),) = heard
+        ((outcome, resent),) = outcomes
         assert not isinstance(outcome, StoreError)
         assert resent, "its node died before it replied"
         assert store.inspect(key) is None
@@ -233,7 +233,7 @@ def test_leases_of_a_slot_that_is_half_moved_are_renewed_on_both_sides(
 
 
 @slow
-def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_nobody_answers(
+def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_not_answered(
     store: ClusterStore, cluster: Cluster
 ) -> None:
     source, target, _ = cluster.masters()
@@ -260,7 +260,7 @@ def test_a_lease_asked_for_in_a_slot_that_is_half_moved_is_granted_once_or_nobod
 
 
 @slow
-def test_a_silent_node_takes_no_leases_with_it_but_its_own() -> None:
+def test_an_unresponsive_node_takes_no_leases_with_it_but_its_own() -> None:
     # Without full coverage the others answer on, which is what is measured here.
     with (
         Cluster(
@@ -306,7 +306,7 @@ def test_no_node_at_all_is_store_unavailable() -> None:
 
 
 @slow
-def test_two_apps_that_count_shards_differently_are_told(
+def test_two_apps_that_count_shards_differently_are_reported(
     store: ClusterStore, cluster: Cluster
 ) -> None:
     one_shard = Keyspace("disagree")
@@ -327,7 +327,7 @@ def test_two_apps_that_count_shards_differently_are_told(
 
 
 @slow
-def test_a_node_of_a_cluster_named_as_a_plain_server_is_told_so(cluster: Cluster) -> None:
+def test_a_node_of_a_cluster_named_as_a_plain_server_is_reported(cluster: Cluster) -> None:
     first, second, _ = cluster.masters()
     with (
         closing(RedisStore(first.url(0))) as plain,
@@ -336,7 +336,7 @@ def test_a_node_of_a_cluster_named_as_a_plain_server_is_told_so(cluster: Cluster
         plain.inspect(key_on(cluster, second))
 
 
-def test_a_plain_server_named_as_a_cluster_is_told_so(server: PrivateServer) -> None:
+def test_a_plain_server_named_as_a_cluster_is_reported(server: PrivateServer) -> None:
     url = f"redis+cluster://127.0.0.1:{server.port}"
     with (
         closing(ClusterStore(url)) as store,

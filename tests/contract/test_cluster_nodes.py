@@ -94,7 +94,7 @@ def test_a_slow_login_does_not_shorten_the_time_for_the_reply() -> None:
         assert nodes.run([("EVALSHA", "sha", "1", "key")], PATIENCE) == [[]]
 
 
-def test_a_silent_node_fails_no_command_that_was_redirected_to_another_node() -> None:
+def test_an_unresponsive_node_fails_no_command_that_was_redirected_to_another_node() -> None:
     with (
         slow_node() as former,
         slow_node() as silent,
@@ -111,9 +111,9 @@ def test_a_silent_node_fails_no_command_that_was_redirected_to_another_node() ->
         assert isinstance(third, StoreUnavailable)
 
 
-def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_collected() -> None:
-    heard: list[object] = []
-    posted = PendingReleases(lambda call, timeout: Relation.OURS)
+def test_unresponsive_nodes_are_waited_for_once_where_asynchronous_releases_are_drained() -> None:
+    outcomes: list[object] = []
+    pending = PendingReleases(lambda call, timeout: Relation.OURS)
     with (
         RedlockNodes(4) as servers,  # any servers will do
         closing(NodeConnections(f"redis+cluster://127.0.0.1:{servers[0].port}")) as nodes,
@@ -127,7 +127,7 @@ def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_col
             if number < 3:
                 server.pause()
             call = Release(keys=(new_key(),), token=new_token())
-            begun = posted.begin(call, 5.0, lambda *outcome: heard.append(outcome))
+            begun = pending.begin(call, 5.0, lambda *outcome: outcomes.append(outcome))
             assert node.send_async(("GET", "reply"), 5.0, begun)
         (connection,) = node._idle[0, 5.0]
         assert select.select([connection.fileno()], [], [], 5.0)[0], "the fourth has replied"
@@ -135,5 +135,5 @@ def test_nodes_that_are_silent_are_waited_for_once_where_posted_releases_are_col
         nodes.drain(PATIENCE)
         took = time.monotonic() - begin
     assert took < 2 * PATIENCE
-    assert heard == [(Relation.OURS, False)], "it was read, behind those that are silent"
-    assert len(posted.lost) == 3
+    assert outcomes == [(Relation.OURS, False)], "it was read, behind those that are silent"
+    assert len(pending.lost) == 3

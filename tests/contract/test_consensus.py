@@ -96,7 +96,7 @@ def store(consensus: Cluster) -> Iterator[Any]:
 
 @pytest.fixture
 def other(consensus: Cluster) -> Iterator[Any]:
-    """Another process's, for all that the cluster can tell."""
+    """Another process's, for all that the cluster knows."""
     with serving(consensus) as store:
         yield store
 
@@ -168,7 +168,7 @@ def test_a_dead_holders_lease_may_be_turned_into_a_dying_key(
     seconds_until(lambda: other.inspect(key) is None, 1 + GRANULARITY)
 
 
-def test_a_stopped_holder_is_told_before_another_starts_with_a_higher_fence(
+def test_a_stopped_holder_is_notified_before_another_starts_with_a_higher_fence(
     consensus: Cluster, other: Store
 ) -> None:
     program = """
@@ -223,7 +223,7 @@ def test_a_lease_beyond_its_max_hold_ends_though_its_neighbours_are_renewed(
     assert other.inspect(kept) is not None
 
 
-def test_a_lease_that_nobody_renews_ends_though_the_process_has_no_other(
+def test_a_lease_that_is_not_renewed_ends_though_the_process_has_no_other(
     store: Store, other: Store
 ) -> None:
     key = new_key()
@@ -450,7 +450,7 @@ def test_of_two_acquires_without_an_answer_neither_is_kept_for_ever_in_etcd(
         ends_beside(store, key, lease_of(neighbour, neighbours, 3.0))
 
 
-def test_what_nobody_renews_ends_in_etcd_though_new_keys_are_bound_elsewhere(
+def test_what_is_not_renewed_ends_in_etcd_though_new_keys_are_bound_elsewhere(
     etcd: EtcdCluster,
 ) -> None:
     with closing(EtcdStore(etcd.url("elsewhere"))) as store:

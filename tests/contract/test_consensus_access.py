@@ -63,7 +63,7 @@ def test_zookeeper_is_spoken_to_over_tls(certificates: Certificates) -> None:
 
 @pytest.fixture
 def guarded() -> Iterator[EtcdCluster]:
-    """A cluster in which ``worker`` may do everything, and nobody anything without a login."""
+    """A cluster in which ``worker`` may do everything, and a client without a login nothing."""
     with EtcdCluster(1) as cluster:
         cluster.post("auth/user/add", {"name": "root", "password": "top"})
         cluster.post("auth/role/add", {"name": "root"})
@@ -113,7 +113,7 @@ def test_what_is_written_to_zookeeper_with_a_login_is_closed_to_others(
         assert isinstance(ask(store, key, new_token()), Granted)
     for login in ("worker:wrong", "other:p%40ss"):
         with closing(open_store(with_login(url, login))) as store:
-            # Each bucket belongs to who came first; here that is who was let in.
+            # Each bucket belongs to the first client; here that is the one that was let in.
             with pytest.raises(StoreError) as caught:
                 ask(store, key, new_token())
             assert not isinstance(caught.value, StoreUnavailable)

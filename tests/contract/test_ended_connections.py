@@ -67,12 +67,12 @@ class Process:
         self.store.renew = counted  # type: ignore[method-assign]
 
     def hold(self, key: str = "", ttl: float = TTL) -> tuple[Lease, threading.Event]:
-        """A new lease, and what is set when its holder is told that it is lost."""
-        told = threading.Event()
+        """A new lease, and what is set when its loss is reported."""
+        lost = threading.Event()
         request = Acquire(slots=(key or new_key(),), token=new_token(), holder=HOLDER, ttl=ttl)
-        lease = self.locker.acquire(request, on_lost=lambda lease: told.set())
+        lease = self.locker.acquire(request, on_lost=lambda lease: lost.set())
         assert isinstance(lease, Lease), lease
-        return lease, told
+        return lease, lost
 
     def answered(self) -> int:
         """How many renewals the store has answered."""
@@ -185,14 +185,14 @@ def site_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["redis", "redlock", "etcd"])
-def test_a_holder_is_told_at_once_when_its_store_restarts_empty(
+def test_a_holder_is_notified_at_once_when_its_store_restarts_empty(
     name: str, process: Callable[[str], Process]
 ) -> None:
     with site_of(name) as site:
         worker = process(site.url)
-        lease, told = worker.hold()
+        lease, lost = worker.hold()
         site.lose(lease.key)
-        assert told.wait(SOON)
+        assert lost.wait(SOON)
         assert lease.loss is not None
         assert lease.loss.reason is LossReason.GONE
 
@@ -200,7 +200,7 @@ def test_a_holder_is_told_at_once_when_its_store_restarts_empty(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["sentinel", "cluster"])
-def test_a_holder_is_told_at_once_when_a_failover_has_lost_its_lease(
+def test_a_holder_is_notified_at_once_when_a_failover_has_lost_its_lease(
     name: str, process: Callable[[str], Process]
 ) -> None:
     with site_of(name) as site:
@@ -208,9 +208,9 @@ def test_a_holder_is_told_at_once_when_a_failover_has_lost_its_lease(
         key = new_key()
         process(site.url).store.inspect(key)
         site.cut(key)
-        lease, told = worker.hold(key)
+        lease, lost = worker.hold(key)
         site.lose(key)
-        assert told.wait(17)  # the failover itself takes some seconds
+        assert lost.wait(17)  # the failover itself takes some seconds
         assert lease.loss is not None
         assert lease.loss.reason is LossReason.GONE
 
@@ -239,12 +239,12 @@ def test_a_connection_that_an_operator_closes_costs_one_renewal(
     # As soon as it may be: the connections were in use a moment ago.
     monkeypatch.setattr(heartbeat, "uniform", lambda low, high: low)
     worker = process(own_server.url())
-    _, told = worker.hold()
+    _, lost = worker.hold()
     for count in range(1, 4):
         cut(own_server)
         wait_until(lambda count=count: worker.answered() >= count, "the lease is renewed")
     assert worker.renewals == [[None]] * 3
-    assert not told.is_set()
+    assert not lost.is_set()
 
 
 def test_connections_that_the_server_closes_because_they_are_idle_cost_one_renewal_each(
@@ -289,7 +289,7 @@ def test_a_server_that_does_not_serve_yet_is_asked_about_once_a_second(
         proxy = stack.enter_context(Proxy(own_server.port))
         client = stack.enter_context(redis.Redis.from_url(own_server.url()))
         worker = process(f"redis://127.0.0.1:{proxy.port}")
-        _, told = worker.hold()
+        _, lost = worker.hold()
         if how == "closes":
             proxy.set(Mode(kind=Kind.REFUSE))
         elif how == "is-full":
@@ -318,7 +318,7 @@ def test_a_server_that_does_not_serve_yet_is_asked_about_once_a_second(
         assert SAYS[how] in {str(one) for one in worker.renewals}, worker.renewals
     # The pause is 0.86 s at least. A loaded machine makes it longer.
     assert all(later - sooner > 0.8 for sooner, later in pairwise(worker.asked_at))
-    assert not told.is_set()
+    assert not lost.is_set()
 
 
 def test_a_reply_to_another_request_does_not_wake_the_heartbeat(
@@ -350,12 +350,12 @@ def test_a_reply_from_a_server_without_our_scripts_has_the_leases_renewed(
     released, _ = worker.hold()
     release = Release(keys=(released.key,), token=released.token)
     worker.locker.release(released, release)
-    lease, told = worker.hold()
+    lease, lost = worker.hold()
     with redis.Redis.from_url(own_server.url()) as client:
         client.flushall()
         client.script_flush()
     worker.hold()
-    assert told.wait(SOON)
+    assert lost.wait(SOON)
     assert lease.loss is not None
     assert lease.loss.reason is LossReason.GONE
 

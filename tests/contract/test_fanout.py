@@ -68,7 +68,7 @@ def test_a_node_gets_the_requests_of_all_callers_in_the_order_of_the_calls(fanou
         assert [number for other, number in seen if other is node] == list(range(100))
 
 
-def test_a_silent_node_has_a_thread_of_its_own(fanout: Fanout) -> None:
+def test_an_unresponsive_node_has_a_thread_of_its_own(fanout: Fanout) -> None:
     silent, go_on = fanout.nodes[0], threading.Event()
 
     def operation(node: Node) -> str:
@@ -177,7 +177,7 @@ def test_no_child_is_forked_while_a_thread_is_inside_the_client(fanout: Fanout) 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_no_fork_sends_a_release_that_a_silent_node_owes(fanout: Fanout) -> None:
+def test_no_fork_sends_a_release_that_an_unresponsive_node_owes(fanout: Fanout) -> None:
     inside: list[Node] = []
 
     def is_silent(node: Node) -> None:
@@ -211,7 +211,7 @@ def test_the_last_requests_of_a_process_reach_all_nodes(nodes: RedlockNodes) -> 
         assert all(nodes.holders(key))
 
 
-def test_a_body_that_ends_at_the_end_of_the_process_releases_and_a_silent_node_delays_nothing(
+def test_a_body_that_ends_with_the_process_releases_and_an_unresponsive_node_delays_nothing(
     nodes: RedlockNodes,
 ) -> None:
     program = """

@@ -179,7 +179,7 @@ def test_a_release_is_not_posted_over_a_connection_that_was_idle_for_long(
     assert not store.release_async(plain(key, token), timeout=TIMEOUT, on_reply=lambda error: None)
 
 
-def test_a_failure_tells_whether_its_connection_had_been_idle(
+def test_a_failure_says_whether_its_connection_had_been_idle(
     connections: Connections, nat: Proxy
 ) -> None:
     connections.run([("PING",)], SHORT)
@@ -231,7 +231,7 @@ def test_a_url_may_do_without_the_probes(server: PrivateServer) -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
 
 
-def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long(
+def test_a_wait_queue_is_joined_over_a_connection_that_was_not_idle_for_long(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
     line = Keyspace.wait_queue(new_key())
@@ -243,7 +243,7 @@ def test_a_place_in_a_line_is_taken_over_a_connection_that_was_not_idle_for_long
         clock.ahead += MAX_IDLE + 1
 
 
-def test_a_place_whose_server_does_not_even_end_the_wait_is_taken_again(
+def test_a_wait_queue_whose_server_does_not_even_end_the_wait_is_joined_again(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
     line = Keyspace.wait_queue(new_key())

@@ -38,7 +38,7 @@ from celery_singleton_lock.testing.contract import TIMEOUT, ask, lease_of, new_k
 from example_project.private_server import PrivateServer, free_port
 
 FOREIGN = {
-    "text": b"somebody's data",
+    "text": b"another's data",
     "number": b"42",
     "binary": b"\xff\x00\xfe",
     "almost a lease": b"l no token here",
@@ -115,12 +115,12 @@ def test_a_foreign_list_is_neither_granted_nor_deleted(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     key, token = new_key(), new_token()
-    raw.rpush(key, "somebody's", "data")
+    raw.rpush(key, "another's", "data")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         ask(redis_store, key, token)
     with pytest.raises(StoreError, match="WRONGTYPE"):
         give(redis_store, key, token)
-    assert raw.lrange(key, 0, -1) == [b"somebody's", b"data"]
+    assert raw.lrange(key, 0, -1) == [b"another's", b"data"]
 
 
 def test_a_lease_overwritten_by_a_list_is_lost_and_the_others_are_renewed(
@@ -191,15 +191,15 @@ def test_a_search_leaves_nine_tenths_of_the_server_to_others_and_does_not_wait_f
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     pauses = redis_store._connections.clock = Pauses()
-    told: list[str] = []
-    redis_store.progress = told.append
+    printed: list[str] = []
+    redis_store.progress = printed.append
     raw.flushdb()
     raw.mset({f"celery-task-meta-{number}": "{}" for number in range(20_000)})
     raw.config_resetstat()
     assert list(redis_store.scan(Keyspace("searched").match_all())) == []
     scans = raw.info("commandstats")["cmdstat_scan"]
     assert pauses.seconds >= 9 * scans["calls"] * 0.05e-3
-    assert told[-1] == f"searched {scans['calls'] - 1:,} pages of keys: 0 keys are ours"
+    assert printed[-1] == f"searched {scans['calls'] - 1:,} pages of keys: 0 keys are ours"
     before, pauses.seconds = pauses.seconds, 0.0
     raw.flushdb()
     prefix = Keyspace("searched")
@@ -216,19 +216,19 @@ def test_a_survey_finds_records_and_strays_and_reads_each_key_once(
     prefix = Keyspace("survey")
     key = prefix.lock("s", "lease")
     ask(redis_store, key, new_token())
-    raw.set(prefix.lock("s", "for ever"), "somebody's")
+    raw.set(prefix.lock("s", "for ever"), "another's")
     raw.rpush(prefix.lock("s", "list"), "x")
-    raw.set(prefix.lock("s", "for a while"), "somebody's", px=60_000)
-    told: list[tuple[str, str]] = []
+    raw.set(prefix.lock("s", "for a while"), "another's", px=60_000)
+    foreign: list[tuple[str, str]] = []
     raw.config_resetstat()
-    found = redis_store.survey(prefix.match_all(), lambda name, what: told.append((name, what)))
+    found = redis_store.survey(prefix.match_all(), lambda name, what: foreign.append((name, what)))
     assert [record.key for record in found] == [key]
     stats = raw.info("commandstats")
     keys = len(list(raw.scan_iter(prefix.match_all())))
     calls = {name: stats[f"cmdstat_{name}"]["calls"] for name in ("get", "type", "pttl")}
     assert calls == {"get": keys, "type": 1, "pttl": keys + 1}
-    assert sorted(told) == sorted(redis_store.foreign_keys(prefix.match_all()))
-    assert len(told) == 2
+    assert sorted(foreign) == sorted(redis_store.foreign_keys(prefix.match_all()))
+    assert len(foreign) == 2
 
 
 def test_a_scan_of_many_pages_misses_nothing(redis_store: RedisStore) -> None:
@@ -386,7 +386,7 @@ def test_the_first_acquire_of_a_process_looks_at_the_number_of_shards_once() -> 
             assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3
 
 
-def test_a_server_that_lost_its_data_is_told_the_number_of_shards_again() -> None:
+def test_a_server_that_lost_its_data_gets_the_number_of_shards_again() -> None:
     with PrivateServer() as server, closing(RedisStore(server.url())) as store:
         key = new_key()
         fence(store, key)
@@ -457,7 +457,7 @@ def test_no_server_is_store_unavailable() -> None:
         ask(store, new_key(), new_token())
 
 
-def test_a_silent_server_is_given_up_after_the_timeout(server: PrivateServer) -> None:
+def test_an_unresponsive_server_is_given_up_after_the_timeout(server: PrivateServer) -> None:
     clock, key = SystemClock(), new_key()
     with closing(RedisStore(server.url())) as store:
         fence(store, key)
@@ -473,7 +473,7 @@ def test_a_silent_server_is_given_up_after_the_timeout(server: PrivateServer) ->
 
 
 @pytest.mark.parametrize(
-    ("login", "db"), [("nobody:wrong@", 0), ("", 99_999)], ids=["password", "database"]
+    ("login", "db"), [("stranger:wrong@", 0), ("", 99_999)], ids=["password", "database"]
 )
 def test_a_refusal_is_a_store_error_and_not_an_absence(
     server: PrivateServer, login: str, db: int

@@ -43,7 +43,7 @@ from celery_singleton_lock.testing.contract.steps import (
 from example_project.private_server import PrivateServer
 
 FOREIGN = {
-    "text": b"somebody's data",
+    "text": b"another's data",
     "empty": b"",
     "binary": b"\xff\x00\xfe",
     "almost a claim": b"q foreign queued",
@@ -77,7 +77,7 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
 ) -> None:
     key, claim = new_claim()
     token = new_token()
-    raw.rpush(claim, "somebody's", "data")
+    raw.rpush(claim, "another's", "data")
     for wants_ttl in (True, False):
         with pytest.raises(StoreError, match="WRONGTYPE"):
             admit(redis_store, claim, token, wants_ttl=wants_ttl)
@@ -90,7 +90,7 @@ def test_a_foreign_list_is_neither_given_nor_touched_and_fails_no_lease(
     take(redis_store, key)
     reply = ask(redis_store, key, token, claim=freed(claim), frees_claim=True)
     assert isinstance(reply, Refused)
-    assert raw.lrange(claim, 0, -1) == [b"somebody's", b"data"]
+    assert raw.lrange(claim, 0, -1) == [b"another's", b"data"]
     assert raw.ttl(claim) == -1
 
 
@@ -220,7 +220,7 @@ def test_claims_cost_no_round_trip_beside_those_of_the_lease(
         return int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])
 
     once()  # the scripts are known now, the connections open
-    once()  # and the number of shards, which is read anew where a script was not known
+    once()  # and the number of shards, which is read again where a script was not known
     before = calls()
     once()
     assert calls() - before == 5
@@ -296,7 +296,7 @@ def test_a_key_at_which_the_command_fails_does_not_end_its_use(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     _, claim = new_claim()
-    raw.rpush(claim, "somebody's", "data")
+    raw.rpush(claim, "another's", "data")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         admit(redis_store, claim, new_token(), wants_ttl=False)
     asked(raw)

@@ -1,7 +1,7 @@
 """An exception thrown between sending a command and reading its reply, a thousand times.
 
 That is what Celery's soft time limit and SIGTERM do. A client that keeps such a connection reads
-the earlier command's reply as the answer to the next: a grant that nobody gave.
+the earlier command's reply as the answer to the next: a grant that no server gave.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def test_an_interrupted_acquire_of_the_locker_leaves_no_lease_and_no_renewal(
                 raise
             finally:
                 if lease is not None:
-                    assert isinstance(lease, Lease), "refused by a lease that nobody has"
+                    assert isinstance(lease, Lease), "refused by a lease without a holder"
                     assert str(lease.token).encode() in (raw.get(key) or b"")
                     locker.release(lease, Release(keys=(key,), token=lease.token))
 

@@ -118,7 +118,7 @@ def took_at_most(seconds: float) -> Iterator[None]:
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
     deadline = CLOCK.now() + timeout
     while not condition():
-        assert CLOCK.now() < deadline, f"in vain until {what}"
+        assert CLOCK.now() < deadline, f"waited without success until {what}"
         CLOCK.sleep(0.01)
 
 
@@ -203,7 +203,7 @@ def test_nodes_that_say_nothing_cost_one_timeout_together(
 
 @contextmanager
 def black_hole() -> Iterator[str]:
-    """An address that drops every packet: its queue of connections is full, and nobody accepts."""
+    """An address that drops every packet: its queue of connections is full and not read."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
@@ -230,7 +230,7 @@ def test_connecting_to_black_holes_does_not_add_up(nodes: RedlockNodes, count: i
                 store.acquire(call_for(new_key()), timeout=SILENCE)
 
 
-def test_a_slow_minority_slows_nobody_down_and_gets_it_all_in_order(
+def test_a_slow_minority_slows_no_operation_down_and_gets_it_all_in_order(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
     key = new_key()
@@ -244,7 +244,7 @@ def test_a_slow_minority_slows_nobody_down_and_gets_it_all_in_order(
         give(store, key, token)
         again = take(store, key, token)
     assert again == token
-    # What the slow ones hear last is what stands.
+    # What the slow ones receive last is what stands.
     wait_until(lambda: nodes.holders(key) == [str(token)] * 5, "all five have the last grant")
 
 
@@ -324,7 +324,7 @@ def wait_for_node(node: fanout.Node) -> None:
     answers.get(timeout=10)
 
 
-def test_a_silent_node_costs_one_connection_and_a_bounded_queue(
+def test_an_unresponsive_node_costs_one_connection_and_a_bounded_queue(
     server: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On nodes of its own: closed stores of other tests may still end threads and connections."""
@@ -345,7 +345,7 @@ def test_a_silent_node_costs_one_connection_and_a_bounded_queue(
             wait_until(lambda: len(client.client_list(_type="normal")) <= 2, "one is left")
 
 
-def test_a_request_that_waits_for_a_silent_node_for_too_long_is_not_sent(
+def test_a_request_that_waits_for_an_unresponsive_node_for_too_long_is_not_sent(
     nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fanout, "NODE_TIMEOUT", 1.0)
@@ -365,7 +365,7 @@ def test_a_request_that_waits_for_a_silent_node_for_too_long_is_not_sent(
     assert [nodes.holders(key)[3] for key in keys[1:]] == [""] * 3
 
 
-def test_what_was_released_while_a_node_was_silent_for_long_is_released_there_too(
+def test_what_was_released_while_a_node_was_unresponsive_for_long_is_released_there_too(
     nodes: RedlockNodes, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fanout, "NODE_TIMEOUT", 0.3)
@@ -404,7 +404,7 @@ def test_a_node_owes_a_bounded_number_of_releases_and_no_change_of_a_key(
     assert [slots for _, slots in node._owed] == [(key,) for key in keys[4:]]
 
 
-def test_a_node_that_was_silent_votes_again_when_it_answers(
+def test_a_node_that_was_unresponsive_votes_again_when_it_answers(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
     with nodes.paused([3]):
@@ -505,7 +505,7 @@ def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message
 def test_any_one_node_that_knows_of_the_tasks_own_attempts_is_enough(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
-    # A majority was told, of which one node is left in the only other majority.
+    # A majority answered, of which one node is left in the only other majority.
     nodes[3].kill()
     nodes[4].kill()
     for state, expected in (("d 0 x", Relation.DONE), ("- 7 x", Relation.SUPERSEDED)):
@@ -521,7 +521,7 @@ def test_any_one_node_that_knows_of_the_tasks_own_attempts_is_enough(
         assert relation(ask(store, key, token)) is expected
 
 
-def test_another_task_on_a_minority_keeps_nobody_away(
+def test_another_task_on_a_minority_refuses_no_caller(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
     key, dead = new_key(), new_token()
@@ -550,7 +550,7 @@ def test_a_message_is_not_ended_by_another_while_its_own_earlier_attempt_has_vot
     assert relation(ask(store, key, token)) is Relation.EARLIER
 
 
-def test_who_may_have_a_majority_is_believed_to_where_nodes_are_silent(
+def test_a_client_that_may_have_a_majority_is_believed_to_where_nodes_do_not_answer(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
     key, holder = new_key(), new_token()
@@ -591,7 +591,7 @@ def test_of_several_leases_each_is_answered_by_itself(
     give(store, leases[3].key, leases[3].token, become=Kind.DYING, become_ttl=LONG)
     nodes[4].kill()
     nodes[3].kill()
-    # Of the first, three are renewed; of the second none can be; of the third, nobody knows.
+    # Of the first, three are renewed; of the second none can be; of the third it is not known.
     assert store.renew(leases, timeout=TIMEOUT) == [
         RENEWED,
         LossReason.GONE,
@@ -622,7 +622,7 @@ def test_a_grant_that_took_longer_than_its_ttl_is_none(
 
 
 def test_a_refused_login_on_a_majority_is_no_absence(nodes: RedlockNodes) -> None:
-    url = nodes.url().replace("redlock://", "redlock://nobody:wrong@")
+    url = nodes.url().replace("redlock://", "redlock://stranger:wrong@")
     with closing(RedlockStore(url)) as store, pytest.raises(StoreError, match="login") as caught:
         ask(store, new_key(), new_token())
     assert not isinstance(caught.value, StoreUnavailable)
@@ -665,7 +665,7 @@ def test_one_server_under_two_names_is_refused_when_the_worker_starts(nodes: Red
         store.info("memory")
 
 
-def test_a_node_that_may_evict_is_what_info_tells_of(
+def test_a_node_that_may_evict_is_what_info_reports(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
     assert store.info("memory")["maxmemory_policy"] == "noeviction"
@@ -727,7 +727,7 @@ def locker_on(store: RedlockStore) -> Locker:
 
 
 def hold(store: RedlockStore, ttl: float) -> tuple[Lease, threading.Event, list[float]]:
-    """A lease that is renewed, an event for its loss, and when that was told of."""
+    """A lease that is renewed, an event for its loss, and when that was reported."""
     lost, told_at = threading.Event(), []
 
     def on_lost(lease: Lease) -> None:
@@ -748,7 +748,7 @@ def test_a_lease_outlives_two_of_five_nodes(nodes: RedlockNodes, store: RedlockS
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "emptied"])
-def test_a_lease_is_told_lost_before_its_validity_ends_when_three_of_five_go(
+def test_a_lease_is_reported_lost_before_its_validity_ends_when_three_of_five_go(
     nodes: RedlockNodes, store: RedlockStore, how: str
 ) -> None:
     lease, lost, told_at = hold(store, ttl=0.9)

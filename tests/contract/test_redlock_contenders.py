@@ -1,4 +1,4 @@
-"""Contenders that split the vote: never two holders, and all of them get their turn."""
+"""Contenders that split the vote: never two holders, and all of them get the key."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_of_publishers_that_split_the_vote_one_has_the_claim(
             assert {reply.token for reply in replies if isinstance(reply, Record)} == {winner}
 
 
-def test_threads_of_one_store_take_turns(nodes: RedlockNodes) -> None:
+def test_threads_of_one_store_alternate(nodes: RedlockNodes) -> None:
     key, inside, most = new_key(), [], []
     with stores(nodes, 1) as [store]:
 
@@ -154,7 +154,7 @@ def test_threads_of_one_store_take_turns(nodes: RedlockNodes) -> None:
 
 @pytest.mark.slow
 def test_cut_links_never_make_two_holders(nodes: RedlockNodes) -> None:
-    """Links that connect anew are slow, and what goes by others overtakes what they carry.
+    """Links that connect again are slow, and what goes by others overtakes what they carry.
 
     Without the order that links keep, and the votes that late releases bar, 1 round of 150 had two
     holders; each of the two has a test of its own that fails at once.
@@ -224,7 +224,7 @@ def holds_of_processes(
         with ThreadPoolExecutor(contenders) as pool:
             texts = list(pool.map(lambda p: p.communicate(timeout=PATIENCE)[0], processes))
     lines = [line for text in texts for line in text.splitlines()]
-    assert len(lines) == contenders * grants, "each had its turns"
+    assert len(lines) == contenders * grants, "each had it as often"
     return sorted((float(begin), float(end)) for begin, end in map(str.split, lines))
 
 

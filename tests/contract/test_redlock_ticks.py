@@ -63,7 +63,7 @@ def test_the_newest_is_read_and_followed_where_two_nodes_missed_it_and_two_are_g
     assert last_run(store, leader) == "4.5 d"
 
 
-def test_what_a_majority_has_stands_against_who_expects_what_a_minority_has(
+def test_what_a_majority_has_stands_against_a_client_that_expects_what_a_minority_has(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
     leader = new_key()
@@ -90,7 +90,7 @@ def test_a_deposed_leader_is_permitted_nowhere_else_though_a_minority_knows_it_s
     assert last_run(store, leader) == "2.5 b"
 
 
-def test_silent_nodes_that_decide_make_it_no_answer(
+def test_unresponsive_nodes_that_decide_make_it_no_answer(
     nodes: RedlockNodes, store: RedlockStore
 ) -> None:
     leader = new_key()

@@ -74,7 +74,7 @@ def test_leases_are_taken_renewed_and_released_over_tls(
         assert released is Relation.OURS
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(
+def test_a_certificate_of_an_unknown_authority_is_refused(
     tls_nodes: tuple[list[PrivateServer], str],
 ) -> None:
     url = f"redlocks://{tls_nodes[1]}/0?quarantine=0"

@@ -1,4 +1,4 @@
-"""Who can renew what another process was granted: the worker parent's pulse lives on it."""
+"""A process can renew what another was granted: the parent heartbeat relies on it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_store_that_says_so_renews_by_key_and_token_alone(two: tuple[Store, St
 
 
 @pytest.mark.slow
-def test_who_renewed_for_another_does_not_end_its_lease_later(two: tuple[Store, Store]) -> None:
+def test_a_renewal_for_another_does_not_end_its_lease_later(two: tuple[Store, Store]) -> None:
     childs, parents = two
     key, other, token = new_key(), new_key(), new_token()
     ask(childs, key, token, ttl=2.0)

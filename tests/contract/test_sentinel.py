@@ -106,15 +106,15 @@ def test_no_sentinel_is_store_unavailable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "cure"),
+    ("url", "remedy"),
     [
         ("sentinel://h:26379", "master_name"),
         ("sentinel://h:x?master_name=m", "can't be read"),
         ("sentinel://h?master_name=m&no_such_option=1", "can't be read"),
     ],
 )
-def test_a_url_that_cannot_be_meant_is_refused_before_its_first_use(url: str, cure: str) -> None:
-    with pytest.raises(SettingsError, match=cure):
+def test_a_url_that_cannot_be_meant_is_refused_before_its_first_use(url: str, remedy: str) -> None:
+    with pytest.raises(SettingsError, match=remedy):
         open_store(url)
 
 

@@ -62,7 +62,7 @@ def give(store: Store, key: str, token: object) -> Relation:
     return store.release(Release(keys=(key,), token=token), timeout=TIMEOUT)  # type: ignore[arg-type]
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(servers: Sentinels | Cluster) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(servers: Sentinels | Cluster) -> None:
     url, _, _ = servers.url.partition("?")
     with (
         closing(open_store(f"{url}?master_name={MASTER}" if "sentinel" in url else url)) as store,

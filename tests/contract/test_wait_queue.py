@@ -1,4 +1,4 @@
-"""Waiting for a key: who waited longest is called at the release, and no call is relied on."""
+"""Waiting for a key: a release wakes the client that waited longest; no wake-up is relied on."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from celery_singleton_lock.testing.contract.steps import give, take
 from example_project.private_server import PrivateServer
 from tests.integration.stage import PATIENCE, wait_until
 
-SCOPE = "line"
-# What docs/reference/options.md lists: without what calls those who wait, and with it.
+SCOPE = "queue"
+# What docs/reference/options.md lists: without what wakes the waiting clients, and with it.
 LOCKING = ("~csl:*", "resetchannels", "-@all", "+eval", "+evalsha", "+get", "+set", "+del",
            "+pttl", "+pexpire", "+time")  # fmt: skip
-CALLING = ("+blpop", "+rpush", "+zadd", "+zcount", "+zrem")
+WAKING = ("+blpop", "+rpush", "+zadd", "+zcount", "+zrem")
 
 
 class Desk:
-    """A key, those who wait for it in threads of their own, and who has had it."""
+    """A key, the clients that wait for it in threads of their own, and those that have had it."""
 
     def __init__(self, url: str, raws: list[redis.Redis]) -> None:
-        self.app = Celery(f"line-{uuid4().hex[:8]}", broker="memory://", set_as_current=False)
+        self.app = Celery(f"queue-{uuid4().hex[:8]}", broker="memory://", set_as_current=False)
         self.app.conf.singleton_lock_url = url
         self.runtime = Runtime.of(self.app)
         self.name = uuid4().hex[:12]
         self.key = self.runtime.keyspace.lock(SCOPE, self.name)
-        self.line = Keyspace.wait_queue(self.key)
+        self.wait_queue = Keyspace.wait_queue(self.key)
         self.had: list[str] = []
         self._raws = raws
         self._threads = ThreadPoolExecutor(32)
@@ -53,27 +53,27 @@ class Desk:
     def hold(self, wait: float = 20 * PATIENCE) -> Any:
         return hold(self.name, scope=SCOPE, wait=wait, ttl=20 * PATIENCE, app=self.app)
 
-    def queue(self, who: str = "") -> Future[None]:
+    def queue(self, name: str = "") -> Future[None]:
         """One more that waits, blocked when this returns."""
         before = self.blocked()
-        waiting = self._threads.submit(self.take_turn, who)
-        wait_until(lambda: self.blocked() > before or waiting.done(), f"{who} is blocked")
+        waiting = self._threads.submit(self.hold_once, name)
+        wait_until(lambda: self.blocked() > before or waiting.done(), f"{name} is blocked")
         return waiting
 
-    def take_turn(self, who: str) -> None:
+    def hold_once(self, name: str) -> None:
         with self.hold():
-            self.had.append(who)
+            self.had.append(name)
 
     def blocked(self) -> int:
         return sum(raw.info("clients")["blocked_clients"] for raw in self._raws)
 
     def left(self) -> list[str]:
-        """What is in the store of this key; no marker, for nobody runs a task."""
+        """What is in the store of this key; no marker, because no task runs."""
         found = [key for raw in self._raws for key in raw.scan_iter("csl:*")]
         return [key.decode() for key in found if self.name in key.decode()]
 
     def close(self) -> None:
-        for raw in self._raws:  # who waits still, where a test has failed, looks then
+        for raw in self._raws:  # a client that still waits, where a test has failed, polls then
             for client in raw.client_list() if self.blocked() else ():
                 if client["cmd"] == "blpop":
                     raw.client_kill_filter(_id=client["id"])
@@ -115,17 +115,17 @@ def any_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
 
 
 @pytest.fixture
-def only_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks by themselves within a test: who gets the key was called."""
+def only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client polls within a test: one that gets the key was woken."""
     monkeypatch.setattr(module, "_LONGEST_POLL", 20 * PATIENCE)
     monkeypatch.setattr(module, "_COUNTED", 60 * PATIENCE)
 
 
-# Being called.
+# Wake-ups.
 
 
-@pytest.mark.usefixtures("only_called")
-def test_who_waits_is_called_by_the_release(any_desk: Desk) -> None:
+@pytest.mark.usefixtures("only_woken")
+def test_a_release_wakes_a_waiter(any_desk: Desk) -> None:
     with any_desk.hold():
         waiting = any_desk.queue("first")
         assert any_desk.had == []
@@ -134,8 +134,8 @@ def test_who_waits_is_called_by_the_release(any_desk: Desk) -> None:
     assert any_desk.left() == []
 
 
-@pytest.mark.usefixtures("only_called")
-def test_who_waits_longest_is_called_first(desk: Desk) -> None:
+@pytest.mark.usefixtures("only_woken")
+def test_the_client_that_has_waited_longest_is_woken_first(desk: Desk) -> None:
     names = [f"waiter-{number}" for number in range(8)]
     with desk.hold():
         waiting = [desk.queue(name) for name in names]
@@ -152,8 +152,8 @@ def asked(raw: redis.Redis, *also: str) -> int:
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
 
 
-@pytest.mark.usefixtures("only_called")
-def test_a_turn_costs_four_commands_however_many_wait(desk: Desk, raw: redis.Redis) -> None:
+@pytest.mark.usefixtures("only_woken")
+def test_a_handoff_costs_four_commands_however_many_wait(desk: Desk, raw: redis.Redis) -> None:
     with desk.hold():
         pass  # the scripts are known
     with desk.hold():
@@ -165,21 +165,23 @@ def test_a_turn_costs_four_commands_however_many_wait(desk: Desk, raw: redis.Red
     assert asked(raw, "blpop") - before == 4 * len(waiting) + 1
 
 
-def test_who_comes_in_between_does_not_overtake(redis_store: RedisStore, raw: redis.Redis) -> None:
+def test_a_client_that_comes_in_between_does_not_overtake(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
     def in_time() -> bool:
         """Whether all this came before the half second was over; then what it saw is asserted."""
         (key, holder), first = take_new(redis_store), new_token()
         list_name = f"{Keyspace.wait_queue(key)}!"
-        assert in_line(redis_store, key, first)
+        assert in_queue(redis_store, key, first)
         assert give(redis_store, key, holder) is Relation.OURS
         late = ask(redis_store, key, new_token())
         if not (raw.persist(key) and raw.persist(list_name)):
             return False
         assert isinstance(late, Refused)
         assert late.relation is Relation.OTHER
-        [_, turn] = raw.blpop([list_name], 1)
+        [_, handoff] = raw.blpop([list_name], 1)
         for _ in range(2):  # twice, for a reply may be lost
-            granted = ask(redis_store, key, first, wait_ttl=1.5, handoff=turn.decode())
+            granted = ask(redis_store, key, first, wait_ttl=1.5, handoff=handoff.decode())
             assert isinstance(granted, Granted)
         assert give(redis_store, key, first) is Relation.OURS
         assert names_of(raw, key) == []
@@ -193,24 +195,24 @@ def take_new(store: RedisStore) -> tuple[str, Any]:
     return key, take(store, key)
 
 
-def in_line(store: RedisStore, key: str, token: Any, seconds: float = PATIENCE) -> bool:
+def in_queue(store: RedisStore, key: str, token: Any, seconds: float = PATIENCE) -> bool:
     reply = ask(store, key, token, wait_ttl=seconds)
     return isinstance(reply, Refused) and reply.relation is Relation.OTHER
 
 
 def names_of(raw: redis.Redis, key: str) -> list[bytes]:
-    """The key, its line and its list, as far as they are there."""
-    line = Keyspace.wait_queue(key)
-    return [name for name in (key, line, f"{line}!") if raw.exists(name)]
+    """The key, its wait queue and its list, as far as they are there."""
+    queue = Keyspace.wait_queue(key)
+    return [name for name in (key, queue, f"{queue}!") if raw.exists(name)]
 
 
-def test_a_release_asks_for_nobody_where_nobody_waits(
+def test_a_release_has_no_command_for_waiters_where_there_are_none(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     def commands(waiter: Any = None) -> set[str]:
         """What a release has the server do."""
         key, holder = take_new(redis_store)
-        assert waiter is None or in_line(redis_store, key, waiter)
+        assert waiter is None or in_queue(redis_store, key, waiter)
         raw.config_resetstat()
         give(redis_store, key, holder)
         return {name.removeprefix("cmdstat_") for name in raw.info("commandstats")}
@@ -220,13 +222,13 @@ def test_a_release_asks_for_nobody_where_nobody_waits(
     assert {"zcount", "rpush"} <= commands(new_token())
 
 
-def test_the_ttl_of_a_lease_is_left_alone_by_who_waits(
+def test_a_waiter_leaves_the_ttl_of_a_lease_alone(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     key, holder = take_new(redis_store)
     before = redis_store.inspect(key)
     raw.pexpire(key, 500_000)
-    assert in_line(redis_store, key, new_token())
+    assert in_queue(redis_store, key, new_token())
     assert 400_000 < raw.pttl(key) <= 500_000
     after = redis_store.inspect(key)
     assert before is not None
@@ -237,34 +239,32 @@ def test_the_ttl_of_a_lease_is_left_alone_by_who_waits(
 
 
 @pytest.mark.parametrize("text", ["l 42", "l a|0.0|n 1 x", "q t-1 queued {}", "r t|0.0|n 1 {}"])
-def test_what_is_no_running_lease_is_not_touched_by_who_waits(
+def test_a_waiter_does_not_touch_what_is_no_running_lease(
     redis_store: RedisStore, raw: redis.Redis, text: str
 ) -> None:
     key = new_key()
     raw.set(key, text, px=600_000)
     for _ in range(2):
-        assert in_line(redis_store, key, new_token())
+        assert in_queue(redis_store, key, new_token())
     assert raw.get(key) == text.encode()
 
 
-def test_a_key_that_nobody_waits_for_is_free_at_once(
-    redis_store: RedisStore, raw: redis.Redis
-) -> None:
+def test_a_key_without_a_waiter_is_free_at_once(redis_store: RedisStore, raw: redis.Redis) -> None:
     key, holder = take_new(redis_store)
     waiter = new_token()
-    assert in_line(redis_store, key, waiter)
+    assert in_queue(redis_store, key, waiter)
     assert not isinstance(ask(redis_store, key, waiter, wait_ttl=0.0), Granted)  # it gives up
     assert give(redis_store, key, holder) is Relation.OURS
     assert names_of(raw, key) == []
     take(redis_store, key)
 
 
-def test_a_key_is_kept_for_who_was_called_for_half_a_second_only(
+def test_a_key_is_reserved_for_the_woken_client_for_half_a_second_only(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     def in_time() -> bool:
         key, holder = take_new(redis_store)
-        assert in_line(redis_store, key, new_token())
+        assert in_queue(redis_store, key, new_token())
         give(redis_store, key, holder)
         ttls = [raw.pttl(name) for name in (key, f"{Keyspace.wait_queue(key)}!")]
         refused = ask(redis_store, key, new_token())
@@ -279,23 +279,23 @@ def test_a_key_is_kept_for_who_was_called_for_half_a_second_only(
     wait_until(in_time, "this machine did it within half a second")
 
 
-def test_who_waits_is_counted_no_longer_than_it_said(
+def test_a_waiter_is_counted_no_longer_than_it_said(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     key, holder = take_new(redis_store)
-    assert in_line(redis_store, key, new_token(), 0.001)
-    wait_until(lambda: not raw.exists(Keyspace.wait_queue(key)), "the line is gone")
+    assert in_queue(redis_store, key, new_token(), 0.001)
+    wait_until(lambda: not raw.exists(Keyspace.wait_queue(key)), "the wait queue is gone")
     give(redis_store, key, holder)
     assert names_of(raw, key) == []
 
 
-def test_who_died_is_counted_no_longer_though_others_came_after(
+def test_a_dead_waiter_is_counted_no_longer_though_others_came_after(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
     key, holder = take_new(redis_store)
     dead, living = new_token(), new_token()
-    assert in_line(redis_store, key, dead, 0.1)
-    assert in_line(redis_store, key, living)
+    assert in_queue(redis_store, key, dead, 0.1)
+    assert in_queue(redis_store, key, living)
     [(_, until)] = raw.zrange(Keyspace.wait_queue(key), 0, 0, withscores=True)
 
     def is_over() -> bool:
@@ -308,8 +308,8 @@ def test_who_died_is_counted_no_longer_though_others_came_after(
     assert not raw.exists(key)
 
 
-@pytest.mark.usefixtures("only_called")
-def test_who_waits_for_one_of_several_slots_is_called_by_the_first_that_is_free(
+@pytest.mark.usefixtures("only_woken")
+def test_a_waiter_for_one_of_several_slots_is_woken_by_the_first_that_is_free(
     desk: Desk,
 ) -> None:
     store, slots = desk.runtime.store, Keyspace.slots(desk.key, 3)
@@ -317,32 +317,32 @@ def test_who_waits_for_one_of_several_slots_is_called_by_the_first_that_is_free(
     first, second = new_token(), new_token()
     for token in (first, second):
         assert isinstance(ask(store, slots, token, wait_ttl=PATIENCE), Refused)
-    places = [store.ticket(slots[0], token.nonce, timeout=TIMEOUT) for token in (first, second)]
-    for place in places:
-        assert place.wait(0.01) == ""
+    tickets = [store.ticket(slots[0], token.nonce, timeout=TIMEOUT) for token in (first, second)]
+    for ticket in tickets:
+        assert ticket.wait(0.01) == ""
     give(store, slots[2], tokens[2])
-    turn = places[0].wait(PATIENCE)
-    assert turn
-    granted = ask(store, slots, first, wait_ttl=PATIENCE, handoff=turn)
+    handoff = tickets[0].wait(PATIENCE)
+    assert handoff
+    granted = ask(store, slots, first, wait_ttl=PATIENCE, handoff=handoff)
     assert granted == Granted(key=slots[2], fence=None)
     give(store, slots[0], tokens[0])
-    turn = places[1].wait(PATIENCE)
-    assert turn
-    assert isinstance(ask(store, slots, second, wait_ttl=PATIENCE, handoff=turn), Granted)
-    for place in places:
-        place.leave(counted=False)
+    handoff = tickets[1].wait(PATIENCE)
+    assert handoff
+    assert isinstance(ask(store, slots, second, wait_ttl=PATIENCE, handoff=handoff), Granted)
+    for ticket in tickets:
+        ticket.leave(counted=False)
 
 
-# What is lost costs a look.
+# A lost wake-up costs one poll.
 
 
-def test_a_call_that_is_lost_costs_no_more_than_a_look(desk: Desk, server: PrivateServer) -> None:
+def test_a_lost_wake_up_costs_no_more_than_a_poll(desk: Desk, server: PrivateServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as thief:
         thief.settimeout(PATIENCE)
         with desk.hold():
-            # Stands in for a host that stopped: it is first in the line, and takes the call along.
+            # Stands in for a host that stopped: it is first in the queue and gets the wake-up.
             before = desk.blocked()
-            thief.sendall(pack(("BLPOP", f"{desk.line}!", 0)))
+            thief.sendall(pack(("BLPOP", f"{desk.wait_queue}!", 0)))
             wait_until(lambda: desk.blocked() > before, "the thief is first")
             waiting = desk.queue("second")
             desk.had.append("released")
@@ -351,12 +351,12 @@ def test_a_call_that_is_lost_costs_no_more_than_a_look(desk: Desk, server: Priva
     assert desk.had == ["released", "second"]
 
 
-@pytest.mark.usefixtures("only_called")
-def test_who_died_while_waiting_is_passed_over(desk: Desk, server: PrivateServer) -> None:
+@pytest.mark.usefixtures("only_woken")
+def test_a_client_that_died_while_waiting_is_passed_over(desk: Desk, server: PrivateServer) -> None:
     with desk.hold():
         before = desk.blocked()
         with socket.create_connection(("127.0.0.1", server.port)) as dead:
-            dead.sendall(pack(("BLPOP", f"{desk.line}!", 0)))
+            dead.sendall(pack(("BLPOP", f"{desk.wait_queue}!", 0)))
             wait_until(lambda: desk.blocked() > before, "it is first")
             waiting = desk.queue("second")
         wait_until(lambda: desk.blocked() == before + 1, "the server knows")
@@ -364,7 +364,7 @@ def test_who_died_while_waiting_is_passed_over(desk: Desk, server: PrivateServer
     assert desk.had == ["second"]
 
 
-def test_who_waits_survives_the_loss_of_its_connection(desk: Desk, raw: redis.Redis) -> None:
+def test_a_waiter_survives_the_loss_of_its_connection(desk: Desk, raw: redis.Redis) -> None:
     with desk.hold():
         waiting = desk.queue("first")
         for client in raw.client_list():
@@ -376,12 +376,14 @@ def test_who_waits_survives_the_loss_of_its_connection(desk: Desk, raw: redis.Re
     assert desk.left() == []
 
 
-def test_who_lost_its_connection_stands_in_the_line_again(desk: Desk, raw: redis.Redis) -> None:
+def test_a_waiter_that_lost_its_connection_joins_the_queue_again(
+    desk: Desk, raw: redis.Redis
+) -> None:
     stop = threading.Event()
 
     def again_and_again() -> None:
         while not stop.is_set():
-            desk.take_turn("other")
+            desk.hold_once("other")
 
     with desk.hold():
         waiting = desk.queue("first")
@@ -390,25 +392,25 @@ def test_who_lost_its_connection_stands_in_the_line_again(desk: Desk, raw: redis
                 raw.client_kill_filter(_id=client["id"])
         wait_until(lambda: desk.blocked() == 0, "it is cut")
         others = [desk._threads.submit(again_and_again) for _ in range(3)]
-        wait_until(lambda: desk.blocked() >= 3, "there is always somebody in the line")
+        wait_until(lambda: desk.blocked() >= 3, "the queue is never empty")
     try:
-        waiting.result(PATIENCE)  # who only looked would never meet a free key
+        waiting.result(PATIENCE)  # a client that only polled would never meet a free key
     finally:
         stop.set()
     for other in others:
         other.result(PATIENCE)
 
 
-@pytest.mark.usefixtures("only_called")
-def test_the_end_of_a_dead_holders_ttl_is_noticed_without_a_call(desk: Desk) -> None:
+@pytest.mark.usefixtures("only_woken")
+def test_the_end_of_a_dead_holders_ttl_is_noticed_without_a_wake_up(desk: Desk) -> None:
     take(desk.runtime.store, desk.key, ttl=0.3)
     desk.queue("after it").result(PATIENCE)
     assert desk.had == ["after it"]
     assert desk.left() == []
 
 
-def test_a_key_without_an_expiry_is_looked_at_no_more_often(desk: Desk, raw: redis.Redis) -> None:
-    """After somebody's PERSIST: what is left of its ttl is no time to wait for."""
+def test_a_key_without_an_expiry_is_polled_no_more_often(desk: Desk, raw: redis.Redis) -> None:
+    """After a PERSIST: what is left of its ttl is no time to wait for."""
 
     def waits() -> None:
         with desk.hold(wait=1):
@@ -430,7 +432,7 @@ class Struck(Exception):
 
 
 class Late(TimeoutError):
-    """As of people's own handlers: an OSError, like those of a connection that breaks."""
+    """As raised by users' own handlers: an OSError, like those of a connection that breaks."""
 
 
 @pytest.fixture(params=[Struck])
@@ -444,7 +446,7 @@ def alarm(request: pytest.FixtureRequest) -> Iterator[Callable[[float], None]]:
     signal.signal(signal.SIGALRM, previous)
 
 
-@pytest.mark.usefixtures("only_called", "alarm")
+@pytest.mark.usefixtures("only_woken", "alarm")
 @pytest.mark.parametrize("alarm", [Struck, Late], indirect=True)
 def test_a_waiter_that_is_interrupted_leaves_nothing_behind(desk: Desk) -> None:
     holder = take(desk.runtime.store, desk.key)
@@ -457,7 +459,7 @@ def test_a_waiter_that_is_interrupted_leaves_nothing_behind(desk: Desk) -> None:
     blocked.start()
     # What has struck keeps the frames, so nothing is closed by being collected.
     with pytest.raises((Struck, Late)) as kept, desk.hold():
-        pytest.fail("nobody gave the key back")
+        pytest.fail("the key was not given back")
     assert kept.tb is not None
     blocked.join()
     wait_until(lambda: desk.blocked() == 0, "the server has forgotten it")
@@ -510,7 +512,7 @@ def test_waiters_struck_anywhere_never_share_the_key_and_leave_nothing_behind(
 def test_a_waiter_that_gives_up_leaves_nothing_behind(desk: Desk) -> None:
     holder = take(desk.runtime.store, desk.key)
     with pytest.raises(LockConflict) as kept, desk.hold(wait=0.1):
-        pytest.fail("nobody gave the key back")
+        pytest.fail("the key was not given back")
     assert kept.tb is not None
     wait_until(lambda: desk.blocked() == 0, "the server has forgotten it")
     assert desk.left() == [desk.key]
@@ -518,7 +520,7 @@ def test_a_waiter_that_gives_up_leaves_nothing_behind(desk: Desk) -> None:
     assert desk.left() == []
 
 
-@pytest.mark.usefixtures("only_called")
+@pytest.mark.usefixtures("only_woken")
 def test_connections_are_used_again(desk: Desk, raw: redis.Redis) -> None:
     ids: list[set[str]] = []
     for _ in range(5):
@@ -547,11 +549,11 @@ def login(server: PrivateServer, raw: redis.Redis) -> Iterator[Callable[..., str
         raw.acl_deluser(name)
 
 
-@pytest.mark.usefixtures("only_called")
+@pytest.mark.usefixtures("only_woken")
 def test_the_rights_that_the_docs_list_are_enough(
     login: Callable[..., str], server: PrivateServer
 ) -> None:
-    with desk_at(login(*LOCKING, *CALLING), server.port) as desk:
+    with desk_at(login(*LOCKING, *WAKING), server.port) as desk:
         with desk.hold():
             waiting = desk.queue("first")
         waiting.result(PATIENCE)
@@ -560,16 +562,16 @@ def test_the_rights_that_the_docs_list_are_enough(
 
 @pytest.mark.parametrize(
     "missing",
-    [pytest.param(right, marks=() if right == "+blpop" else pytest.mark.slow) for right in CALLING],
+    [pytest.param(right, marks=() if right == "+blpop" else pytest.mark.slow) for right in WAKING],
 )
-def test_without_a_right_waiting_is_looking(
+def test_without_a_right_waiting_is_polling(
     login: Callable[..., str],
     server: PrivateServer,
     raw: redis.Redis,
     missing: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rights = [right for right in CALLING if right != missing]
+    rights = [right for right in WAKING if right != missing]
     with (
         caplog.at_level(logging.INFO, "celery_singleton_lock"),
         desk_at(login(*LOCKING, *rights), server.port) as desk,
@@ -577,7 +579,7 @@ def test_without_a_right_waiting_is_looking(
         for _ in range(2):
             with desk.hold():
                 before = asked(raw)
-                waiting = [desk._threads.submit(desk.take_turn, "one") for _ in range(2)]
+                waiting = [desk._threads.submit(desk.hold_once, "one") for _ in range(2)]
                 wait_until(lambda: asked(raw) >= before + 2, "both were refused")  # noqa: B023
             for one in waiting:
                 one.result(PATIENCE)

@@ -1,4 +1,4 @@
-"""A key that is kept for who was called excludes nobody else's rights, and is nobody's lease."""
+"""A key that is reserved for the woken client leaves all others their rights, and is no lease."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from celery_singleton_lock.testing.contract.steps import (
 from example_project.private_server import PrivateServer
 from tests.harness.deliveries import wait_until
 
-from .test_async_release import Bench, asks_for_another, turns
+from .test_async_release import Bench, asks_for_another, renewal_is_due
 
-WAITS = 60.0  # seconds that who waits is counted for: no test lasts as long
+WAITS = 60.0  # seconds that a waiter is counted for: no test lasts as long
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A key that was given back while somebody waited; it is kept until a test says otherwise."""
+class Reserved:
+    """A key that was given back while a client waited, reserved until a test says otherwise."""
 
     key: str
     holder: Token
     waiter: Token
-    turn: str
+    handoff: str
 
 
 class Scene:
@@ -66,20 +66,20 @@ class Scene:
     def __init__(self, store: RedisStore, raw: redis.Redis) -> None:
         self.store, self.raw = store, raw
 
-    def calls(self, key: str) -> list[str]:
-        """Who was called and hasn't heard of it."""
+    def woken(self, key: str) -> list[str]:
+        """The handoff tokens that no client has received yet."""
         found: Any = self.raw.lrange(f"{Keyspace.wait_queue(key)}!", 0, -1)
-        return [turn.decode() for turn in found]
+        return [handoff.decode() for handoff in found]
 
     def waits(self, key: str, waiter: Token, **options: Any) -> None:
-        """Ask for ``key``, and stand in the line."""
+        """Ask for ``key``, and join its wait queue."""
         assert (
             relation_of(ask(self.store, key, waiter, wait_ttl=WAITS, **options)) is Relation.OTHER
         )
 
-    def kept(self, **options: Any) -> Kept:
+    def reserved(self, **options: Any) -> Reserved:
         """A hand-over that stopped half-way, whose half second doesn't end."""
-        found: list[Kept] = []
+        found: list[Reserved] = []
 
         def in_time() -> bool:
             key, waiter = new_key(), new_token()
@@ -87,14 +87,14 @@ class Scene:
             self.waits(key, waiter)
             assert give(self.store, key, holder, **options) is Relation.OURS
             if self.stays(key):
-                found.append(Kept(key, holder, waiter, holder.nonce))
+                found.append(Reserved(key, holder, waiter, holder.nonce))
             return bool(found)
 
-        wait_until(in_time, "this machine is too slow to see what is kept for half a second")
+        wait_until(in_time, "this machine is too slow to see what is reserved for half a second")
         return found[0]
 
     def stays(self, key: str) -> bool:
-        """Let what is kept for half a second be kept; False: that is over already."""
+        """Prolong the half second of a reserved key; False: it is over already."""
         return all(self.raw.pexpire(name, 600000) for name in (key, f"{Keyspace.wait_queue(key)}!"))
 
     def is_waiters(self, key: str) -> bool:
@@ -106,32 +106,35 @@ def scene(redis_store: RedisStore, raw: redis.Redis) -> Scene:
     return Scene(redis_store, raw)
 
 
-# --- who may take it -----------------------------------------------------------------------------
+# --- what may take it ----------------------------------------------------------------------------
 
 
-def test_only_who_was_called_takes_a_key_that_is_kept(scene: Scene) -> None:
-    kept, late = scene.kept(), new_token()
-    assert relation_of(ask(scene.store, kept.key, late)) is Relation.OTHER
-    for turn in ("", "another", kept.holder.nonce + "0", "-"):
+def test_only_the_woken_client_takes_a_reserved_key(scene: Scene) -> None:
+    reserved, late = scene.reserved(), new_token()
+    assert relation_of(ask(scene.store, reserved.key, late)) is Relation.OTHER
+    for handoff in ("", "another", reserved.holder.nonce + "0", "-"):
         assert (
-            relation_of(ask(scene.store, kept.key, late, wait_ttl=WAITS, handoff=turn))
+            relation_of(ask(scene.store, reserved.key, late, wait_ttl=WAITS, handoff=handoff))
             is Relation.OTHER
         )
-    assert relation_of(ask(scene.store, kept.key, kept.waiter)) is Relation.OTHER
+    assert relation_of(ask(scene.store, reserved.key, reserved.waiter)) is Relation.OTHER
     assert isinstance(
-        ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn), Granted
+        ask(scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff),
+        Granted,
     )
-    assert relation_of(ask(scene.store, kept.key, late, wait_ttl=WAITS, handoff=kept.turn)) is (
-        Relation.OTHER
-    ), "the turn is over: what stands there is a lease"
+    assert relation_of(
+        ask(scene.store, reserved.key, late, wait_ttl=WAITS, handoff=reserved.handoff)
+    ) is (Relation.OTHER), "the handoff is over: the key has a lease now"
 
 
 def test_the_fence_rises_with_each_hand_over(scene: Scene) -> None:
     fences = []
     for _ in range(3):
-        kept = scene.kept()
-        before = scene.raw.get(Keyspace.fence(kept.key))
-        reply = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
+        reserved = scene.reserved()
+        before = scene.raw.get(Keyspace.fence(reserved.key))
+        reply = ask(
+            scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff
+        )
         assert isinstance(reply, Granted)
         assert reply.fence is not None
         assert reply.fence > int(before or 0)
@@ -139,52 +142,52 @@ def test_the_fence_rises_with_each_hand_over(scene: Scene) -> None:
     assert fences == sorted(set(fences))
 
 
-def test_a_key_that_is_kept_is_free_when_nobody_comes(scene: Scene) -> None:
-    kept = scene.kept()
-    scene.raw.pexpire(kept.key, 1)
-    wait_until(lambda: not scene.raw.exists(kept.key), "its time is over")
-    take(scene.store, kept.key)
+def test_a_reserved_key_is_free_when_no_client_comes(scene: Scene) -> None:
+    reserved = scene.reserved()
+    scene.raw.pexpire(reserved.key, 1)
+    wait_until(lambda: not scene.raw.exists(reserved.key), "its time is over")
+    take(scene.store, reserved.key)
 
 
 @pytest.mark.parametrize("name", ["%waiter", "%25waiter", "waiter"])
-def test_no_task_has_the_name_of_who_waits(scene: Scene, name: str) -> None:
-    kept = scene.kept()
-    forged = Token(name, 0, 0, kept.turn)
-    assert relation_of(ask(scene.store, kept.key, forged)) is Relation.OTHER
-    assert renew(scene.store, [lease_of(kept.key, forged)]) == [LossReason.REPLACED]
-    assert give(scene.store, kept.key, forged) is Relation.NOT_OURS
-    assert scene.is_waiters(kept.key)
+def test_no_task_has_the_name_of_a_waiter(scene: Scene, name: str) -> None:
+    reserved = scene.reserved()
+    forged = Token(name, 0, 0, reserved.handoff)
+    assert relation_of(ask(scene.store, reserved.key, forged)) is Relation.OTHER
+    assert renew(scene.store, [lease_of(reserved.key, forged)]) == [LossReason.REPLACED]
+    assert give(scene.store, reserved.key, forged) is Relation.NOT_OURS
+    assert scene.is_waiters(reserved.key)
 
 
-# --- it is nobody's lease ------------------------------------------------------------------------
+# --- it is no lease ------------------------------------------------------------------------------
 
 
-def test_who_had_it_finds_it_no_more_its_own(scene: Scene) -> None:
-    kept = scene.kept()
-    assert renew(scene.store, [lease_of(kept.key, kept.holder)]) == [LossReason.REPLACED]
-    assert give(scene.store, kept.key, kept.holder) is Relation.NOT_OURS
-    assert scene.is_waiters(kept.key)
+def test_its_former_holder_finds_it_no_more_its_own(scene: Scene) -> None:
+    reserved = scene.reserved()
+    assert renew(scene.store, [lease_of(reserved.key, reserved.holder)]) == [LossReason.REPLACED]
+    assert give(scene.store, reserved.key, reserved.holder) is Relation.NOT_OURS
+    assert scene.is_waiters(reserved.key)
 
 
-def test_operators_see_that_nobody_has_it(scene: Scene) -> None:
-    kept = scene.kept()
-    record = record_of(scene.store, kept.key)
+def test_operators_see_that_it_has_no_holder(scene: Scene) -> None:
+    reserved = scene.reserved()
+    record = record_of(scene.store, reserved.key)
     assert (record.kind, record.fence) == (Kind.RESERVED, None)
     assert (record.holder.worker, record.holder.pid) == ("", 0)
     row = row_of(HeldKey.of(record))
     assert (row["state"], row["since"]) == ("reserved for a waiting client", "")
-    assert kept.holder.task_id not in table([HeldKey.of(record)])
-    assert [found.token for found in scene.store.scan(kept.key)] == [record.token]
-    assert kept.key not in dict(scene.store.foreign_keys("csl:*"))
+    assert reserved.holder.task_id not in table([HeldKey.of(record)])
+    assert [found.token for found in scene.store.scan(reserved.key)] == [record.token]
+    assert reserved.key not in dict(scene.store.foreign_keys("csl:*"))
 
 
 def test_its_value_is_a_code_that_both_versions_read(scene: Scene) -> None:
     """A worker of version 0.2 reads the task of the token as the holder's id."""
-    kept = scene.kept()
-    value = (scene.raw.get(kept.key) or b"").decode()
-    assert value == f"r %waiter|0.0|{kept.turn} 0 {{}}"
+    reserved = scene.reserved()
+    value = (scene.raw.get(reserved.key) or b"").decode()
+    assert value == f"r %waiter|0.0|{reserved.handoff} 0 {{}}"
     former = value.replace("{}", '{"task_id":"whoever has waited longest (kept for 0.5 s)"}')
-    read, read_former = (Record.parse(kept.key, text, 0.5) for text in (value, former))
+    read, read_former = (Record.parse(reserved.key, text, 0.5) for text in (value, former))
     assert read == read_former
     assert str(read.holder) == "the client that has waited longest, for which the key is reserved"
     assert read.holder.for_error()["task_id"] == "%waiter"
@@ -192,35 +195,39 @@ def test_its_value_is_a_code_that_both_versions_read(scene: Scene) -> None:
 
 
 def test_an_operator_frees_it_like_any_other(scene: Scene) -> None:
-    kept = scene.kept()
-    assert scene.store.free(kept.key, str(kept.holder)) is False
-    assert scene.store.free(kept.key, record_of(scene.store, kept.key).token)
-    take(scene.store, kept.key)
-    refused = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
-    assert relation_of(refused) is Relation.OTHER, "it was called for a key that is another's now"
+    reserved = scene.reserved()
+    assert scene.store.free(reserved.key, str(reserved.holder)) is False
+    assert scene.store.free(reserved.key, record_of(scene.store, reserved.key).token)
+    take(scene.store, reserved.key)
+    refused = ask(
+        scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff
+    )
+    assert relation_of(refused) is Relation.OTHER, "it was woken for a key that is another's now"
 
 
-# --- releases that are made again ----------------------------------------------------------------
+# --- releases that are resent ---------------------------------------------------------------------
 
 
-def test_a_release_that_is_made_again_hands_over_once(scene: Scene) -> None:
-    kept = scene.kept()
-    value = scene.raw.get(kept.key)
+def test_a_release_that_is_resent_hands_over_once(scene: Scene) -> None:
+    reserved = scene.reserved()
+    value = scene.raw.get(reserved.key)
     for _ in range(2):
-        assert give(scene.store, kept.key, kept.holder) is Relation.NOT_OURS
-    assert scene.raw.get(kept.key) == value
-    assert scene.calls(kept.key) == [kept.turn]
+        assert give(scene.store, reserved.key, reserved.holder) is Relation.NOT_OURS
+    assert scene.raw.get(reserved.key) == value
+    assert scene.woken(reserved.key) == [reserved.handoff]
 
 
-def test_a_release_that_is_made_again_leaves_a_later_holder_alone(scene: Scene) -> None:
-    kept, third = scene.kept(), new_token()
-    reply = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
+def test_a_release_that_is_resent_leaves_a_later_holder_alone(scene: Scene) -> None:
+    reserved, third = scene.reserved(), new_token()
+    reply = ask(
+        scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff
+    )
     assert isinstance(reply, Granted)
-    scene.waits(kept.key, third)
+    scene.waits(reserved.key, third)
     for _ in range(2):
-        assert give(scene.store, kept.key, kept.holder) is Relation.NOT_OURS
-    assert record_of(scene.store, kept.key).token == str(kept.waiter)
-    assert scene.calls(kept.key) == [kept.turn]
+        assert give(scene.store, reserved.key, reserved.holder) is Relation.NOT_OURS
+    assert record_of(scene.store, reserved.key).token == str(reserved.waiter)
+    assert scene.woken(reserved.key) == [reserved.handoff]
 
 
 @pytest.fixture
@@ -233,8 +240,8 @@ def bench(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Be
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["confirmed", "lost"])
-@pytest.mark.parametrize("notices", [asks_for_another, turns])
-def test_a_posted_release_calls_once_whether_it_was_lost_or_not(
+@pytest.mark.parametrize("notices", [asks_for_another, renewal_is_due])
+def test_an_asynchronous_release_wakes_once_whether_it_was_lost_or_not(
     bench: Bench, notices: Callable[[Bench], None], lost: bool
 ) -> None:
     scene = Scene(bench.store, bench.raw)
@@ -252,31 +259,31 @@ def test_a_posted_release_calls_once_whether_it_was_lost_or_not(
         if not scene.stays(lease.key):
             return False
         for _ in range(2):
-            bench.turn()
+            bench.next_renewal()
             bench.store.drain(timeout=TIMEOUT)
-        assert not bench.is_owed(lease)
+        assert not bench.is_pending(lease)
         assert scene.is_waiters(lease.key)
-        assert scene.calls(lease.key) == [lease.token.nonce]
+        assert scene.woken(lease.key) == [lease.token.nonce]
         return True
 
-    wait_until(in_time, "this machine is too slow to see what is kept for half a second")
+    wait_until(in_time, "this machine is too slow to see what is reserved for half a second")
 
 
-def test_a_posted_release_that_is_late_finds_what_its_next_copy_left(bench: Bench) -> None:
+def test_an_asynchronous_release_that_is_late_finds_what_its_next_copy_left(bench: Bench) -> None:
     scene, waiter = Scene(bench.store, bench.raw), new_token()
     key = new_key()
     holder = take(bench.store, key)
     scene.waits(key, waiter)
     call = Release(keys=(key,), token=holder)
     assert bench.store.release(call, timeout=TIMEOUT) is Relation.OURS
-    turn = bench.raw.blpop([f"{Keyspace.wait_queue(key)}!"], 1)
-    assert turn is None or turn[1].decode() == holder.nonce  # None: its half second was over
+    handoff = bench.raw.blpop([f"{Keyspace.wait_queue(key)}!"], 1)
+    assert handoff is None or handoff[1].decode() == holder.nonce  # None: its half second was over
     bench.raw.delete(key)
     third = take(bench.store, key)
     scene.waits(key, waiter)
     assert bench.store.release(call, timeout=TIMEOUT) is Relation.NOT_OURS
     assert record_of(bench.store, key).token == str(third)
-    assert scene.calls(key) == []
+    assert scene.woken(key) == []
 
 
 # --- the rest of what scripts decide -------------------------------------------------------------
@@ -291,20 +298,21 @@ def test_a_holder_that_asks_again_keeps_its_lease_while_others_wait(scene: Scene
     assert relation_of(ask(scene.store, key, twin)) is Relation.TWIN
     assert relation_of(ask(scene.store, key, holder.next_attempt())) is Relation.EARLIER
     assert renew(scene.store, [lease_of(key, holder)]) == [RENEWED]
-    scene.waits(key, waiter)  # the look that says so again
+    scene.waits(key, waiter)  # the poll that says so again
     assert give(scene.store, key, holder) is Relation.OURS
-    assert scene.calls(key) in ([holder.nonce], [])  # []: its half second was over
+    assert scene.woken(key) in ([holder.nonce], [])  # []: its half second was over
 
 
-def test_a_twin_of_who_is_done_hears_so_and_takes_nobodys_turn(scene: Scene) -> None:
-    kept = scene.kept(marker=MarkerState.DONE, marker_ttl=LONG)
-    twin = Token(kept.holder.task_id, 0, 0, "another-delivery")
-    for turn in ("", kept.turn):
-        reply = ask(scene.store, kept.key, twin, wait_ttl=WAITS, handoff=turn)
+def test_a_twin_of_a_done_task_learns_so_and_takes_no_handoff(scene: Scene) -> None:
+    reserved = scene.reserved(marker=MarkerState.DONE, marker_ttl=LONG)
+    twin = Token(reserved.holder.task_id, 0, 0, "another-delivery")
+    for handoff in ("", reserved.handoff):
+        reply = ask(scene.store, reserved.key, twin, wait_ttl=WAITS, handoff=handoff)
         assert relation_of(reply) is Relation.DONE
-    assert scene.is_waiters(kept.key)
+    assert scene.is_waiters(reserved.key)
     assert isinstance(
-        ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn), Granted
+        ask(scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff),
+        Granted,
     )
 
 
@@ -316,7 +324,7 @@ def test_what_becomes_of_a_lease_is_not_handed_over(scene: Scene, kind: Kind) ->
     options = {"become": kind, "become_ttl": LONG, "next_token": holder.next_attempt()}
     assert give(scene.store, key, holder, **options) is Relation.OURS
     assert record_of(scene.store, key).kind is kind
-    assert scene.calls(key) == []
+    assert scene.woken(key) == []
     scene.waits(key, waiter, handoff=holder.nonce)
     if kind is Kind.RESERVED:
         assert isinstance(ask(scene.store, key, holder.next_attempt()), Granted)
@@ -331,15 +339,15 @@ def test_a_claim_goes_with_a_lease_that_is_waited_for(scene: Scene) -> None:
     assert give(scene.store, key, holder, claim=change) is Relation.OURS
     record = record_of(scene.store, claim)
     assert (record.token, record.phase) == (holder.task, Phase.RETRYING)
-    turn = holder.nonce
-    granted = ask(scene.store, key, waiter, wait_ttl=WAITS, handoff=turn, claim=running(claim))
+    handoff = holder.nonce
+    granted = ask(scene.store, key, waiter, wait_ttl=WAITS, handoff=handoff, claim=running(claim))
     assert isinstance(granted, Granted)
     assert record_of(scene.store, claim).token == holder.task, "another's claim"
     assert give(scene.store, key, waiter, claim=freed(claim)) is Relation.OURS
     assert record_of(scene.store, claim).token == holder.task
 
 
-def test_who_waits_with_a_claim_changes_it_as_without_a_line(scene: Scene) -> None:
+def test_a_waiter_with_a_claim_changes_it_as_without_a_wait_queue(scene: Scene) -> None:
     key, claim = new_claim()
     holder = take(scene.store, key)
     waiter = publish(scene.store, claim)
@@ -355,7 +363,7 @@ def test_who_waits_with_a_claim_changes_it_as_without_a_line(scene: Scene) -> No
     assert scene.store.inspect(claim) is None
 
 
-def test_who_is_refused_by_a_claim_stands_in_no_line(scene: Scene) -> None:
+def test_a_caller_refused_by_a_claim_is_in_no_wait_queue(scene: Scene) -> None:
     key, claim = new_claim()
     publish(scene.store, claim)
     refused = ask(
@@ -367,7 +375,7 @@ def test_who_is_refused_by_a_claim_stands_in_no_line(scene: Scene) -> None:
     assert not scene.raw.exists(Keyspace.wait_queue(key))
 
 
-def test_of_several_slots_the_one_that_is_kept_is_taken_and_no_other_is_lost(scene: Scene) -> None:
+def test_of_several_slots_the_reserved_one_is_taken_and_no_other_is_lost(scene: Scene) -> None:
     slots = Keyspace.slots(new_key(), 3)
     holders = [take(scene.store, slots) for _ in slots]
     waiter = new_token()
@@ -381,6 +389,6 @@ def test_of_several_slots_the_one_that_is_kept_is_taken_and_no_other_is_lost(sce
     ]
 
 
-def test_stores_that_call_nobody_have_no_lines() -> None:
+def test_stores_that_wake_no_client_have_no_wait_queues() -> None:
     assert RedlockStore.ticket is MemoryStore.ticket is Store.ticket
     assert RedisStore.ticket is not Store.ticket

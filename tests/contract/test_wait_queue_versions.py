@@ -1,6 +1,6 @@
-"""A deployment replaces workers one by one: those before the line, and those that stand in it.
+"""A deployment replaces workers one by one: those without wait queues beside those with them.
 
-``older/`` has the scripts of before; their store polls, and its releases call nobody.
+``older/`` has the scripts of before; their store polls, and its releases wake no client.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _RENEWALS: Final = {
 def _as_older(command: Command) -> Command:
     """The same run of the older script, if it has one."""
     script = Script.known[command[1]]
-    if script is module.RELEASE:  # which was not given the line and its list
+    if script is module.RELEASE:  # which was not given the wait queue and its list
         command = (*command[:2], int(command[2]) - 2, command[3], *command[6:])
     return ("EVALSHA", OLDER.get(script, script).sha, *command[2:])
 
@@ -128,21 +128,21 @@ def test_the_older_store_is_what_it_says(older: OlderStore, raw: redis.Redis) ->
     assert not raw.script_exists(module.ACQUIRE.sha)[0]
 
 
-def test_an_older_holder_is_not_disturbed_by_who_waits(
+def test_an_older_holder_is_not_disturbed_by_a_waiter(
     older: OlderStore, scene: Scene, raw: redis.Redis
 ) -> None:
     key, waiter = new_key(), new_token()
     holder = take(older, key)
     fence = record_of(older, key).fence
     scene.waits(key, waiter)
-    assert (raw.get(key) or b"").endswith(b"} "), "nothing tells that somebody waits"
+    assert (raw.get(key) or b"").endswith(b"} "), "nothing marks that a client waits"
     record = record_of(older, key)
     assert (record.token, record.fence, record.holder) == (str(holder), fence, HOLDER)
     assert renew(older, [lease_of(key, holder)]) == [RENEWED]
     assert isinstance(ask(older, key, holder), Granted)  # sent again
     scene.waits(key, waiter)
     assert give(older, key, holder) is Relation.OURS
-    assert not raw.exists(key), "it calls nobody, and keeps it for nobody"
+    assert not raw.exists(key), "it wakes no client, and reserves it for none"
     assert isinstance(ask(scene.store, key, waiter, wait_ttl=WAITS), Granted)
     assert record_of(older, key).kind is Kind.LEASE
 
@@ -162,37 +162,41 @@ def test_what_an_older_holder_makes_of_its_lease_is_as_ever(
         assert isinstance(ask(scene.store, key, following), Granted)
 
 
-def test_an_older_worker_takes_a_key_that_is_kept_when_that_is_over(
+def test_an_older_worker_takes_a_reserved_key_when_that_is_over(
     older: OlderStore, scene: Scene
 ) -> None:
-    kept = scene.kept()
+    reserved = scene.reserved()
     late = new_token()
-    refused = ask(older, kept.key, late)
+    refused = ask(older, reserved.key, late)
     assert relation_of(refused) is Relation.OTHER
-    assert record_of(older, kept.key).kind is Kind.RESERVED
-    assert renew(older, [lease_of(kept.key, kept.holder)]) == [LossReason.REPLACED]
-    assert give(older, kept.key, kept.holder) is Relation.NOT_OURS
-    scene.raw.pexpire(kept.key, 1)
-    wait_until(lambda: not scene.raw.exists(kept.key), "its time is over")
-    take(older, kept.key, late)
-    turned = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
-    assert relation_of(turned) is Relation.OTHER
+    assert record_of(older, reserved.key).kind is Kind.RESERVED
+    assert renew(older, [lease_of(reserved.key, reserved.holder)]) == [LossReason.REPLACED]
+    assert give(older, reserved.key, reserved.holder) is Relation.NOT_OURS
+    scene.raw.pexpire(reserved.key, 1)
+    wait_until(lambda: not scene.raw.exists(reserved.key), "its time is over")
+    take(older, reserved.key, late)
+    refused = ask(
+        scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff
+    )
+    assert relation_of(refused) is Relation.OTHER
 
 
-def test_who_was_called_is_not_stopped_by_an_older_worker(older: OlderStore, scene: Scene) -> None:
-    kept = scene.kept()
-    granted = ask(scene.store, kept.key, kept.waiter, wait_ttl=WAITS, handoff=kept.turn)
+def test_a_woken_client_is_not_stopped_by_an_older_worker(older: OlderStore, scene: Scene) -> None:
+    reserved = scene.reserved()
+    granted = ask(
+        scene.store, reserved.key, reserved.waiter, wait_ttl=WAITS, handoff=reserved.handoff
+    )
     assert isinstance(granted, Granted)
-    assert relation_of(ask(older, kept.key, new_token())) is Relation.OTHER
+    assert relation_of(ask(older, reserved.key, new_token())) is Relation.OTHER
     # The older worker's parent, say, which knows the token.
-    assert give(older, kept.key, kept.waiter) is Relation.OURS
-    assert not scene.raw.exists(kept.key)
+    assert give(older, reserved.key, reserved.waiter) is Relation.OURS
+    assert not scene.raw.exists(reserved.key)
 
 
-def queue(store: RedisStore, key: str, turns: int, inside: list[str]) -> int:
+def queue(store: RedisStore, key: str, rounds: int, inside: list[str]) -> int:
     """Take ``key`` some times, waiting as a body does; how often it was had."""
     locker = locker_on(store)
-    for _ in range(turns):
+    for _ in range(rounds):
         call = Acquire(slots=(key,), token=new_token(), holder=HOLDER, ttl=TTL)
         waiter = Waiter(locker, call)
         try:
@@ -209,7 +213,7 @@ def queue(store: RedisStore, key: str, turns: int, inside: list[str]) -> int:
         locker.give_back(reply, Release(keys=(key,), token=call.token))
     if isinstance(store, Store):
         store.drain(timeout=TIMEOUT)
-    return turns
+    return rounds
 
 
 def test_old_and_new_never_share_a_key_and_all_have_it(

@@ -1,7 +1,7 @@
 """A member that forgets a request until another one comes, as ZooKeeper 3.6.0 to 3.8.0 does.
 
 ZOOKEEPER-4537: a commit that arrives just when the thread that applies them goes to sleep wakes
-nobody. It takes thousands of writes to meet that, so here the last step of it is provoked: a real
+no other. It takes thousands of writes to meet that, so here the last step of it is provoked: a real
 member, behind a proxy that keeps each reply back until the client sends something more.
 """
 

@@ -50,7 +50,7 @@ def store(zookeeper: ZooKeeperEnsemble, path: str) -> Iterator[ZooKeeperStore]:
 
 @pytest.fixture
 def other(zookeeper: ZooKeeperEnsemble, path: str) -> Iterator[ZooKeeperStore]:
-    """Another process's, for all that the ensemble can tell."""
+    """Another process's, for all that the ensemble knows."""
     with closing(ZooKeeperStore(zookeeper.url(path))) as store:
         yield store
 
@@ -181,7 +181,7 @@ def test_of_many_who_guess_that_a_key_is_free_one_is_granted(
             assert [isinstance(reply, Granted) for reply in replies].count(True) == 1
 
 
-def test_who_was_granted_by_a_guess_does_not_release_his_successor(
+def test_a_holder_granted_by_a_guess_does_not_release_its_successor(
     store: ZooKeeperStore, other: ZooKeeperStore
 ) -> None:
     key, first, second = new_key(), new_token(), new_token()

@@ -41,7 +41,7 @@ class Site:
 
     Args:
         url: Of the store.
-        others: How many more singleton tasks the app shall have.
+        others: How many more singleton tasks the app has.
         results: URL of a result backend; None: there is none.
 
     Attributes:
@@ -105,7 +105,7 @@ class Site:
         return tracer(task_id, [name], {}, message).retval
 
     def drain(self) -> None:
-        """Read the replies to releases that nobody waited for.
+        """Read the replies to asynchronous releases.
 
         They are read with the reply to the next command, and it is chance whether both come at once
         or one after the other.
@@ -167,7 +167,7 @@ class Site:
 
     @contextmanager
     def taken(self, name: str = "k", task: Any = None) -> Iterator[None]:
-        """Somebody else has the key of a task (`ours`)."""
+        """Another client has the key of a task (`ours`)."""
         # Not hold(): whose block it is in, that enters its lease again.
         lease = self.acquire(name, task)
         yield

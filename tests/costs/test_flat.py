@@ -80,7 +80,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PrivateServer]:
-    """Whose statistics nobody else changes."""
+    """A server whose statistics no other client changes."""
     with PrivateServer() as server:
         yield server
 

@@ -11,7 +11,7 @@ from typing import Final
 from tests.harness.processes import ROOT
 
 PACKAGE: Final = "celery_singleton_lock"
-# What Celery has imported once an app has a task: everybody has that.
+# What Celery has imported once an app has a task: every app has that.
 APP: Final = """
 import json, sys
 from celery import Celery
@@ -45,7 +45,7 @@ def modules(*code: str) -> set[str]:
     return set(json.loads(ran.stdout.splitlines()[-1]))
 
 
-def test_who_declares_a_task_imports_neither_what_runs_it_nor_a_client() -> None:
+def test_declaring_a_task_imports_neither_what_runs_it_nor_a_client() -> None:
     found = modules(DECLARE)
     assert not {name for name in found if not name.startswith(PACKAGE)}
     assert {name.removeprefix(PACKAGE + ".") for name in found if name.startswith(PACKAGE)} == {

@@ -36,7 +36,7 @@ def cycle(site: Site) -> Instructions:
 
 
 def refusal(site: Site) -> Instructions:
-    """An acquire of what somebody else has."""
+    """An acquire of what another client has."""
     with site.taken():
         return least(site.acquire)
 
