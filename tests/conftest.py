@@ -50,7 +50,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def missing(what: str) -> NoReturn:
-    """Skip here, fail in continuous integration: there nobody would notice the skip."""
+    """Skip here, fail in continuous integration: a skip would not be noticed there."""
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(f"{what} (CI is set, so this is a failure)", pytrace=False)
     pytest.skip(what)
@@ -118,7 +118,7 @@ def private_redis() -> Iterator[PrivateServer]:
 
 @pytest.fixture(scope="session")
 def sentinels() -> Iterator[Sentinels]:
-    """Sentinel over three servers, that tests share: nobody is killed there."""
+    """Sentinel over three servers, that tests share: no server is killed there."""
     _need_a_server()
     with Sentinels() as processes:
         yield processes
@@ -126,7 +126,7 @@ def sentinels() -> Iterator[Sentinels]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Six nodes that tests share: nobody is killed there, and slots that move are moved back."""
+    """Six nodes that tests share: no node is killed there, and slots that move are moved back."""
     _need_a_server()
     with Cluster() as processes:
         yield processes

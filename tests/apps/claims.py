@@ -54,7 +54,7 @@ SHARED: dict[str, Any] = {
     "unique_for": UNIQUE_FOR,
     "on_conflict": OnConflict.retry(0.05, 0.2),
 }
-#: What is going to be told apart from "in the test's own process".
+#: What is to be distinguished from "in the test's own process".
 IN_WORKER: list[bool] = []
 
 
@@ -112,8 +112,8 @@ def retry_now(task: Any) -> None:
         raise task.retry(countdown=0)
 
 
-def retry_in_vain(task: Any) -> None:
-    raise task.retry(countdown=0, max_retries=1, exc=ArithmeticError("in vain"))
+def retry_without_success(task: Any) -> None:
+    raise task.retry(countdown=0, max_retries=1, exc=ArithmeticError("no success"))
 
 
 def move(task: Any) -> None:
@@ -171,7 +171,7 @@ WAYS: dict[str, Callable[[Any], None]] = {
         leave,
         retry,
         retry_now,
-        retry_in_vain,
+        retry_without_success,
         move,
         replace,
         replace_by_another,
@@ -212,7 +212,7 @@ def late(self: Any, name: str, way: str = "succeed", gate: str | None = None) ->
 
 @singleton_task(**SHARED, acks_late=True, ignore_result=True)
 def silent(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
-    """Nobody can learn from its result that it has ended."""
+    """Its result does not show that it has ended."""
     return body(self, name, way, gate)
 
 

@@ -24,7 +24,7 @@ from celery_singleton_lock import SingletonTask, current_lease, runtime, singlet
 from tests.harness.journal import Journal
 
 app = Celery("crash", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"])
-#: Seconds, of what shall be free soon.
+#: Seconds, of what has to be free soon.
 TTL = float(os.environ.get("TTL", "1.5"))
 app.conf.update(
     broker_connection_retry_on_startup=True,
@@ -84,7 +84,7 @@ def pass_gate(name: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not gate(name).exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nobody opened the gate {name}")
+            raise TimeoutError(f"the gate {name} was not opened")
         time.sleep(POLL)
 
 
@@ -163,7 +163,7 @@ def follower(self: Task, key: str) -> None:
         pass
 
 
-# Without our lock: none at all, and the recipe that everybody writes once.
+# Without our lock: none at all, and the recipe that is in many code bases.
 
 
 @app.task(bind=True, acks_late=True)

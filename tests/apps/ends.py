@@ -1,4 +1,4 @@
-"""Bodies whose end is told late, and calls that are easily taken for others. All write the journal.
+"""Bodies whose end is reported late, and calls that resemble others. All write the journal.
 
 A body's first argument is its name, and that is its key, in one scope for all. What waits, waits at
 a gate (`tests.apps.gate`) until its test opens that.
@@ -62,7 +62,7 @@ def breathe(task: Any, name: str) -> None:
     app=app, base=SlowToTell, bind=True, key="{name}", scope=NAMES, ttl=60, time_limit=1
 )
 def limited(self: Any, name: str) -> None:
-    """Its child hears of nothing before it is killed: the next heartbeat is too far away."""
+    """Its child is notified of nothing before it is killed: the next heartbeat is too far away."""
     breathe(self, name)
 
 

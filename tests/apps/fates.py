@@ -1,4 +1,4 @@
-"""One task per fate that `explain` can tell, on any store.
+"""One task per fate that `explain` can report, on any store.
 
 Its environment: BROKER_URL, RESULT_URL, LOCK_URL, PREFIX. All tasks have the key ``{name}`` in one
 scope. A body that is given a gate (`tests.apps.gate`) ends when its test opens that.

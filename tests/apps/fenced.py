@@ -42,12 +42,12 @@ def account() -> sqlite3.Connection:
     with connection:
         connection.execute("CREATE TABLE IF NOT EXISTS account (writer TEXT, last_fence INTEGER)")
         connection.execute(
-            "INSERT INTO account SELECT 'nobody', 0 WHERE NOT EXISTS (SELECT 1 FROM account)"
+            "INSERT INTO account SELECT 'none', 0 WHERE NOT EXISTS (SELECT 1 FROM account)"
         )
     return connection
 
 
-# It renews late, and it goes on when it hears of its loss: what is left is the fence.
+# It renews late, and it goes on when it learns of its loss: what is left is the fence.
 @singleton_task(app=app, bind=True, key="{key}", ttl=60, on_lost="continue")
 def write(self: Any, key: str, gate: str) -> bool:
     """Wait at the gate, then write; whether the resource took it."""
@@ -56,7 +56,7 @@ def write(self: Any, key: str, gate: str) -> bool:
         deadline = time.monotonic() + PATIENCE
         while not beside_the_journal(f"gate-{gate}").exists():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody opened the gate {gate}")
+                raise TimeoutError(f"the gate {gate} was not opened")
             time.sleep(POLL)
         connection = account()
         with connection:

@@ -6,7 +6,7 @@ import redis
 
 
 class Gate:
-    """A list in Redis, open once there is something in it: for all who wait and all who come later.
+    """A list in Redis, open once there is something in it: for all waiters, also later ones.
 
     Args:
         client: Of the database that test and worker share.
@@ -23,4 +23,4 @@ class Gate:
         """Block for at most ``timeout`` seconds; AssertionError after that."""
         # The list is moved onto itself, so the gate stays open.
         if self._client.blmove(self._key, self._key, timeout) is None:
-            raise AssertionError(f"nobody opened {self._key} in {timeout:g} s")
+            raise AssertionError(f"{self._key} was not opened in {timeout:g} s")

@@ -2,7 +2,7 @@
 
 Its environment: BROKER_URL, RESULT_URL, JOURNAL; LOCK_URL, the lock store (else the result
 backend); TTL, seconds; SETTINGS, a JSON object of further settings; WITHOUT, the protections to
-take out for a twin that must fail: ``pulse``, or one of those that the pulse has.
+take out for a twin that must fail: ``parent-heartbeat``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ app.conf.update(
 TTL = float(os.environ.get("TTL", "2"))
 SHARED: dict[str, Any] = {"app": app, "bind": True, "key": "{key}", "scope": "gil", "ttl": TTL}
 
-if "pulse" in os.environ.get("WITHOUT", "").split(","):
+if "parent-heartbeat" in os.environ.get("WITHOUT", "").split(","):
     ParentHeartbeat.start = lambda self, is_over: None  # type: ignore[method-assign]
 
-# As CDLL, but a call keeps the GIL: what a C extension does that never lets go of it.
+# As CDLL, but a call keeps the GIL: what a C extension does that never releases it.
 _LIBC = ctypes.PyDLL(None)
 
 
@@ -67,7 +67,7 @@ def late(self: Task, key: str, seconds: float) -> Any:
 
 @singleton_task(**SHARED, on_lost="continue")
 def deaf(self: Task, key: str, seconds: float) -> Any:
-    """As `early`, but a loss is only told."""
+    """As `early`, but a loss is only reported."""
     return seize(self, key, seconds, check=False)
 
 

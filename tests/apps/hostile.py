@@ -27,7 +27,7 @@ app.conf.update(
 )
 
 GUARDED: dict[str, Any] = {"app": app, "bind": True, "key": "{name}", "scope": "guarded", "ttl": 20}
-#: Comes back soon, and gives up by itself: what waits for a key nobody frees must end.
+#: Comes back soon, and gives up by itself: what waits for a key that is never freed must end.
 SOON = OnConflict.retry(0.05, 0.1, 1)
 
 if os.environ.get("WITHOUT") == "sieve":

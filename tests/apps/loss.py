@@ -58,14 +58,14 @@ def sleep(seconds: float) -> None:
 
 
 def read(seconds: float) -> None:
-    """Block in recv on a socket to which nobody writes."""
+    """Block in recv on a socket to which nothing is written."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(seconds)
         try:
             ours.recv(1)
         except TimeoutError:
-            pass  # nobody came
+            pass  # no data came
 
 
 def loop(seconds: float) -> None:
@@ -105,7 +105,7 @@ def until_told(seconds: float) -> None:
 def stubborn(seconds: float) -> None:
     """Go on against every attempt to end it, and write a note at each breath.
 
-    Only SIGKILL ends it, and nobody in the process can write that down: the last note can stand for
+    Only SIGKILL ends it, and the process itself can't write that down: the last note can stand for
     the death, for the body surely ran until then.
     """
     deadline = time.monotonic() + seconds
@@ -276,7 +276,7 @@ def silent_return(self: Task, key: str, seconds: float = 0.5) -> Any:
 
 @signals.worker_init.connect
 def _arm(**_: Any) -> None:
-    # In workers alone: in the test's own process it would outlive this copy of the module, hear of
+    # In workers alone: in the test's own process it would outlive this copy of the module, observe
     # other tests' tasks, and keep their apps alive in what it raises.
     signals.task_prerun.connect(_cut_before)
 

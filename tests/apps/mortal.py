@@ -1,4 +1,4 @@
-"""Forks that hold one key in turn and are killed at random; the kernel's flock says who overlaps.
+"""Forks that hold one key in turn and are killed at random; the kernel's flock shows overlaps.
 
 Run as ``python -m tests.apps.mortal URL SECONDS WHOLE PATH``: prints one line of JSON at the end.
 The lock on the file ends with its process, before the parent can see the process as dead. WHOLE
@@ -48,7 +48,7 @@ def live(app: Celery, path: Path) -> None:
         time.sleep(random.uniform(0, 0.01))
 
 
-def born(app: Celery, path: Path) -> int:
+def forked(app: Celery, path: Path) -> int:
     child = os.fork()
     if not child:
         random.seed()
@@ -66,7 +66,7 @@ def main(url: str, seconds: str, whole: str, file: str) -> None:
     app.conf.singleton_lock_url = url
     with hold("first", scope="mortal", app=app):
         pass  # the forks find all modules imported
-    children = [born(app, path) for _ in range(CHILDREN)]
+    children = [forked(app, path) for _ in range(CHILDREN)]
     kills, end = 0, time.monotonic() + float(seconds)
     while time.monotonic() < end:
         time.sleep(random.uniform(0.02, 0.1))
@@ -75,7 +75,7 @@ def main(url: str, seconds: str, whole: str, file: str) -> None:
         time.sleep(random.choice((0, 0.03)))  # it may be a zombie for a while
         os.waitpid(dead, 0)
         kills += 1
-        children.append(born(app, path))
+        children.append(forked(app, path))
     for child in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

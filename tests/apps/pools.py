@@ -161,7 +161,7 @@ def interruptible(self: Any, key: str) -> None:
     **{"unique": "until_done", "unique_for": 600, "acks_late": True, "ignore_result": True},
 )
 def unique_late(self: Any, key: str) -> None:
-    """Without a result: only the claim tells whether the call has ended."""
+    """Without a result: only the claim shows whether the call has ended."""
     with Journal.from_env().run(key, task_id=self.request.id):
         time.sleep(60)
 
@@ -202,7 +202,7 @@ class _BlockingHandler(logging.Handler):
 
 @worker_init.connect
 def _listen(**_: Any) -> None:
-    # In workers alone: copies of this module in the test's process would hear each other's events.
+    # In workers alone: in the test's process, copies of this module would get each other's events.
     for signal in (lease_acquired, lease_conflict, lease_lost):
         signal.connect(_write)
     if os.environ.get("SLOW") == "signal":

@@ -35,7 +35,7 @@ def gate(key: str) -> Path:
 
 
 def note(sender: str, event: Event, **_: Any) -> None:
-    """A receiver of signals, as of those who count leases by them."""
+    """A receiver of signals, as in code that counts leases by them."""
     if event.name is EventName.ACQUIRED or event.name in ENDS:
         Journal.from_env().note(str(event.name), key=event.key, lease=event.lease)
 
@@ -50,7 +50,7 @@ if "UNOBSERVED" not in os.environ:  # a release waits for its reply if a receive
 
 @singleton_task(app=app, bind=True, key="{key}", ttl=TTL, on_lost="fail")
 def body(self: Any, key: str, how: str = "") -> None:
-    """End as told: return, raise, be killed, or wait for the gate."""
+    """End as asked: return, raise, be killed, or wait for the gate."""
     with Journal.from_env().run(key, task_id=self.request.id, fence=current_lease().fence_number):
         if how == "raise":
             raise ValueError

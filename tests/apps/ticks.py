@@ -1,10 +1,10 @@
-"""An app for many beats: its messages tell when and by which process they were sent.
+"""An app for many beats: its messages say when and by which process they were sent.
 
 Its environment: BROKER_URL, RESULT_URL; LOCK_URL, the lock store; EVERY, seconds of the entry
 ``interval``; ENTRIES, how many entries of that interval; CRONTAB, of any value, for the entry
 ``crontab``; SETTINGS, JSON of more settings; REDBEAT_URL; SLOW_OBSERVER, seconds that a receiver of
 ``beat_leading`` takes.
-A file AMBUSH, once it exists, tells the process whose pid it holds what befalls it at its next
+A file AMBUSH, once it exists, names a pid and what happens to that process at its next
 send, as ``<pid> SIGSTOP send``; ``authorize`` for ``send``: just before it asks the store.
 ``BLOCK`` for the signal: its thread waits until the file exists no more, and the others go on.
 """

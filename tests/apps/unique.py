@@ -4,7 +4,7 @@ A body that is given a gate (`tests.apps.gate`) ends when its test opens that. E
 ``{name}`` in a scope of its own, but for those that share the scope ``shared``.
 
 Its environment: BROKER_URL, RESULT_URL, LOCK_URL (else the result backend's), JOURNAL; EAGER=1;
-OTHER_KEY, what `keyed` makes of its key here; LATE_MARKS=1: a put-back is told late;
+OTHER_KEY, what `keyed` makes of its key here; LATE_MARKS=1: a put-back is reported late;
 WITHOUT=free-at-grant: a protection is taken out, for the test that must fail then.
 """
 
@@ -53,7 +53,7 @@ def without_free_at_grant() -> None:
 
 
 def with_late_marks() -> None:
-    """After a put-back, tell the store of it only when the gate ``mark-<task id>`` is open."""
+    """After a put-back, mark it in the store only when the gate ``mark-<task id>`` is open."""
     mark = RedisStore.mark
 
     def mark_late(self: RedisStore, request: Mark, *, timeout: float) -> None:
@@ -152,7 +152,7 @@ def blocker(self: Any, name: str, gate: str | None = None, seconds: float = 0) -
 
 @singleton_task(app=app, bind=True, key="{name}", unique="until_done", ignore_result=True)
 def silent(self: Any, name: str, gate: str | None = None) -> str:
-    """No result tells that it has ended."""
+    """No result shows that it has ended."""
     return work(self, name, gate, 0)
 
 

@@ -94,7 +94,7 @@ def _count(work: Callable[[], Any], left_out: Collection[str]) -> Instructions:
 
 
 def _traced(work: Callable[[], Any]) -> Counter[CodeType]:
-    """Up to Python 3.11; later ones don't tell a trace function of every instruction."""
+    """Up to Python 3.11; later ones don't call a trace function at every instruction."""
     by_code: Counter[CodeType] = Counter()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -58,7 +58,7 @@ class Site:
         self.app = app = Celery("costs", broker="memory://", backend=results, set_as_current=False)
         app.conf.singleton_lock_url = url
         self.plain: Any = app.task(_body, name="costs.plain", shared=False)
-        # Celery gives an app's tasks to all apps that come after it, unless it is told not to.
+        # Celery gives an app's tasks to all apps that come after it, unless an option forbids it.
         shared: dict[str, Any] = {
             **{"app": app, "shared": False},
             **{"key": "account:{account_id}", "ttl": TTL},

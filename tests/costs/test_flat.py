@@ -58,7 +58,7 @@ def test_a_task_costs_the_same_in_an_app_of_many(work: str, site: Site, redis_ur
 
 
 class Watched:
-    """A server that tells what commands it ran, those in scripts too, and what keys they met."""
+    """A server that counts what commands it ran, those in scripts too, and what keys they met."""
 
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url, decode_responses=True)

@@ -68,7 +68,7 @@ def app_of(url: str, setting: str = "singleton_lock_url", sentinel: str = "") ->
     return app
 
 
-def told_of(url: str, setting: str = "singleton_lock_url") -> Iterator[str]:
+def printed_of(url: str, setting: str = "singleton_lock_url") -> Iterator[str]:
     """Everything that the library says of a URL, without a server at it."""
     yield masked(url)
     try:
@@ -86,8 +86,8 @@ def told_of(url: str, setting: str = "singleton_lock_url") -> Iterator[str]:
 def test_a_password_that_is_quoted_is_read_and_not_shown(
     form: str, before: str, behind: str
 ) -> None:
-    for told in told_of(form.format(p=quote(before + WORD + behind, safe=""))):
-        assert WORD not in told
+    for printed in printed_of(form.format(p=quote(before + WORD + behind, safe=""))):
+        assert WORD not in printed
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_a_password_with_an_unquoted_character_is_not_shown(form: str) -> None:
     for special in "/?#@:,;%&=+ []":
         for first, second in pieces:
             password = first + special + second
-            for told in told_of(form.format(p=password)):
-                assert WORD not in told, password
+            for printed in printed_of(form.format(p=password)):
+                assert WORD not in printed, password
 
 
 @pytest.mark.parametrize("setting", ["result_backend", "broker_url"])
 @pytest.mark.parametrize("special", [*"/?#"], ids=repr)
 def test_an_inherited_url_is_treated_alike(setting: str, special: str) -> None:
-    for told in told_of(f"redis://:12{special}{WORD}@h:6379/0", setting):
-        assert WORD not in told
+    for printed in printed_of(f"redis://:12{special}{WORD}@h:6379/0", setting):
+        assert WORD not in printed
 
 
 @pytest.mark.parametrize("url", ["redis://:12/x@h/0", "zk://u:1?x@h", "etcd://u:#x@h1,h2"])
@@ -136,7 +136,7 @@ def _nothing() -> None:
 
 
 def test_a_celery_report_hides_the_url_of_the_store() -> None:
-    """`celery report` is pasted into issues; `inspect conf` answers whoever reaches the broker."""
+    """`celery report` is pasted into issues; `inspect conf` answers any client of the broker."""
     app = app_of(f"redis://:{WORD}@h/0")
     # Not shared: that one would join every other app of the test process.
     singleton_task(app=app, name="t", shared=False)(_nothing)

@@ -1,4 +1,4 @@
-"""What anybody may write, read by parts that are functions of it: keys, ids, counts, records."""
+"""What any program may write, read by pure functions: keys, ids, counts, records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A fresh copy of a test app's module in the test's own process.
 
 The apps of `tests.apps` read their URLs when they are imported, and Celery keeps connections per
-app. So each test that publishes imports its app anew, under the environment of that test.
+app. So each test that publishes imports its app again, under the environment of that test.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def fresh_module(name: str, env: Mapping[str, str]) -> Iterator[ModuleType]:
         yield module
         module.app.close()
     finally:
-        # What the copy connected would hear other tests' workers, and keep their apps alive in the
-        # tracebacks of what it raises there.
+        # What the copy connected would observe other tests' workers, and keep their apps alive in
+        # the tracebacks of what it raises there.
         for signal in _SIGNALS:
             for function in _receivers_from(name, signal):
                 signal.disconnect(function)

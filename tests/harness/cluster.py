@@ -75,7 +75,7 @@ class Cluster:
         for begin, end, port in self._ranges():
             if begin <= slot_of(key) <= end:
                 return self.at(port)
-        raise AssertionError(f"nobody has the slot of {key}")
+        raise AssertionError(f"no node has the slot of {key}")
 
     def masters(self) -> list[PrivateServer]:
         """The nodes that have slots now."""
@@ -108,7 +108,7 @@ class Cluster:
     # --- moving a slot ---------------------------------------------------------------------------
 
     def begin_to_move(self, slot: int, source: PrivateServer, target: PrivateServer) -> None:
-        """From now on ``source`` sends whoever asks for a key it doesn't have to ``target``."""
+        """From now on ``source`` redirects requests for keys that it doesn't have to ``target``."""
         with client_of(target) as client:
             client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.id_of(source))
         with client_of(source) as client:

@@ -26,8 +26,8 @@ def received(workers: Iterable[Process]) -> Counter[str]:
     return Counter(match[1] for line in lines if (match := _RECEIVED.search(line)))
 
 
-def told(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter[str]:
-    """How often the lock told ``event`` (put-back, dropped ...) of each task id.
+def reported(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter[str]:
+    """How often the lock reported ``event`` (put-back, dropped ...) of each task id.
 
     Args:
         workers: Whose logs.
@@ -42,7 +42,7 @@ def told(workers: Iterable[Process], event: str, *, reason: str = "") -> Counter
 def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> None:
     """Wait until every delivery of these tasks has ended: one ran, others were put back or dropped.
 
-    The broker can't tell: a worker still has deliveries in its memory whose message another one
+    The broker doesn't know: a worker still has deliveries in its memory whose message another one
     has acknowledged.
     """
     workers, task_ids = list(workers), list(task_ids)
@@ -50,8 +50,8 @@ def wait_until_settled(workers: Iterable[Process], task_ids: Iterable[str]) -> N
     def all_ended() -> bool:
         arrived, back, gone = (
             received(workers),
-            told(workers, "put-back"),
-            told(workers, "dropped"),
+            reported(workers, "put-back"),
+            reported(workers, "dropped"),
         )
         return all(arrived[each] == 1 + back[each] + gone[each] for each in task_ids)
 
@@ -69,7 +69,7 @@ def wait_until(condition: Callable[[], Answer], what: str, timeout: float = TIME
         late = time.monotonic() > deadline  # read first: the last look comes after the deadline
         if answer := condition():
             return answer
-        assert not late, f"waited {timeout:g} s in vain until {what}"
+        assert not late, f"waited {timeout:g} s without success until {what}"
         time.sleep(POLL)
 
 

@@ -14,7 +14,7 @@ class Recorded:
     """A sink that keeps the events that it gets.
 
     While the observers of an earlier test's events run, such as those of a heartbeat that has not
-    ended yet, those of all other threads wait for them. So whoever reads the events waits too.
+    ended yet, those of all other threads wait for them. So a reader of the events waits too.
     """
 
     def __init__(self) -> None:

@@ -193,7 +193,7 @@ class Journal:
             if late:
                 lines = "\n".join(map(str, records[-40:]))
                 raise AssertionError(
-                    f"waited {timeout:g} s in vain until {what}. Journal:\n{lines}"
+                    f"waited {timeout:g} s without success until {what}. Journal:\n{lines}"
                 )
             time.sleep(POLL)
 

@@ -26,7 +26,7 @@ class Keys:
         return {record.key: record for record in self.store.scan("csl:*")}
 
     def find(self, key: str) -> Record | None:
-        """Who has ``key``, if anybody."""
+        """The holder of ``key``, if there is one."""
         try:
             return self.store.inspect(key)
         except StoreUnavailable:
@@ -34,23 +34,23 @@ class Keys:
             return self.store.inspect(key)
 
     def record(self, key: str) -> Record:
-        """Who has ``key``.
+        """The holder of ``key``.
 
         Raises:
-            AssertionError: Nobody has.
+            AssertionError: It has no holder.
         """
         record = self.find(key)
         assert record is not None, f"{key} is free"
         return record
 
     def free(self, key: str) -> None:
-        """Take ``key`` from whoever has it.
+        """Take ``key`` from its holder.
 
         Raises:
-            AssertionError: Nobody had.
+            AssertionError: It had no holder.
         """
         assert self.store.free(key, None), f"{key} was free"
 
     def wait_until_free(self, key: str, *, timeout: float = TIMEOUT) -> None:
-        """Wait until nobody has ``key``."""
+        """Wait until ``key`` has no holder."""
         wait_until(lambda: self.find(key) is None, f"{key} is free", timeout=timeout)

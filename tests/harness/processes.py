@@ -60,7 +60,7 @@ class Process:
         self._news = threading.Condition()
 
     def start(self) -> Self:
-        """Start it and return at once; `wait_for_log` tells when it has come somewhere."""
+        """Start it and return at once; `wait_for_log` waits until it has come somewhere."""
         self._popen = subprocess.Popen(
             tied_to_parent(self.command),
             env={name: value for name, value in self._env.items() if value is not None},
@@ -272,5 +272,5 @@ def _wait_until(condition: Callable[[], bool], what: str, timeout: float = 10.0)
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout:g} s in vain until {what}")
+            raise AssertionError(f"waited {timeout:g} s without success until {what}")
         time.sleep(POLL)

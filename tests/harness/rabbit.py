@@ -25,7 +25,7 @@ SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 #: Seconds until a node is up: 5 alone on the machine, several times that beside other tests.
 BOOT_TIMEOUT = 90.0
 
-#: Seconds; RabbitMQ's own default for a delivery that nobody acknowledges.
+#: Seconds; RabbitMQ's own default for a delivery that is not acknowledged.
 CONSUMER_TIMEOUT = 1800.0
 
 #: Seconds between two looks of the node for such deliveries (RabbitMQ's default is 60).
@@ -78,7 +78,7 @@ class RabbitServer:
         return self
 
     def stop(self) -> None:
-        """Kill the node: its data are of no use to anybody, and an orderly end takes seconds."""
+        """Kill the node: its data are of no further use, and an orderly end takes seconds."""
         for process in (self._node, self._epmd):
             if process.alive:
                 process.kill_group()

@@ -204,9 +204,9 @@ def add_worker_login(servers: Sequence[PrivateServer]) -> str:
 
 
 def partition(master: PrivateServer) -> None:
-    """From now on nobody reaches ``master`` but who has logged in: no sentinel, no replica.
+    """From now on only clients that have logged in reach ``master``: no sentinel, no replica.
 
-    It lives, and believes that it is a master: nobody can tell it otherwise. What an ACL does here
+    It lives, and believes that it is a master: no server can correct it. What an ACL does here
     as to whom it answers is what a network does that was cut between the two groups.
     """
     with client_of(master) as client:

@@ -1,4 +1,4 @@
-"""What many beats sent: read from the queue, where nobody takes it out."""
+"""What many beats sent: read from the queue, from which no worker takes it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Beats:
     Args:
         start: The fixture `beat`, with the app and the scheduler.
         app: The test's own copy of the app.
-        ambush: The file by which the app is told of a mishap.
+        ambush: The file that makes a mishap happen in the app.
 
     Attributes:
         store: The lock store.
@@ -135,7 +135,7 @@ class Beats:
 
     @property
     def record(self) -> Record | None:
-        """Who leads, as the store has it."""
+        """The leader, as the store has it."""
         return self.store.inspect(self.key)
 
     def add(
@@ -157,13 +157,13 @@ class Beats:
         """Wait until one of them leads, other than ``but``; that one."""
         found: list[CeleryBeat] = []
 
-        def somebody_leads() -> bool:
+        def one_leads() -> bool:
             record = self.record
             pid = record.holder.pid if record else 0
             found[:] = [beat for beat in self.running if beat.pid == pid and beat is not but]
             return bool(found)
 
-        wait_until(somebody_leads, "a beat leads", timeout=timeout)
+        wait_until(one_leads, "a beat leads", timeout=timeout)
         return found[0]
 
     def kill(self, process: CeleryBeat) -> None:
@@ -196,7 +196,7 @@ def faults(ticks: Sequence[Tick], every: float) -> list[str]:
     """What is wrong with the ticks of an interval of ``every`` seconds; of one leader at a time.
 
     Distinct points of one grid, none of which was sent before it was due: so no tick came twice.
-    Of plain schedulers, which name no moments, the count alone tells.
+    Of plain schedulers, which name no moments, only the count shows it.
     """
     span = ticks[-1].sent_at - ticks[0].sent_at
     # The first may have been late, and the last on time.

@@ -1,4 +1,4 @@
-"""Coroutines that hold keys of real stores: their turns, waits and ends, and their event loop."""
+"""Coroutines that hold keys of real stores: exclusion, waits and ends, and their event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCOPE: Final = "coroutines"
 # Seconds. A request that gets no reply is sent twice and takes a third of this, and all that time
 # the loop runs.
 TTL: Final = 6
-# Turns of a coroutine that sleeps for 10 ms, while a request to a stopped server takes 2 s: on a
+# Rounds of a coroutine that sleeps for 10 ms, while a request to a stopped server takes 2 s: on a
 # machine of which a tenth is left, 20. A loop that waits for the request itself has one or two.
 BEATS: Final = 15
 
@@ -110,11 +110,11 @@ async def waiting(block: Callable[[], Any], number: int = 1) -> AsyncIterator[li
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# Turns.
+# Exclusion.
 
 
-class Turns:
-    """Who is inside, in any loop of this process."""
+class Inside:
+    """Which blocks are entered, in any loop of this process."""
 
     def __init__(self) -> None:
         self.inside: list[object] = []
@@ -145,7 +145,7 @@ def any_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_coroutines_of_two_loops_hold_a_key_one_after_the_other(any_url: str) -> None:
-    name, turns = uuid4().hex, Turns()
+    name, inside = uuid4().hex, Inside()
     number = 25 if any_url.startswith("redis") else 6
 
     def one_loop() -> None:
@@ -153,17 +153,17 @@ def test_coroutines_of_two_loops_hold_a_key_one_after_the_other(any_url: str) ->
 
             async def main() -> None:
                 options = {"scope": SCOPE, "ttl": TTL, "wait": PATIENCE, "app": app}
-                await asyncio.gather(*(turns.take(hold(name, **options)) for _ in range(number)))
+                await asyncio.gather(*(inside.take(hold(name, **options)) for _ in range(number)))
 
             run(main())
 
     with ThreadPoolExecutor(2) as loops:
         for done in [loops.submit(one_loop) for _ in range(2)]:
             done.result(4 * PATIENCE)
-    assert turns.most == 1
-    assert len(turns.fences) == 2 * number
-    if None not in turns.fences:
-        assert turns.fences == sorted(turns.fences)  # type: ignore[type-var]
+    assert inside.most == 1
+    assert len(inside.fences) == 2 * number
+    if None not in inside.fences:
+        assert inside.fences == sorted(inside.fences)  # type: ignore[type-var]
 
 
 def test_without_the_lock_the_same_coroutines_overlap() -> None:
@@ -172,11 +172,11 @@ def test_without_the_lock_the_same_coroutines_overlap() -> None:
         yield type("Nothing", (), {"fence_number": None})
 
     async def main() -> None:
-        await asyncio.gather(*(turns.take(nothing()) for _ in range(50)))
+        await asyncio.gather(*(inside.take(nothing()) for _ in range(50)))
 
-    turns = Turns()
+    inside = Inside()
     run(main())
-    assert turns.most > 1
+    assert inside.most > 1
 
 
 # Waiting.

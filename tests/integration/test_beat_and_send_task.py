@@ -1,4 +1,4 @@
-"""Who sends the message doesn't matter: the worker takes the lock.
+"""Any program may send the message: the worker takes the lock.
 
 Beat with the task class and without, `send_task`, and an app that knows nothing of us.
 """
@@ -95,7 +95,7 @@ def test_calls_by_name_from_a_foreign_app_exclude_each_other(
     assert len(journal.runs("k")) == 1
 
 
-def test_a_call_by_name_and_one_by_the_class_take_turns(
+def test_a_call_by_name_and_one_by_the_class_exclude_each_other(
     worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     foreign, pools = load_app(FOREIGN), load_app(POOLS)

@@ -117,7 +117,7 @@ def test_a_leader_cut_off_from_its_broker_resigns_and_stands_again_when_it_answe
 
 @of_redis
 @pytest.mark.parametrize("outage", [Kind.NO_REPLIES, Kind.REFUSE])
-def test_nobody_leads_while_all_are_cut_off_and_each_says_so_once(
+def test_no_beat_leads_while_all_are_cut_off_and_each_says_so_once(
     beats: Beats, ticks: Ticks, link: Link, outage: Kind
 ) -> None:
     links = [link() for _ in range(2)]
@@ -130,7 +130,7 @@ def test_nobody_leads_while_all_are_cut_off_and_each_says_so_once(
         process.wait_for_log("singleton broker-unreachable")
     leader, standby = beats.running
     leader.wait_for_log("singleton resigned")
-    wait_until(lambda: beats.record is None, "nobody leads")
+    wait_until(lambda: beats.record is None, "no beat leads")
     for proxy, _ in links:
         proxy.set(Mode())
     beats.leader()

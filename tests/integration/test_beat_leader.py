@@ -137,7 +137,7 @@ def test_a_leader_stopped_between_authorization_and_send_sends_late_and_once(
 def test_a_clean_stop_hands_over_at_once_and_loses_nothing(
     beats: Beats, ticks: Ticks, environment: dict[str, str]
 ) -> None:
-    # The ttl is out of the question: whoever leads next was let in.
+    # The ttl is out of the question: the next leader was let in.
     environment["SETTINGS"] = settings(ttl=60, poll=0.2)
     beats.add(2)
     ticks.wait_for(2)
@@ -247,7 +247,7 @@ def test_a_beat_that_starts_before_its_store_waits_for_it(
 
 
 @pytest.mark.slow
-def test_ls_shows_who_leads_and_nothing_else(
+def test_ls_shows_the_leader_and_nothing_else(
     beats: Beats, ticks: Ticks, environment: dict[str, str]
 ) -> None:
     beats.add(1)
@@ -326,7 +326,7 @@ def test_a_store_that_may_evict_ends_beat_at_its_start(
 @pytest.fixture
 def embedded(worker: StartWorker, tmp_path: Path) -> Iterator[Callable[[str], CeleryWorker]]:
     def start(name: str) -> CeleryWorker:
-        # It consumes another queue: the ticks shall stay in theirs.
+        # It consumes another queue: the ticks must stay in theirs.
         args = ["-B", "--scheduler", "singleton", "--schedule", str(tmp_path / name)]
         return worker(APP, name=name, concurrency=1, queues=["other"], args=args)
 

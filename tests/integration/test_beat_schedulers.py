@@ -382,7 +382,7 @@ ROUNDS = max(2, int(os.environ.get("MIGRATION_CALLS", "60")) // ENTRIES // 3)
     [(REDBEATS, "singleton_redbeat"), ("singleton_redbeat", REDBEATS)],
     ids=["RedBeat first", "ours first"],
 )
-def test_the_bridge_and_a_plain_redbeat_take_turns(
+def test_the_bridge_and_a_plain_redbeat_exclude_each_other(
     beat: StartBeat,
     ticks: Ticks,
     redis_client: redis.Redis,

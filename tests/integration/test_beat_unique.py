@@ -60,7 +60,7 @@ def test_ticks_are_skipped_while_one_is_queued_or_runs(
         env = {**os.environ, **environment, **settings}
         subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=100)
     process = beat(app, scheduler=scheduler, env=known)
-    # Queued: nobody consumes it.
+    # Queued: no worker consumes it.
     wait_until(lambda: sent(process) >= 4, "some ticks are due")
     assert redis_client.llen("celery") == 1
     worker(APP, env={"REGISTERED": "yes"})

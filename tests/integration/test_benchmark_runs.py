@@ -59,11 +59,11 @@ def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -
     for contender in CONTENDERS:
         if contender.name != CELERY:
             assert any(name.startswith(contender.name) for name in rows), contender.name
-    # Nobody waits for the reply to the release of a task that is acknowledged early.
+    # No task that is acknowledged early waits for the reply to its release.
     assert (waits[OURS], waits[SKIP]) == ("1", "1")
     assert waits["redis-py Lock in the body"] == "2"
     assert waits["a plain task beside singleton tasks (no lock)"] == "0"
-    # Of each part something was seen: a stopwatch around what nobody calls measures nothing.
+    # Of each part something was seen: a stopwatch around what is never called measures nothing.
     spent = rows_of(output[output.index("| part of a no-op") :])
     for part in PARTS:
         rows_of_part = [cells for name, cells in spent.items() if name.endswith(part.name)]

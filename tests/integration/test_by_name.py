@@ -62,7 +62,7 @@ def test_equal_calls_by_name_are_one_until_it_is_done(
     assert len(stage.starts(name)) == 1
 
 
-def test_with_the_key_of_the_task_it_meets_the_claims_of_those_who_have_the_code(
+def test_with_the_key_of_the_task_it_meets_the_claims_of_publishers_that_have_the_code(
     stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
 ) -> None:
     with_code = stage.app.work.apply_async((name,), {"gate": name}, singleton=UNTIL_DONE)
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said_where_it_is_written(publisher: Celery, stage: Sta
 
 
 @pytest.mark.slow
-def test_a_duplicate_by_name_can_be_told_by_an_exception(
+def test_a_duplicate_by_name_can_be_reported_by_an_exception(
     stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
 ) -> None:
     first = send(publisher, name)
@@ -127,7 +127,7 @@ def test_a_duplicate_by_name_can_be_told_by_an_exception(
     first.get(timeout=30)
 
 
-def test_the_worker_says_once_per_task_that_nobody_read_the_word_singleton(
+def test_the_worker_says_once_per_task_that_the_word_singleton_had_no_effect(
     stage: Stage, worker: CeleryWorker, publisher: Celery, name: str
 ) -> None:
     """As a plain Beat sends it, which doesn't know the task."""

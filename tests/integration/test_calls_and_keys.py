@@ -53,7 +53,7 @@ def test_without_the_lock_ten_equal_calls_run_beside_each_other(stage: Stage, na
     assert most_at_once(stage.journal.records(), name) >= 2
 
 
-def test_a_skipped_call_tells_who_runs(stage: Stage, name: str) -> None:
+def test_a_skipped_call_names_the_running_task(stage: Stage, name: str) -> None:
     running = stage.occupy(name)
     value = stage.app.work.delay(name, gate=name).get(timeout=20)
     assert is_skipped(value)
@@ -66,7 +66,7 @@ def test_a_skipped_call_tells_who_runs(stage: Stage, name: str) -> None:
 
 def test_different_arguments_run_in_parallel(stage: Stage, name: str) -> None:
     results = [stage.app.by_arguments.delay(name, account=n, gate=name) for n in range(3)]
-    # Nobody passes the gate before all three are in their bodies.
+    # No body passes the gate before all three are in their bodies.
     stage.journal.wait_for_starts(3, key=name)
     stage.open(name)
     assert [result.get(timeout=20) for result in results] == [name] * 3

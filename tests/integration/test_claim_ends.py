@@ -38,7 +38,7 @@ APP = "tests.apps.claims"
 SOON = 20.0
 # Seconds for "at once": what takes its time is a machine with two busy cores. Far below a lease.
 AT_ONCE = 8.0
-# Seconds until a worker has heard that a child of its pool is dead, as Celery looks after them.
+# Seconds until a worker has noticed that a child of its pool is dead, as Celery looks after them.
 CHILD_ENDS = 10.0
 # Processes of the module's worker.
 CHILDREN = 12
@@ -217,7 +217,7 @@ STAYS = [
     ("late", "requeue", 2),
     ("failing", "succeed", 1),
     ("failing", "fail", 1),
-    ("early", "retry_in_vain", 2),
+    ("early", "retry_without_success", 2),
     ("early", "retry_now", 3),
     ("late", "retry_now", 3),
     ("generous", "retry_now", 3),
@@ -261,7 +261,7 @@ def batched(ends: list[tuple[str, str, int]]) -> list[list[tuple[str, str, int]]
 
 
 @in_each_way
-def test_who_has_seen_the_result_is_not_answered_with_it(
+def test_a_caller_that_has_seen_the_result_is_not_answered_with_it(
     stage: Stage, worker: CeleryWorker, claim: Callable[..., Claim], unique: str
 ) -> None:
     one = claim("early", unique=unique)
@@ -327,7 +327,7 @@ def test_a_task_that_replaces_itself_keeps_its_claim(
 
 @pytest.mark.slow
 @in_each_way
-def test_a_task_that_another_replaces_leaves_its_claim_to_nobody(
+def test_a_task_that_another_replaces_leaves_its_claim_to_no_other(
     stage: Stage, worker: CeleryWorker, name: str, claim: Callable[..., Claim], unique: str
 ) -> None:
     one, another = claim("early", unique=unique), claim("other")
@@ -366,7 +366,7 @@ def test_a_claim_outlasts_unique_for_as_long_as_its_body_runs(
     while time.monotonic() < until:
         assert one.phase == "running"
         assert one.call().id == call.id
-        time.sleep(0.02)  # the pace of the calls: the worker's heartbeat needs a turn, too
+        time.sleep(0.02)  # the pace of the calls: the worker's heartbeat has to run, too
     stage.open(name)
     assert call.get(timeout=SOON) == name
     one.is_free()
@@ -389,7 +389,7 @@ def test_a_claim_outlasts_unique_for_as_long_as_its_body_runs(
     ],
     ids=lambda value: getattr(value, "action", getattr(value, "__name__", str(value))),
 )
-def test_a_conflict_that_ends_a_call_frees_its_claim_before_the_caller_hears_of_it(
+def test_a_conflict_that_ends_a_call_frees_its_claim_before_its_caller_is_notified(
     stage: Stage,
     worker: CeleryWorker,
     name: str,
@@ -706,7 +706,7 @@ def test_a_lost_lease_frees_the_claim_or_queues_it_again(
             if one.unique == "until_done":
                 one.holds("queued", at_least=stage.app.UNIQUE_FOR - AT_ONCE)
             else:
-                assert one.phase is None  # it ended with the start, and is never made anew
+                assert one.phase is None  # it ended with the start, and is never made again
     for _, call in late:
         wait_for_starts(stage, call, 2)
     for one, call in running:

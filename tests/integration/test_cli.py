@@ -125,7 +125,7 @@ def test_ls_says_that_nothing_is_held(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_ls_lists_who_holds_what(
+def test_ls_lists_the_holders_of_the_keys(
     cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     pools = load_app(POOLS)
@@ -251,7 +251,7 @@ def test_the_key_of_a_task_with_a_limit_finds_a_slot_that_is_held(
 
 
 @pytest.mark.slow
-def test_a_reservation_and_a_cooling_key_are_told_apart_from_a_run(
+def test_a_reservation_and_a_cooling_key_are_distinguished_from_a_run(
     cli: Cli, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     pools = load_app(POOLS)
@@ -323,7 +323,7 @@ def test_a_wrong_key_does_not_look_free_in_any_spelling(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_a_free_key_is_told_as_free_in_each_spelling(cli: Cli) -> None:
+def test_a_free_key_is_reported_as_free_in_each_spelling(cli: Cli) -> None:
     for key in (f"{BRIEF}:a", f"csl:{{celery:0}}:{BRIEF}:a", f"claim|{BRIEF}|{BRIEF}:a"):
         answer = cli("show", key)
         assert (answer.status, answer.out, answer.err) == (1, f"{key} is free\n", "")
@@ -441,7 +441,7 @@ def test_an_old_holder_can_not_release_what_was_forced_from_it(cli: Cli, load_ap
 # Claims.
 
 
-def test_ls_shows_what_a_claimed_message_does_and_who_published_it(
+def test_ls_shows_what_a_claimed_message_does_and_its_publisher(
     cli: Cli, load_app: LoadApp
 ) -> None:
     pools = load_app(POOLS)
@@ -512,7 +512,7 @@ def test_a_released_claim_lets_an_equal_call_be_published_and_leaves_the_lease(
 
 
 @pytest.mark.slow
-def test_a_silent_store_is_one_line_and_an_exit_status(cli: Cli) -> None:
+def test_an_unresponsive_store_is_one_line_and_an_exit_status(cli: Cli) -> None:
     url = f"redis://:s3cr%2Fet@127.0.0.1:{free_port()}/0"
     for arguments in (["ls"], ["show", "a"], ["release", "--force", "a"]):
         answer = cli(*arguments, LOCK_URL=url)
@@ -551,22 +551,22 @@ def test_a_long_search_shows_its_progress_on_a_terminal_and_nowhere_else(
     terminal, end = pty.openpty()
     shown = subprocess.Popen(command("ls"), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=end)
     os.close(end)
-    told = b""
+    printed = b""
     with suppress(OSError):  # the end of a terminal
         while piece := os.read(terminal, 4096):
-            told += piece
+            printed += piece
     os.close(terminal)
     out, _ = shown.communicate(timeout=60)
     assert out == b"nothing is held\n"
-    assert re.search(rb"searched [\d,]+ pages of keys: 0 keys are ours", told)
-    assert told.endswith(b"\r\x1b[K"), "the line is erased"
+    assert re.search(rb"searched [\d,]+ pages of keys: 0 keys are ours", printed)
+    assert printed.endswith(b"\r\x1b[K"), "the line is erased"
     piped = subprocess.run(
         command("ls"), cwd=ROOT, env=env, capture_output=True, timeout=60, check=True
     )
     assert (piped.stdout, piped.stderr) == (b"nothing is held\n", b"")
 
 
-def test_ls_tells_of_keys_that_other_recipes_left_under_our_names(
+def test_ls_reports_keys_that_other_recipes_left_under_our_names(
     cli: Cli, redis_client: redis.Redis
 ) -> None:
     forever, a_list = "csl:{celery:0}:app.sync:a", "csl:{celery:0}:app.sync:b"

@@ -1,4 +1,4 @@
-"""What a call does when somebody else holds its key, and what a message keeps that is put back."""
+"""What a call does when its key is held, and what a message keeps that is put back."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_retry_ends_in_lock_conflict_after_max_wait(
 def test_a_call_that_has_waited_for_a_week_is_put_back_once_more(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
-    """Nobody has set a bound, and the call must not be lost."""
+    """No bound is set, and the call must not be lost."""
     stage.occupy(name)
     task_id, a_week = str(uuid4()), 7 * 86400.0
     first_conflict = {"attempt": "0.0", "tries": 9, "since": time.time() - a_week}
@@ -283,7 +283,7 @@ def request_of(stage: Stage, result: Any) -> dict[str, Any]:
 def same_but_for_put_back(
     one: dict[str, Any], other: dict[str, Any], ids: dict[str, str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Fields in which two requests differ, when each id of the first is replaced as told."""
+    """Fields in which two requests differ, when each id of the first is replaced as given."""
 
     def renamed(value: Any) -> Any:
         if isinstance(value, str):

@@ -26,7 +26,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing.contract import lease_of
 from celery_singleton_lock.testing.contract.steps import take
 from tests.harness.bodies import power_cut
-from tests.harness.deliveries import RedisBroker, told, wait_until
+from tests.harness.deliveries import RedisBroker, reported, wait_until
 from tests.harness.journal import Journal, events
 from tests.harness.processes import Process
 from tests.harness.redlock_nodes import RedlockNodes
@@ -147,7 +147,7 @@ def assert_it_waits(
     key = crash.late.lock_key("k0", "end")
     before = redis_client.get(key)
     wait_until(
-        lambda: told([worker], "put-back", reason="delivered-twice"),
+        lambda: reported([worker], "put-back", reason="delivered-twice"),
         "it met the dead holder's lease",
     )
     assert redis_client.get(key) == before

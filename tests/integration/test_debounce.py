@@ -188,7 +188,7 @@ def test_a_call_without_debounce_runs_at_once(
 
 
 @pytest.mark.parametrize(
-    ("options", "cure"),
+    ("options", "remedy"),
     [
         ({"countdown": 3}, "Leave countdown out"),
         ({"eta": datetime.now(UTC) + timedelta(hours=1)}, "Leave eta out"),
@@ -200,8 +200,8 @@ def test_a_call_without_debounce_runs_at_once(
     ],
 )
 def test_another_time_for_a_debounced_call_is_refused(
-    stage: Stage, name: str, options: dict[str, Any], cure: str
+    stage: Stage, name: str, options: dict[str, Any], remedy: str
 ) -> None:
-    with pytest.raises(ValueError, match=cure):
+    with pytest.raises(ValueError, match=remedy):
         stage.app.debounced.apply_async((name,), **options)
     assert messages(stage, name) == 0

@@ -116,9 +116,9 @@ def test_rights_that_only_waiting_needs_are_a_note(server: PrivateServer, raw: A
     assert raw.keys("csl:*singleton-doctor*") == []
 
 
-def test_those_who_wait_are_no_strangers(server: PrivateServer, raw: Any) -> None:
+def test_waiting_clients_are_no_foreign_keys(server: PrivateServer, raw: Any) -> None:
     line = Keyspace.wait_queue(Keyspace().lock("checked.work", "busy"))
-    raw.zadd(line, {"somebody": 1})
+    raw.zadd(line, {"waiter": 1})
     raw.rpush(f"{line}!", "a call")
     for name in (line, f"{line}!"):
         raw.expire(name, 60)
@@ -254,14 +254,14 @@ def test_a_server_without_a_file_forgets_at_a_restart() -> None:
 
 
 @pytest.mark.slow
-def test_a_servers_clock_that_is_off_is_told() -> None:
+def test_a_servers_clock_that_is_off_is_reported() -> None:
     with server_with_clock("+30s") as server:
         (finding,) = found(app_on(server.url()), "clock")
     assert finding.severity is Severity.WARNING
     assert "+30." in finding.text or "+29." in finding.text
 
 
-def test_another_number_of_shards_is_told_before_anything_is_tried(
+def test_another_number_of_shards_is_reported_before_anything_is_tried(
     server: PrivateServer, raw: Any
 ) -> None:
     """As an app that names a cluster's node as a plain server would find it."""
@@ -274,7 +274,7 @@ def test_another_number_of_shards_is_told_before_anything_is_tried(
 
 
 @pytest.mark.parametrize("url", [None, "memory://"])
-def test_an_app_without_a_store_is_told_to_name_one(url: str | None) -> None:
+def test_an_app_without_a_store_is_asked_to_name_one(url: str | None) -> None:
     app = Celery("homeless", broker="amqp://127.0.0.1:1", set_as_current=False)
     if url:
         app.conf.singleton_lock_url = url
@@ -358,7 +358,9 @@ def test_a_database_of_its_own_is_advised_beside_many_keys_of_other_programs(
     raw.flushdb()
 
 
-def test_the_keys_of_old_recipes_are_told_and_left_alone(server: PrivateServer, raw: Any) -> None:
+def test_the_keys_of_old_recipes_are_reported_and_left_alone(
+    server: PrivateServer, raw: Any
+) -> None:
     """SETNX without EXPIRE, SETNX + GETSET with a timestamp, a list as a queue of one."""
     forever, a_list = "csl:{celery:0}:checked.work:a", "csl:{celery:0}:checked.work:b"
     raw.set(forever, "1763714400.5")
@@ -399,7 +401,7 @@ def test_a_task_that_contradicts_the_settings_is_an_error_beside_the_other_findi
     assert severity["reachability"] is Severity.OK
 
 
-def test_timeouts_that_do_not_fit_are_told(server: PrivateServer) -> None:
+def test_timeouts_that_do_not_fit_are_reported(server: PrivateServer) -> None:
     app = app_on(server.url(), ttl=120, acks_late=True)
     app.conf.broker_transport_options = {"visibility_timeout": 60}
     warning, note = found(app, "timeouts")
@@ -417,7 +419,7 @@ def test_a_debounce_above_the_visibility_timeout_is_a_note(server: PrivateServer
     assert "every 20 s" in finding.text
 
 
-def test_results_that_reach_the_first_caller_alone_are_told(server: PrivateServer) -> None:
+def test_results_that_reach_the_first_caller_alone_are_reported(server: PrivateServer) -> None:
     app = app_on(server.url(), unique="until_done")
     assert [finding.severity for finding in found(app, "tasks")] == [Severity.OK]
     app = app_on(server.url(), unique="until_done")
@@ -481,7 +483,7 @@ def test_a_server_without_blocking_commands_hides_no_other_finding(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True], ids=["for people", "json"])
-def test_the_command_tells_all_and_ends_with_1_on_an_error(
+def test_the_command_reports_all_and_ends_with_1_on_an_error(
     server: PrivateServer, raw: Any, as_json: bool
 ) -> None:
     def doctor() -> subprocess.CompletedProcess[str]:

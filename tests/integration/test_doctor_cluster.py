@@ -48,7 +48,7 @@ def test_a_sound_one_has_no_warnings(cluster: Cluster, masters: list[Any]) -> No
     assert {"cluster", "slots", "server", "clock"} <= set(severities(app))
 
 
-def test_masters_without_a_file_are_told_in_one_finding(cluster: Cluster) -> None:
+def test_masters_without_a_file_are_reported_in_one_finding(cluster: Cluster) -> None:
     (finding,) = found(app_on(cluster.url), "persistence")
     assert finding.severity is Severity.WARNING
     assert all(f"127.0.0.1:{node.port}" in finding.text for node in cluster.masters())
@@ -73,11 +73,11 @@ def test_more_replicas_wanted_than_each_master_has_is_an_error(cluster: Cluster)
 
 
 def test_a_named_node_that_is_none_is_a_warning(cluster: Cluster) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    app = app_on(f"{cluster.url},{nobody}")
+    missing = f"127.0.0.1:{free_port()}"
+    app = app_on(f"{cluster.url},{missing}")
     (finding,) = found(app, "nodes")
     assert finding.severity is Severity.WARNING
-    assert nobody in finding.text
+    assert missing in finding.text
 
 
 def test_it_works_where_info_and_the_state_are_denied(cluster: Cluster) -> None:

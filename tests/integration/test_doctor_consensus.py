@@ -46,7 +46,7 @@ def sick(consensus: Cluster) -> Iterator[Cluster]:
     consensus.leader()
 
 
-def test_a_sound_one_is_told_to_guard_its_locks_and_nothing_else(consensus: Cluster) -> None:
+def test_a_sound_one_is_advised_to_guard_its_locks_and_nothing_else(consensus: Cluster) -> None:
     app = app_on(consensus.url("sound"))
     notes = [f for f in findings(app) if f.severity is not Severity.OK]
     assert [(f.subject, f.severity) for f in notes] == [("login", Severity.NOTE)]
@@ -163,10 +163,10 @@ def test_a_login_that_etcd_refuses_is_no_missing_right_and_no_missing_quorum() -
         cluster.post("auth/enable", {})
         assert "name a user and password" in found(app_on(url), "login")[0].remedy
         wrong = findings(app_on(url.replace("://", "://worker:wrong@")))
-    told = {f.subject: f for f in wrong if f.severity in (Severity.WARNING, Severity.ERROR)}
-    assert told.keys() == {"login", "members"}
-    assert all("correct user and password" in finding.remedy for finding in told.values())
-    assert "wrong" not in str(told)
+    reported = {f.subject: f for f in wrong if f.severity in (Severity.WARNING, Severity.ERROR)}
+    assert reported.keys() == {"login", "members"}
+    assert all("correct user and password" in finding.remedy for finding in reported.values())
+    assert "wrong" not in str(reported)
 
 
 @pytest.mark.usefixtures("need_etcd")
@@ -176,8 +176,10 @@ def test_a_wrong_scheme_is_not_taken_for_a_store_that_must_be_started(tmp_path: 
     with EtcdCluster(1, tls=Certificates(tmp_path)) as secured:
         url, _, _ = secured.url("tls").partition("?")
         to_secured = findings(app_on(url.replace("etcds://", "etcd://")))
-    for told in (to_plain, to_secured):
-        (of_leases,) = (f for f in told if "doesn't answer" in f.text and f.subject != "members")
+    for reported in (to_plain, to_secured):
+        (of_leases,) = (
+            f for f in reported if "doesn't answer" in f.text and f.subject != "members"
+        )
         assert of_leases.subject in ("tls", "connection")  # an end, or a reset: see faults.py
         assert "does the server speak TLS" in of_leases.remedy
 
@@ -186,7 +188,7 @@ def test_a_wrong_scheme_is_not_taken_for_a_store_that_must_be_started(tmp_path: 
 
 
 @pytest.mark.usefixtures("need_zookeeper")
-def test_sessions_that_are_longer_or_shorter_than_a_ttl_are_told() -> None:
+def test_sessions_that_are_longer_or_shorter_than_a_ttl_are_reported() -> None:
     with ZooKeeperEnsemble(1, tick=2.0, max_session=20.0) as ensemble:
         app = app_on(ensemble.url("sessions"), ttl=1.5)
         app.conf.singleton_lock_beat_ttl = 30
@@ -199,20 +201,22 @@ def test_sessions_that_are_longer_or_shorter_than_a_ttl_are_told() -> None:
 @pytest.mark.usefixtures("need_zookeeper")
 def test_a_member_alone_is_noted_and_is_asked_over_tls(tmp_path: Path) -> None:
     with ZooKeeperEnsemble(1, tls=Certificates(tmp_path)) as ensemble:
-        told, alone = found(app_on(ensemble.url("tls")), "members")
-    assert told.severity is Severity.OK
-    assert "standalone" in told.text
+        reported, alone = found(app_on(ensemble.url("tls")), "members")
+    assert reported.severity is Severity.OK
+    assert "standalone" in reported.text
     assert alone.severity is Severity.NOTE
 
 
 def test_tls_to_zookeeper_without_it_names_the_scheme(zookeeper: ZooKeeperEnsemble) -> None:
-    told = findings(app_on(zookeeper.url("tls").replace("zk://", "zks://")))
-    remedies = {finding.subject: finding.remedy for finding in told}
+    reported = findings(app_on(zookeeper.url("tls").replace("zk://", "zks://")))
+    remedies = {finding.subject: finding.remedy for finding in reported}
     assert "with TLS (rediss://, etcds://, zks://)" in remedies["reachability"]
     assert "does the server speak TLS" in remedies["members"]
 
 
-def test_nodes_that_belong_to_others_or_to_everybody_are_told(zookeeper: ZooKeeperEnsemble) -> None:
+def test_nodes_that_belong_to_others_or_to_all_users_are_reported(
+    zookeeper: ZooKeeperEnsemble,
+) -> None:
     def url(path: str, login: str = "") -> str:
         return zookeeper.url(path).replace("://", f"://{login}{'@' * bool(login)}")
 

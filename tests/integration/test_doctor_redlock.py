@@ -128,7 +128,7 @@ def test_a_node_of_unknown_age_that_may_forget_is_a_warning(nodes: RedlockNodes)
     assert "+info" in finding.remedy
 
 
-def test_nodes_that_replicate_each_other_are_told(nodes: RedlockNodes) -> None:
+def test_nodes_that_replicate_each_other_are_reported(nodes: RedlockNodes) -> None:
     with client_of(nodes[2]) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", str(nodes[0].port))
     app = app_on(nodes.url())
@@ -177,7 +177,7 @@ def test_clocks_that_are_apart_by_more_than_the_allowance_are_a_warning(
     assert stood.severity is Severity.OK
 
 
-def test_the_keys_of_old_recipes_are_told_once_and_left_alone(nodes: RedlockNodes) -> None:
+def test_the_keys_of_old_recipes_are_reported_once_and_left_alone(nodes: RedlockNodes) -> None:
     forever, a_list = "csl:{celery:0}:checked.work:a", "csl:{celery:0}:checked.work:b"
     for server in nodes:
         with client_of(server) as client:

@@ -146,7 +146,7 @@ def test_sentinels_that_are_away_are_a_warning_and_no_quorum_is_an_error(
     (quorum,) = found(app, "quorum")
     assert "NOQUORUM" in quorum.text
     with redis.Redis(port=sentinels.sentinel_ports[2]) as client:
-        client.execute_command("SENTINEL RESET", MASTER)  # now it knows nobody else
+        client.execute_command("SENTINEL RESET", MASTER)  # now it knows no other sentinel
     wait_until(
         lambda: any("there are 1 for this master" in f.text for f in found(app, "sentinels")),
         "it has forgotten the others",
@@ -161,7 +161,7 @@ def test_a_master_that_is_down_is_an_error(private_sentinels: Sentinels) -> None
     app = app_on(sentinels.url)
     for replica in sentinels.replicas():
         with client_of(replica) as client:
-            client.config_set("replica-priority", "0")  # nobody may be promoted
+            client.config_set("replica-priority", "0")  # no replica may be promoted
     sentinels.master().kill()
 
     def said() -> bool:

@@ -1,4 +1,4 @@
-"""What a hostile review found: ends that are told late, calls taken for others, lost connections.
+"""What a hostile review found: ends reported late, calls taken for others, lost connections.
 
 Workers that are ended consume a queue of their own; all else runs on the module's worker.
 """
@@ -31,7 +31,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.testing.contract import new_token
 from example_project.private_server import PrivateServer
-from tests.harness.deliveries import RedisBroker, told
+from tests.harness.deliveries import RedisBroker, reported
 from tests.harness.journal import Record, overlaps
 from tests.harness.worker import CeleryWorker
 from tests.integration.stage import Stage, put_back, wait_until
@@ -85,11 +85,11 @@ def overlaps_of(stage: Stage, name: str) -> list[Any]:
     return overlaps(records, deaths=last_breaths(stage, name))
 
 
-# Ends that are told late.
+# Ends that are reported late.
 
 
 @pytest.mark.slow
-def test_nobody_starts_while_the_parent_tells_of_a_hard_time_limit_and_the_body_runs_on(
+def test_no_body_starts_while_the_parent_reports_a_hard_time_limit_and_the_body_runs_on(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     stage.worker(concurrency=1, queues=[name])
@@ -129,7 +129,7 @@ def test_a_task_that_is_acknowledged_late_does_not_come_back_after_its_hard_time
     # What came back would run before this one does.
     stage.app.skipping.apply_async((f"{name}-2",), queue=name).get(timeout=SOON)
     assert len(stage.journal.runs(name)) == 1
-    assert not told([process], "put-back")
+    assert not reported([process], "put-back")
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_a_second_call_with_the_same_task_id_runs(
     assert [run.task_id for run in stage.journal.runs(name)] == [task_id] * 2
 
 
-# What the worker sees and tells.
+# What the worker sees and reports.
 
 
 @pytest.mark.parametrize("task", ["wrapped", "running"])
@@ -360,7 +360,7 @@ def test_a_hold_left_in_another_context_is_renewed_no_more(
     assert redis_client.exists(lease.key)
     copy_context().run(block.__exit__, None, None, None)
     assert not redis_client.exists(lease.key)
-    # Had the store not heard of its end, the ttl would free the key: nothing renews it.
+    # Had the store not been notified of its end, the ttl would free the key: nothing renews it.
     redis_client.set(lease.key, f"l {lease.token} 1 {{}}", px=900)
     wait_until(lambda: not redis_client.exists(lease.key), "its ttl is over", timeout=5)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
-from tests.harness.deliveries import told, wait_until
+from tests.harness.deliveries import reported, wait_until
 from tests.harness.journal import Journal, events, overlaps
 from tests.harness.keys import Keys
 from tests.harness.worker import CeleryWorker
@@ -49,7 +49,7 @@ def last_breaths(journal: Journal) -> Mapping[int, float]:
 
 
 def watch_until_let_go(keys: Keys, key: str, task_id: str) -> float:
-    """Wait until the key is somebody else's or nobody's; returns a moment at which it was."""
+    """Wait until the key is free or another's; returns a moment at which it was."""
 
     def gone() -> bool:
         record = keys.find(key)
@@ -148,7 +148,7 @@ def test_children_that_end_after_one_task_leave_nothing_behind(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["sleep", "stubborn"])
-def test_at_a_hard_time_limit_nobody_starts_before_the_child_is_dead(
+def test_at_a_hard_time_limit_no_body_starts_before_the_child_is_dead(
     worker: StartWorker, loss: ModuleType, keys: Keys, journal: Journal, way: str
 ) -> None:
     worker(LOSS)
@@ -186,7 +186,7 @@ def test_a_body_that_a_hard_time_limit_ends_is_not_put_back_for_its_lost_lease(
     wait_until(lambda: not Keys(loss.app).held(), "no key is left", timeout=SOON)
     assert loss.early.delay("next", "sleep", 1).get(timeout=SOON)
     assert len(journal.runs()) == 13
-    assert not told([process], "put-back")
+    assert not reported([process], "put-back")
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_a_body_that_a_hard_time_limit_ends_is_not_put_back_for_its_lost_lease(
     ("way", "seconds", "number"),
     [("sleep", 30, "SIGTERM"), ("stubborn", 2, "SIGTERM"), ("stubborn", 30, "SIGKILL")],
 )
-def test_nobody_starts_before_a_revoked_body_has_ended(
+def test_no_body_starts_before_a_revoked_one_has_ended(
     worker: StartWorker,
     loss: ModuleType,
     keys: Keys,

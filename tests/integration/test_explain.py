@@ -1,4 +1,4 @@
-"""`celery singleton explain`: each fate of a task, staged on one real worker, is told as it was."""
+"""`celery singleton explain`: each fate of a task, staged on a worker, is reported as it was."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def worker(stage: Stage) -> CeleryWorker:
     return stage.worker(concurrency=4, args=["--prefetch-multiplier", "4"])
 
 
-def test_each_fate_is_told_on_each_store(stage: Stage, worker: CeleryWorker) -> None:
+def test_each_fate_is_reported_on_each_store(stage: Stage, worker: CeleryWorker) -> None:
     app, name, once = stage.app, secrets.token_hex(4), {"unique": "until_done"}
     explain = partial(explained, app.app, timeout=0.3)
     key = app.work.lock_key(name)

@@ -1,7 +1,7 @@
 """Real workers over a failover of their lock store, and over the move of a slot.
 
-What was replicated stays: the body goes on, and nobody else gets its key. What was not is lost with
-the old master; then two bodies run, and only the fence tells the stale one's write.
+What was replicated stays: the body goes on, and no other gets its key. What was not is lost with
+the old master; then two bodies run, and only the fence marks the stale one's write.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SentinelFailover:
         cut_replication(self._sentinels.master(), self._sentinels.replicas())
 
     def kill(self, key: str) -> None:
-        """Kill who has ``key``, and wait for the successor."""
+        """Kill the master of ``key``, and wait for the successor."""
         old = self._sentinels.master()
         old.kill()
         self._sentinels.wait_until_promoted(old)
@@ -140,7 +140,7 @@ def assert_undisturbed(
     assert journal.overlaps() == []
 
 
-def test_a_body_goes_on_over_a_failover_and_nobody_else_gets_its_key(
+def test_a_body_goes_on_over_a_failover_and_no_other_gets_its_key(
     store: Any,
     load: Callable[[str, str], ModuleType],
     worker: StartWorker,

@@ -14,7 +14,7 @@ import redis
 
 from celery_singleton_lock.core.key import Keyspace
 from tests.apps.gate import Gate
-from tests.harness.deliveries import received, told, wait_until
+from tests.harness.deliveries import received, reported, wait_until
 from tests.harness.journal import Journal, events
 from tests.harness.rabbit import RabbitServer
 from tests.harness.worker import CeleryWorker
@@ -47,7 +47,7 @@ def wait_until_settled(
     def settled() -> bool:
         ended = [run for run in journal.runs() if run.finished]
         assert len(ended) <= copies
-        arrived, back = received(workers)[task_id], told(workers, "put-back")[task_id]
+        arrived, back = received(workers)[task_id], reported(workers, "put-back")[task_id]
         return len(ended) == copies and arrived == copies + back
 
     wait_until(settled, f"{copies} runs have ended, and each copy has arrived once")
@@ -82,7 +82,8 @@ def run_copies(
     else:
         # One holds the key: each of the others has met it.
         wait_until(
-            lambda: sum(told(workers, "conflict").values()) >= copies - 1, "there were conflicts"
+            lambda: sum(reported(workers, "conflict").values()) >= copies - 1,
+            "there were conflicts",
         )
     Gate(client, "go").open()
     wait_until_settled(workers, result.id, copies, journal)
@@ -183,7 +184,7 @@ def test_what_came_by_a_pattern_of_a_redis_broker_is_put_back_to_its_queue(
     journal.wait_for_starts(1)
     waiting = site.patient.apply_async(("k", "go"), **route)
     # Twice: what comes from a put-back is put back as well.
-    wait_until(lambda: told([process], "put-back")[waiting.id] >= 2, "it was put back twice")
+    wait_until(lambda: reported([process], "put-back")[waiting.id] >= 2, "it was put back twice")
     Gate(redis_client, "go").open()
     journal.wait_for_ends(2)
     assert journal.overlaps() == []
@@ -237,7 +238,7 @@ def check_that_a_copy_comes_back(
     task.apply_async(("k", "go"), **route)
     journal.wait_for_starts(1)
     waiting = task.apply_async(("k", "go"), **route)
-    wait_until(lambda: told([process], "put-back")[waiting.id] >= 2, "it was put back twice")
+    wait_until(lambda: reported([process], "put-back")[waiting.id] >= 2, "it was put back twice")
     Gate(client, "go").open()
     journal.wait_for_ends(2)
     assert journal.overlaps() == []
@@ -275,4 +276,4 @@ def test_a_broadcast_by_redis_that_would_have_to_go_back_fails_and_says_why(
     journal.wait_for_ends(1)
     logs = "".join(process.log for process in workers)
     assert "it came by the fanout exchange 'news', on which redis can't put a message back" in logs
-    assert told(workers, "put-back") == {}
+    assert reported(workers, "put-back") == {}

@@ -147,7 +147,7 @@ def test_a_short_name_of_two_keys_raises_with_both(stage: Stage) -> None:
     assert sorted(raised.value.keys) == sorted((stage.key("b"), other.key))
 
 
-def test_a_free_key_is_told_from_one_that_no_task_can_have(stage: Stage) -> None:
+def test_a_free_key_is_distinguished_from_one_that_no_task_can_have(stage: Stage) -> None:
     assert inspection.can_be_a_key(stage.app, f"{BRIEF}:a")
     assert not inspection.can_be_a_key(stage.app, "breif:a")
     assert f"{BRIEF}:{{key}}" in inspection.forms_of(stage.app)
@@ -189,7 +189,7 @@ def test_a_store_without_wait_queues_says_that_it_does_not_know(
         list(inspection.held_keys(app, Filter(waiting=True)))
 
 
-def test_a_release_says_who_and_why_to_the_holder(stage: Stage) -> None:
+def test_a_release_gives_its_author_and_reason_to_the_holder(stage: Stage) -> None:
     lease = stage.leases["a"]
     assert not inspection.release(stage.app, lease.key, f"{lease.token}x", reason="wrong")
     assert inspection.release(stage.app, lease.key, str(lease.token), reason="stuck since noon")

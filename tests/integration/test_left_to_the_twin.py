@@ -1,7 +1,7 @@
 """A body that lost its lease to its own twin, whose worker then dies.
 
 With Redis as the broker every delivery of a message has the message's tag: what one acknowledges is
-acknowledged for all. So whoever leaves the work to its twin must not leave it the only copy.
+acknowledged for all. So a delivery that leaves the work to its twin must leave a copy.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def holding(stage: Stage, name: str, **options: Any) -> Any:
 
 
 def taken_slots(stage: Stage, name: str) -> list[str]:
-    """The slots of `trio` that somebody holds."""
+    """The slots of `trio` that are held."""
     return sorted(stage.redis.scan_iter(f"{stage.app.trio.lock_key(name)}*"))
 
 

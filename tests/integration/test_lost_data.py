@@ -1,7 +1,7 @@
-"""A store that has lost its data with its connections: holders are told at once.
+"""A store that has lost its data with its connections: holders are notified at once.
 
-The leases of these tests are renewed every 20 s. A body that ends much sooner was told because a
-connection had ended.
+The leases of these tests are renewed every 20 s. A body that ends much sooner was notified because
+a connection had ended.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_a_body_is_interrupted_at_once_when_the_store_restarts_empty(
     journal.wait_for_ends(key="k", timeout=SOON)
 
 
-def test_a_block_of_hold_is_told_at_once_when_the_store_restarts_empty(
+def test_a_block_of_hold_is_notified_at_once_when_the_store_restarts_empty(
     private_redis: PrivateServer, load_app: LoadApp, environment: dict[str, str]
 ) -> None:
     environment["LOCK_URL"] = private_redis.url()

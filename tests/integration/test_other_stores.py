@@ -29,7 +29,7 @@ from tests.harness.bodies import (
     wait_for_starts,
     wait_until_received,
 )
-from tests.harness.deliveries import RedisBroker, told, wait_until, wait_until_settled
+from tests.harness.deliveries import RedisBroker, reported, wait_until, wait_until_settled
 from tests.harness.journal import Journal
 from tests.harness.keys import Keys
 from tests.harness.processes import ROOT, kill_process
@@ -166,7 +166,9 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     marks = [result.get(timeout=30) for result in results]
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
-    assert set(told([process], "put-back")) == set(told([process], "dropped")) == ids(results)
+    assert (
+        set(reported([process], "put-back")) == set(reported([process], "dropped")) == ids(results)
+    )
     assert_one_run_each(journal, results, marks)
 
 
@@ -218,7 +220,7 @@ def test_the_claim_of_a_killed_child_goes_with_its_lease_wherever_it_is(
         claim_and_send(publisher, crash.early.name, [key, "never"], singleton=options)
     for start in journal.wait_for_starts(len(KEYS)):
         kill_process(start.pid)
-    # The ttl is 60 s: it is the parent who frees both.
+    # The ttl is 60 s: the parent frees both.
     wait_until(lambda: not held(crash.app), "claims and leases are free", timeout=20)
 
 

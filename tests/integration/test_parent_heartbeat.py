@@ -59,7 +59,7 @@ def send_duplicates(task: Any, firsts: dict[str, Any], every: float) -> list[Any
     return results
 
 
-def nobody_came_between(journal: Journal, firsts: dict[str, Any]) -> None:
+def assert_no_run_came_between(journal: Journal, firsts: dict[str, Any]) -> None:
     assert journal.overlaps() == []
     for key, result in firsts.items():
         first, *later = journal.runs(key)
@@ -85,14 +85,14 @@ def test_ten_bodies_that_keep_the_gil_for_9_seconds_of_a_ttl_of_2_keep_their_lea
     assert [first.get()["lost"] for first in firsts.values()] == [False] * 10
     skipped = [is_skipped(duplicate.get(timeout=60)) for duplicate in duplicates]
     assert sum(skipped) >= 10 * 5, "the duplicates met the leases"
-    nobody_came_between(journal, firsts)
+    assert_no_run_came_between(journal, firsts)
     assert all(run.end - run.begin >= 9 for run in (journal.runs(key)[0] for key in firsts))
 
 
-def test_without_the_pulse_the_same_bodies_fail_and_overlap_with_duplicates(
+def test_without_the_parent_heartbeat_the_same_bodies_fail_and_overlap_with_duplicates(
     worker: StartWorker, gil: ModuleType, journal: Journal
 ) -> None:
-    worker(GIL, concurrency=10, queues=["first"], env={"WITHOUT": "pulse"})
+    worker(GIL, concurrency=10, queues=["first"], env={"WITHOUT": "parent-heartbeat"})
     worker(GIL, concurrency=2)
     # Half of them are ended by their loss, the others run on and say when they end.
     ended = {f"e{n}": gil.early.apply_async((f"e{n}", 9.0), queue="first") for n in range(5)}
@@ -199,14 +199,14 @@ def test_a_worker_has_one_thread_more_whatever_it_runs_and_one_for_its_log(
     worker: StartWorker, gil: ModuleType, journal: Journal
 ) -> None:
     """The parent heartbeat's log lines are handled on a thread of their own."""
-    without = worker(GIL, concurrency=4, queues=["without"], env={"WITHOUT": "pulse"})
+    without = worker(GIL, concurrency=4, queues=["without"], env={"WITHOUT": "parent-heartbeat"})
     process = worker(GIL, concurrency=4)
     plain = psutil.Process(without.pid).num_threads()
     assert psutil.Process(process.pid).num_threads() == plain + 1
-    for turn in range(3):
+    for lap in range(3):
         # Keys of their own: a result can be read a moment before its key is free.
-        results = [gil.early.delay(f"k{turn}.{number}", TTL) for number in range(4)]
-        process.wait_for_log(rf"doesn't renew \S+:k{turn}\.\d; its worker does")
+        results = [gil.early.delay(f"k{lap}.{number}", TTL) for number in range(4)]
+        process.wait_for_log(rf"doesn't renew \S+:k{lap}\.\d; its worker does")
         assert psutil.Process(process.pid).num_threads() == plain + 2
         for result in results:
             assert not result.get(timeout=60)["lost"]
@@ -276,7 +276,7 @@ def test_a_stopped_child_keeps_its_key_and_ends_well_when_it_wakes(
         assert is_skipped(gil.early.delay("k", 0.0).get(timeout=60))
     os.kill(start.pid, signal.SIGCONT)
     assert not first.get(timeout=60)["lost"]
-    nobody_came_between(journal, {"k": first})
+    assert_no_run_came_between(journal, {"k": first})
 
 
 def test_a_warm_shutdown_keeps_the_leases_of_what_still_runs(
@@ -292,11 +292,11 @@ def test_a_warm_shutdown_keeps_the_leases_of_what_still_runs(
     assert not first.get(timeout=60)["lost"]
     assert process.wait() == 0
     assert any(is_skipped(duplicate.get(timeout=60)) for duplicate in duplicates)
-    nobody_came_between(journal, {"k": first})
+    assert_no_run_came_between(journal, {"k": first})
     process.assert_none_left()
 
 
-def test_a_cold_shutdown_ends_the_pulse(
+def test_a_cold_shutdown_ends_the_parent_heartbeat(
     worker: StartWorker, gil: ModuleType, keys: Keys, journal: Journal
 ) -> None:
     process = worker(GIL, concurrency=1)
@@ -320,7 +320,7 @@ def away(server: PrivateServer, seconds: float) -> Iterator[None]:
     yield
 
 
-def test_a_store_that_is_silent_for_half_a_ttl_costs_no_lease(
+def test_a_store_that_does_not_answer_for_half_a_ttl_costs_no_lease(
     private_redis: PrivateServer,
     worker: StartWorker,
     load_app: LoadApp,
@@ -337,7 +337,7 @@ def test_a_store_that_is_silent_for_half_a_ttl_costs_no_lease(
         duplicates = send_duplicates(gil.early, {"k": first}, every=0.5)
     assert not first.get(timeout=60)["lost"]
     assert sum(is_skipped(duplicate.get(timeout=60)) for duplicate in duplicates) > 10
-    nobody_came_between(journal, {"k": first})
+    assert_no_run_came_between(journal, {"k": first})
 
 
 def test_a_store_that_is_away_for_longer_than_the_ttl_ends_the_lease_for_good(
@@ -357,7 +357,7 @@ def test_a_store_that_is_away_for_longer_than_the_ttl_ends_the_lease_for_good(
     assert first.get(timeout=60)["lost"]
 
 
-def test_a_broker_that_is_restarted_does_not_stop_the_pulse(
+def test_a_broker_that_is_restarted_does_not_stop_the_parent_heartbeat(
     private_redis: PrivateServer,
     worker: StartWorker,
     load_app: LoadApp,
@@ -426,7 +426,7 @@ def test_whichever_child_it_is_its_lease_is_kept(
         assert not pids & {result["pid"] for result in results}, "these are other children"
     for duplicate in duplicates:
         duplicate.get(timeout=60)
-    nobody_came_between(journal, firsts)
+    assert_no_run_came_between(journal, firsts)
 
 
 # --- other stores --------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def keeps_its_lease(
         duplicate.get(timeout=60)
     if kept:
         process.wait_for_log(TAKEN_OVER)
-        nobody_came_between(journal, {"k": first})
+        assert_no_run_came_between(journal, {"k": first})
     return kept
 
 

@@ -1,7 +1,7 @@
 """Real workers over a partition of their lock store: a member that lives, and is cut off.
 
 Between a master of Sentinel's and the rest, both sides grant: two bodies run, and the fence refuses
-the stale one's write. etcd and ZooKeeper go on with the majority, and nobody notices.
+the stale one's write. etcd and ZooKeeper go on with the majority, and no client notices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LoadApp = Callable[..., ModuleType]
 
 
 class SplitStore:
-    """A store behind Sentinel whose master will be cut off from all but who reaches it already."""
+    """A store behind Sentinel whose master will be cut off from all but its present clients."""
 
     def __init__(self, sentinels: Sentinels) -> None:
         self._sentinels = sentinels
@@ -97,8 +97,8 @@ def test_a_holder_beside_the_old_master_goes_on_and_the_fence_refuses_its_stale_
     store, fenced = split_store, load(FENCED, split_store.url)
     old_side = worker(FENCED, concurrency=1, queues=["old"])
 
-    def write(who: str, side: str) -> Any:
-        return fenced.write.apply_async(("k", who), singleton={"ttl": TTL}, queue=side)
+    def write(name: str, side: str) -> Any:
+        return fenced.write.apply_async(("k", name), singleton={"ttl": TTL}, queue=side)
 
     stale = write("stale", "old")
     journal.wait_for_starts(1)
@@ -122,7 +122,7 @@ def test_a_holder_beside_the_old_master_goes_on_and_the_fence_refuses_its_stale_
     assert_the_fence_refuses(fenced, journal, stale)
 
 
-def test_with_min_replicas_the_old_side_is_told_before_the_new_side_begins(
+def test_with_min_replicas_the_old_side_is_notified_before_the_new_side_begins(
     split_store: SplitStore,
     load: Callable[[str, str], ModuleType],
     worker: StartWorker,

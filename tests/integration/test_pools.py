@@ -275,7 +275,7 @@ def spin_beside_a_duplicate(
 ) -> tuple[Any, Any, ModuleType]:
     """A greenlet loops without yielding for longer than its ttl; then a duplicate comes.
 
-    The duplicate goes to a worker with a queue of its own: the looping one serves nobody.
+    The duplicate goes to a worker with a queue of its own: the looping one runs nothing else.
     """
     pools = load_app(POOLS)
     workers = [
@@ -306,7 +306,7 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
 
 @pytest.mark.slow
 @green_pool
-def test_a_keeper_that_is_a_greenlet_starves(
+def test_a_heartbeat_that_is_a_greenlet_starves(
     pool: str, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     # The twin of the test above, without the native thread.

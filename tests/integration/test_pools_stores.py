@@ -99,7 +99,7 @@ def spin_beside_a_duplicate(
 ) -> tuple[Any, Any]:
     """A greenlet loops without yielding for longer than its ttl; then a duplicate comes.
 
-    The duplicate goes to a worker with a queue of its own: the looping one serves nobody.
+    The duplicate goes to a worker with a queue of its own: the looping one runs nothing else.
     """
     for queue in ("spinning", "others"):
         worker(POOLS, pool="gevent", concurrency=3, queues=[queue], env=env)
@@ -119,7 +119,7 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(
     assert [run.task_id for run in journal.runs("k")] == [first.id]
 
 
-def test_a_keeper_that_is_a_greenlet_starves(
+def test_a_heartbeat_that_is_a_greenlet_starves(
     pools: ModuleType, worker: StartWorker, journal: Journal
 ) -> None:
     # The twin of the test above, without the native thread.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness.bodies import assert_one_run_each, ids, wait_until_received
-from tests.harness.deliveries import received, told, wait_until
+from tests.harness.deliveries import received, reported, wait_until
 from tests.harness.journal import Journal
 from tests.harness.rabbit import RabbitServer
 from tests.harness.worker import CeleryWorker
@@ -54,7 +54,7 @@ def crash(
 def wait_until_dropped(process: CeleryWorker, task_ids: set[str]) -> None:
     """Wait for the last word on the copies: the worker found their work done."""
     wait_until(
-        lambda: set(told([process], "dropped", reason="done")) >= task_ids,
+        lambda: set(reported([process], "dropped", reason="done")) >= task_ids,
         "the copies have ended",
         timeout=60,
     )
@@ -99,8 +99,10 @@ def test_a_connection_cut_in_mid_body_makes_no_second_body(
 
 
 def assert_all_copies_were_dropped(process: CeleryWorker, results: list[Any]) -> None:
-    print(received([process]), told([process], "put-back"), told([process], "dropped"))
-    assert set(told([process], "put-back")) == set(told([process], "dropped")) == ids(results)
+    print(received([process]), reported([process], "put-back"), reported([process], "dropped"))
+    assert (
+        set(reported([process], "put-back")) == set(reported([process], "dropped")) == ids(results)
+    )
 
 
 @pytest.mark.slow

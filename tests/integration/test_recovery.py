@@ -16,7 +16,7 @@ import redis
 
 from celery_singleton_lock import is_skipped
 from tests.harness.bodies import ids, power_cut, wait_for_starts
-from tests.harness.deliveries import RedisBroker, told, wait_until
+from tests.harness.deliveries import RedisBroker, reported, wait_until
 from tests.harness.journal import Journal
 from tests.harness.processes import kill_process
 from tests.harness.worker import CeleryWorker
@@ -113,7 +113,7 @@ def test_a_killed_holders_redelivery_runs_after_the_duplicate_that_it_meets(
         lambda keys: wait_until_free(
             redis_client, [crash.late.lock_key(key, "") for key in keys], timeout=10
         ),
-        lambda second, killed: set(told([second], "put-back", reason="started")) >= killed,
+        lambda second, killed: set(reported([second], "put-back", reason="started")) >= killed,
     )
     results = [result.get(timeout=30) for result in killed]
     broker.wait_until_empty()
@@ -198,7 +198,7 @@ def test_a_due_retry_runs_after_the_duplicate_that_it_meets(
         lambda keys: wait_until_free(
             redis_client, [crash.retried.lock_key(key, "") for key in keys], timeout=10
         ),
-        lambda process, retried: set(told([process], "put-back", reason="started")) >= retried,
+        lambda process, retried: set(reported([process], "put-back", reason="started")) >= retried,
     )
     results = [result.get(timeout=30) for result in retried]
     broker.wait_until_empty()
@@ -233,7 +233,7 @@ def test_with_the_usual_recipe_the_retry_is_lost(
 
 
 def kill_the_child_of(task: Any, worker: StartWorker, journal: Journal) -> tuple[Any, float]:
-    """Returns the result, and when (CLOCK_MONOTONIC, seconds) Celery told of the death."""
+    """Returns the result, and when (CLOCK_MONOTONIC, seconds) Celery reported the death."""
     process = worker(CRASH, concurrency=1)
     result = task.delay("k", "killed")
     [start] = journal.wait_for_starts(1)
@@ -279,7 +279,7 @@ def test_a_killed_workers_keys_are_free_within_ttl(
     power_cut(process, journal)
     left_ms = max(redis_client.pttl(key) for key in lock_keys)
     assert left_ms <= crash.late.singleton_policy().ttl * 1000
-    # Nobody prolongs them any more; a tenth of a second for the round trips of the question.
+    # They are prolonged no more; a tenth of a second for the round trips of the question.
     wait_until_free(redis_client, lock_keys, timeout=left_ms / 1000 + 0.1)
 
 

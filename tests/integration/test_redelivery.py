@@ -19,7 +19,7 @@ from tests.harness.bodies import assert_one_run_each, ids, wait_until_received
 from tests.harness.deliveries import (
     RedisBroker,
     received,
-    told,
+    reported,
     wait_until,
     wait_until_settled,
 )
@@ -99,7 +99,9 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     # What is delivered, what is put back, and for a moment the copy that replaces it.
     assert max(most) <= 3
     # The copies ended by themselves: the last word on every task is that one was dropped.
-    assert set(told([process], "put-back")) == set(told([process], "dropped")) == ids(results)
+    assert (
+        set(reported([process], "put-back")) == set(reported([process], "dropped")) == ids(results)
+    )
     assert_one_run_each(journal, results, marks)
 
 

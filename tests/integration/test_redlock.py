@@ -14,7 +14,7 @@ from celery_singleton_lock import is_skipped
 from example_project.private_server import ServerNotFound, find_binary
 from tests.conftest import missing
 from tests.harness.bodies import assert_one_run_each, ids, power_cut, wait_until_received
-from tests.harness.deliveries import RedisBroker, told, wait_until_settled
+from tests.harness.deliveries import RedisBroker, reported, wait_until_settled
 from tests.harness.journal import Journal
 from tests.harness.keys import Keys
 from tests.harness.processes import kill_process
@@ -167,7 +167,7 @@ def test_a_task_that_is_delivered_again_while_it_runs_has_one_body(
     marks = [result.get(timeout=30) for result in results]
     broker.wait_until_empty()
     wait_until_settled([process], ids(results))
-    assert set(told([process], "dropped")) == ids(results)
+    assert set(reported([process], "dropped")) == ids(results)
     assert_one_run_each(journal, results, marks)
 
 

@@ -17,7 +17,7 @@ from celery_singleton_lock import LeaseLost, hold, is_skipped
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lease import Kind, Lease, LossReason, Record, Token
 from example_project.private_server import PrivateServer
-from tests.harness.deliveries import RedisBroker, told, wait_until
+from tests.harness.deliveries import RedisBroker, reported, wait_until
 from tests.harness.journal import Journal, Run
 from tests.harness.keys import Keys
 from tests.harness.worker import CeleryWorker
@@ -27,7 +27,7 @@ LOSS = "tests.apps.loss"
 StartWorker = Callable[..., CeleryWorker]
 LoadApp = Callable[..., ModuleType]
 
-# Of most tests here, in seconds. A loss is heard of within a heartbeat (ttl/3); by its own deadline
+# Of most tests here, in seconds. A loss is noticed within a heartbeat (ttl/3); by its own deadline
 # alone a process would end the body after 2/3 of a ttl at the earliest. The slack lies between.
 TTL = 3.0
 HEARTBEAT = TTL / 3
@@ -77,13 +77,13 @@ def replaced(loss: ModuleType, keys: Keys, key: str) -> Iterator[Lease]:
     keys.free(name)
     with hold(key, scope="loss", ttl=30, app=loss.app) as lease:
         yield lease
-        # Whoever lost it has not touched what is ours now.
+        # The run that lost it has not touched what is ours now.
         assert not lease.lost
         assert keys.record(lease.key).token == str(lease.token)
 
 
 def lease_of(record: Record) -> Lease:
-    """What a process would renew that has not heard yet what became of its key."""
+    """What a process would renew that does not know yet what became of its key."""
     clock = SystemClock()
     return Lease(
         key=record.key,
@@ -179,7 +179,7 @@ def test_a_store_away_for_half_a_second_at_a_renewal_ends_nothing(
 
 
 @pytest.mark.parametrize("task", ["early", pytest.param("deaf", marks=pytest.mark.slow)])
-def test_a_body_ends_before_its_unreachable_lease_does_unless_told_to_continue(
+def test_a_body_ends_before_its_unreachable_lease_does_unless_it_is_to_continue(
     private_redis: PrivateServer,
     worker: StartWorker,
     load_app: LoadApp,
@@ -288,7 +288,7 @@ def test_a_late_acknowledged_task_is_put_back_and_runs_after_the_other(
     assert (first.error, second.error) == ("LeaseInterrupt", None)
     assert second.begin > freed
     assert first.fence < other.fence < second.fence
-    assert told([process], "lease-lost") == {result.id: 1}
+    assert reported([process], "lease-lost") == {result.id: 1}
 
 
 @pytest.mark.slow
@@ -309,7 +309,7 @@ def test_a_body_is_put_back_three_times_then_its_loss_is_its_failure(
     fences = [run.fence for run in journal.runs("k")]
     assert len(fences) == 4
     assert fences == sorted(set(fences))
-    assert told([process], "put-back", reason="lease lost") == {result.id: 3}
+    assert reported([process], "put-back", reason="lease lost") == {result.id: 3}
     actions = re.findall(r"singleton lease-lost: .* action=(\S+)", process.log)
     assert actions == ["interrupted,requeued"] * 3 + ["interrupted,failed"]
     assert journal.overlaps() == []
@@ -340,10 +340,10 @@ def test_a_body_lost_to_its_own_twin_leaves_the_twins_result_alone(
     journal.wait_for_ends(2, key="k")
     # The loser wrote nothing later. A twin that runs on may die yet, so a copy waited for its end.
     if twin_seconds:
-        assert told([process], "put-back", reason="lost to its own twin")
+        assert reported([process], "put-back", reason="lost to its own twin")
         process.wait_for_log(rf"singleton dropped: .*{result.id}.* reason=done")
     else:
-        assert not told([process], "put-back")
+        assert not reported([process], "put-back")
     assert result.state == "SUCCESS"
     # Its result is there some milliseconds before its key is free.
     keys.wait_until_free(loss.late.lock_key("k"))
@@ -444,7 +444,7 @@ def test_a_renewal_that_comes_late_shortens_neither_a_cooling_key_nor_a_reservat
         assert keys.record(record.key).ttl > longest - age - SLACK - 1
     assert is_skipped(loss.early.delay("cooling0", "sleep", 0).get(timeout=30))
     assert is_skipped(loss.early.delay("returning0", "sleep", 0).get(timeout=30))
-    assert not told([process], "lease-lost")
+    assert not reported([process], "lease-lost")
 
 
 @pytest.mark.slow

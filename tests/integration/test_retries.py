@@ -189,7 +189,7 @@ def test_a_retry_with_other_arguments_takes_the_key_of_those(
     other = f"{name}-next"
     result = stage.app.moving.delay(name, other, 2, gate=name)
     stage.journal.wait_for_ends(1, key=name)
-    freed(stage, name)  # nobody will come for it
+    freed(stage, name)  # no run will release it
     assert stage.app.work.delay(name).get(timeout=20) == name
     assert stage.app.work.delay(other).get(timeout=20) == other
     assert stage.starts(other)[-1].task_id != result.id, "the retry came first: no proof"

@@ -19,7 +19,7 @@ import redis
 
 from celery_singleton_lock import is_skipped
 from tests.apps.gate import Gate
-from tests.harness.deliveries import RedisBroker, told, wait_until
+from tests.harness.deliveries import RedisBroker, reported, wait_until
 from tests.harness.journal import Journal, most_at_once
 from tests.harness.processes import ROOT
 from tests.harness.rabbit import RabbitServer
@@ -224,7 +224,7 @@ def test_a_crowd_of_both_versions_loses_nothing(
         assert not skipped or task == "work"
     assert_clean(journal, redis_client)
     assert all(most_at_once(journal.records(), f"pair {name}") <= 2 for name in "abc")
-    put_back = [set(told([worker], "put-back")) for worker in workers]
+    put_back = [set(reported([worker], "put-back")) for worker in workers]
     crossed = [
         {run.task_id for run in journal.runs() if Path(run.data["root"]) == reader} & copies
         for reader, copies in ((deploy.second, put_back[0]), (deploy.first, put_back[1]))
@@ -377,7 +377,7 @@ def test_copies_that_one_version_put_back_run_in_the_other(
     sent = [publisher.send(task, "k", queue="first") for publisher in publishers for task in tasks]
     # One of the two calls with a claim is the answer to the other.
     assert len(set(sent)) == len(tasks) + 2
-    wait_until(lambda: set(told([before], "put-back")) == set(sent), "all were put back")
+    wait_until(lambda: set(reported([before], "put-back")) == set(sent), "all were put back")
     # Without a stream of results: a shutdown of Celery's pool in one may wait for its children for
     # half a minute or for ever, with locks or without.
     load_app(APP).app.control.cancel_consumer("first", destination=[before.hostname])

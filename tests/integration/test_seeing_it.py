@@ -125,7 +125,7 @@ def test_a_line_is_read_by_parsers_of_fields(outcome: Outcome, log: Log) -> None
     assert found == {"key": "k", "holder": str(holder)} | {k: str(v) for k, v in data.items()}
 
 
-def test_who_waits_says_so_once_and_for_whom(work: Any, log: Log) -> None:
+def test_a_waiting_call_is_logged_once_with_the_holder(work: Any, log: Log) -> None:
     with hold_lock(work, "ann") as lease:
         before = len(log())
         waiting = {"on_conflict": OnConflict.wait(timeout=5)}
@@ -147,12 +147,12 @@ def test_a_loss_is_a_warning_with_its_reason(work: Any, log: Log) -> None:
     assert vars(line)["singleton_data"]["reason"] == "gone"
 
 
-def test_a_loss_that_the_body_s_own_check_sees_first_is_told_and_is_its_error(
+def test_a_loss_that_the_body_s_own_check_sees_first_is_reported_and_is_its_error(
     celery_app: Celery, singleton_store: SingletonStore, log: Log
 ) -> None:
     @singleton_task(app=celery_app, name="checking", shared=False, on_lost="fail")
     def checking() -> None:
-        singleton_store.clock.advance(60)  # the heartbeat's thread sleeps on: nobody wakes it
+        singleton_store.clock.advance(60)  # the heartbeat's thread sleeps on: it is not woken
         current_lease().check()
 
     result = checking.delay()
@@ -316,20 +316,20 @@ def test_a_skip_and_a_revocation_are_worker_events_where_events_are_on(
         with hold("k", scope=f"{POOLS}.brief", app=pools.app) as lease:
             unheard = pools.brief.apply_async(("k",), queue="quiet")
             assert is_skipped(unheard.get(timeout=20))
-            heard = pools.brief.apply_async(("k",), queue="loud")
-            assert is_skipped(heard.get(timeout=20))
+            observed = pools.brief.apply_async(("k",), queue="loud")
+            assert is_skipped(observed.get(timeout=20))
             call = {"queue": "loud", "singleton": {"on_conflict": "revoke"}}
             revoked = pools.brief.apply_async(("k",), **call)
             with pytest.raises(TaskRevokedError):
                 revoked.get(timeout=20)
-        event = listener.wait_for("task-skipped", uuid=heard.id)
+        event = listener.wait_for("task-skipped", uuid=observed.id)
         assert event["name"] == f"{POOLS}.brief"
         assert event["key"] == lease.key
         assert event["holder"] == str(lease.holder)
         assert event["hostname"] == loud.hostname
         assert event["timestamp"] > 0
         # The task ends as always, for monitors that don't know of skips.
-        listener.wait_for("task-succeeded", uuid=heard.id)
+        listener.wait_for("task-succeeded", uuid=observed.id)
         assert listener.of("task-skipped", uuid=unheard.id) == []
         event = listener.wait_for("task-revoked", uuid=revoked.id)
         assert event["hostname"] == loud.hostname

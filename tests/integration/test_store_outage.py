@@ -170,9 +170,9 @@ def lose_all_under_running_bodies(
     assert max(first.end for first, _ in runs) - at < HEARTBEAT + SLACK
     assert max(first.fence or 0 for first, _ in runs) < min(second.fence or 0 for _, second in runs)
     assert journal.overlaps() == []
-    # Nothing comes again: each was put back once. A child tells of it after it has published the
+    # Nothing comes again: each was put back once. A child reports it after it has published the
     # copy, which another may have run by then.
-    wait_until(lambda: process.log.count('reason="lease lost"') >= count, "all have told")
+    wait_until(lambda: process.log.count('reason="lease lost"') >= count, "all have reported")
     assert process.log.count('reason="lease lost"') == count
 
 
@@ -231,7 +231,7 @@ def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
     assert journal.overlaps()
 
 
-def test_the_leases_of_children_that_die_while_the_store_is_silent_are_freed_when_it_answers(
+def test_the_leases_of_children_that_die_while_the_store_is_unresponsive_are_freed_when_it_answers(
     private_redis: PrivateServer, worker: StartWorker, load_app: LoadApp, journal: Journal
 ) -> None:
     """Their parent waits once for a store that does not answer, not for each of them."""
@@ -249,5 +249,5 @@ def test_the_leases_of_children_that_die_while_the_store_is_silent_are_freed_whe
     with redis.Redis.from_url(private_redis.url()) as client:
         keys = [crash.early.lock_key(name, "never") for name in names]
         wait_until(lambda: not client.exists(*keys), "their keys are free", timeout=20)
-    wait_until(lambda: process.log.count("singleton freed") == 4, "each release is told")
+    wait_until(lambda: process.log.count("singleton freed") == 4, "each release is reported")
     assert process.log.count("freed when the store answers") == 1

@@ -50,7 +50,7 @@ def name() -> str:
 
 
 def queued(stage: Stage, queue: str = IDLE) -> list[dict[str, Any]]:
-    """The headers of the messages in a queue that nobody consumes, the oldest first."""
+    """The headers of the messages in a queue without a consumer, the oldest first."""
     messages = [json.loads(text) for text in stage.redis.lrange(queue, 0, -1)]
     return [message["headers"] for message in reversed(messages)]
 
@@ -502,7 +502,7 @@ def test_singleton_false_runs_beside_a_claim_but_not_beside_a_body(
     assert own.get(timeout=20) == name
 
 
-# Where publisher and worker disagree, no claim is left behind: no result would tell of it.
+# Where publisher and worker disagree, no claim is left behind: no result would show it.
 
 
 @pytest.mark.parametrize(
@@ -520,7 +520,7 @@ def test_a_worker_that_computes_another_key_frees_the_claim_of_the_message(
 
 
 @pytest.mark.slow
-def test_a_put_back_that_is_told_late_leaves_no_claim(stage: Stage, name: str) -> None:
+def test_a_put_back_that_is_reported_late_leaves_no_claim(stage: Stage, name: str) -> None:
     # Its child stood still after publishing the copy, which has run meanwhile.
     worker = stage.worker(concurrency=3, queues=[name], env={"LATE_MARKS": "1"})
     soon = stage.app.soon.s(name, gate=name).set(queue=name)
@@ -671,7 +671,7 @@ def test_a_pickled_object_with_a_text_is_its_text(stage: Stage, name: str) -> No
     assert results[0].id == results[1].id
 
 
-# Who publishes.
+# Publishers.
 
 
 @pytest.mark.parametrize("how", ["plain", "headers"])
@@ -814,7 +814,7 @@ def test_with_the_store_away_raise_raises_within_a_second(
     assert redis_client.llen(IDLE) == 0
 
 
-def test_after_raise_met_a_silent_store_the_same_call_can_be_made_again(
+def test_after_raise_met_an_unresponsive_store_the_same_call_can_be_made_again(
     unique: ModuleType, private_redis: PrivateServer, name: str
 ) -> None:
     # What the silent server was asked, it does when it wakes up: a claim without a message.

@@ -1,4 +1,4 @@
-"""Chains, groups, chords and links with calls that claim: whoever waits for a message gets it."""
+"""Chains, groups, chords and links with calls that claim: each message that is waited for comes."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_chord_with_a_duplicate_of_calls_outside_it_runs_after_them(
     stage: Stage, name: str, behind: bool
 ) -> None:
     outside = occupy(stage, stage.app.soon, name)
-    waits = stage.app.soon.delay(name) if behind else None  # whoever of them comes first
+    waits = stage.app.soon.delay(name) if behind else None  # it, or a member that comes first
     members = [stage.app.soon.si(name), stage.app.soon.si(f"{name}-free")]
     result = chord(members)(stage.app.soon.si(name))
     stage.journal.wait_for_ends(1, key=f"{name}-free")

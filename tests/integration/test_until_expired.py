@@ -255,7 +255,7 @@ def test_of_all_calls_from_4_processes_one_is_published_per_period(stage: Stage,
     assert 3 <= len(published) <= took + 1
 
 
-# Who publishes otherwise.
+# Other publishers.
 
 
 def test_a_call_by_name_shares_the_period_of_the_task(stage: Stage, name: str) -> None:

@@ -34,7 +34,7 @@ def blocked(stage: Stage) -> int:
 
 
 def start_waiting(stage: Stage, name: str, **options: Any) -> Any:
-    """A call that waits when this returns; nobody else does."""
+    """A call that waits when this returns; no other does."""
     result = stage.app.work.apply_async(
         (name,), singleton={"on_conflict": OnConflict.wait(timeout=300)}, **options
     )
@@ -56,7 +56,7 @@ def test_a_soft_time_limit_ends_a_wait(stage: Stage, worker: CeleryWorker, name:
     assert line_of(stage, name) == []
     stage.open(name)
     assert running.get(timeout=30) == name
-    wait_until(lambda: stage.kind(name) is None, "the key is kept for nobody")
+    wait_until(lambda: stage.kind(name) is None, "the key is reserved for no waiter")
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_terminate_ends_a_wait(stage: Stage, worker: CeleryWorker, name: str) ->
 
 
 @pytest.mark.slow
-def test_a_waiter_that_was_killed_holds_up_nobody(
+def test_a_waiter_that_was_killed_holds_up_no_other(
     stage: Stage, worker: CeleryWorker, name: str
 ) -> None:
     running = stage.occupy(name)
@@ -91,7 +91,7 @@ def test_a_waiter_that_was_killed_holds_up_nobody(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_a_wait_stops_nobody_else_of_its_process(stage: Stage, name: str, pool: str) -> None:
+def test_a_wait_stops_no_other_task_of_its_process(stage: Stage, name: str, pool: str) -> None:
     queue = f"{pool}-{name}"
     process = stage.worker(concurrency=3, pool=pool, queues=[queue])
     running = stage.app.work.apply_async((name,), {"gate": name}, queue=queue)

@@ -120,7 +120,7 @@ def test_each_lease_has_one_end_whatever_ends_it(
         kill_process(start.pid)
         tasks.gate("mute").touch()
         listener.wait_for("singleton-release-failed", uuid=dies.id)
-        wait_until(lambda: len(told(listener, mute.id)) == 1, "the release of the body fails")
+        wait_until(lambda: len(reported(listener, mute.id)) == 1, "the release of the body fails")
         private_redis.resume()
         body.delay("after").get(timeout=30)
         grants = 5 + 5 + 3 + 2 + 1 + 20 + 2 + 2 + 1 + 2 + 1
@@ -151,7 +151,7 @@ def test_each_lease_has_one_end_whatever_ends_it(
         }
 
 
-def told(listener: Listener, task_id: str) -> list[str]:
+def reported(listener: Listener, task_id: str) -> list[str]:
     names = ("singleton-release-failed", "singleton-lease-lost")
     return [event["type"] for name in names for event in listener.of(name, uuid=task_id)]
 
@@ -169,7 +169,7 @@ def test_a_killed_child_loses_no_event_that_it_has_emitted(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_silent_broker_delays_no_lock_and_gets_the_events_later(
+def test_an_unresponsive_broker_delays_no_lock_and_gets_the_events_later(
     pool: str,
     worker: StartWorker,
     load_app: LoadApp,

@@ -468,7 +468,7 @@ def take_rights(client: Any) -> str:
     ],
     ids=["replica", "memory", "rights", "database", "login"],
 )
-def test_a_store_that_refuses_writes_is_told_when_the_worker_starts_and_stops_none(
+def test_a_store_that_refuses_writes_is_reported_when_the_worker_starts_and_stops_none(
     spoil: Callable[[Any], str], said: str, worker: StartWorker, write_app: WriteApp
 ) -> None:
     with server() as refusing:
@@ -476,7 +476,7 @@ def test_a_store_that_refuses_writes_is_told_when_the_worker_starts_and_stops_no
             path = spoil(client) or "/0"
         url = f"redis://127.0.0.1:{refusing.port}{path}"
         if path == "wrong":
-            url = f"redis://nobody:wrong@127.0.0.1:{refusing.port}/0"
+            url = f"redis://stranger:wrong@127.0.0.1:{refusing.port}/0"
         process = worker(write_app(), env={"LOCK_URL": url})
         assert len(re.findall(said, process.log)) == 1
 
@@ -668,7 +668,7 @@ def error_of(kind: type[Exception], **named: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "cure"),
+    ("options", "kind", "remedy"),
     [
         ({"tll": 5}, TypeError, "did you mean 'ttl'?"),
         ({"on_confict": "skip"}, TypeError, "did you mean 'on_conflict'?"),
@@ -728,9 +728,9 @@ def error_of(kind: type[Exception], **named: Any) -> str:
     ids=repr,
 )
 def test_a_wrong_option_fails_at_the_decorator_and_names_the_cure(
-    options: dict[str, Any], kind: type[Exception], cure: str
+    options: dict[str, Any], kind: type[Exception], remedy: str
 ) -> None:
-    assert cure in error_of(kind, **options)
+    assert remedy in error_of(kind, **options)
 
 
 OF_OTHERS: dict[str, Any] = {
@@ -805,7 +805,7 @@ def test_a_task_is_not_decorated_twice() -> None:
 def test_a_wrong_option_of_the_base_class_form_fails_at_the_decorator() -> None:
     for options, kind, message in (
         ({"tll": 5}, TypeError, "did you mean 'ttl'"),
-        ({"key": "{nobody}"}, ValueError, r"it has: account_id"),
+        ({"key": "{missing}"}, ValueError, r"it has: account_id"),
         ({"ttl": 0}, ValueError, "at least 0.3 seconds"),
     ):
         app = Celery(set_as_current=False)

@@ -1,7 +1,7 @@
 """Many leases of one process, for minutes, in a server that is killed and restarted meanwhile.
 
 The server keeps its data (an append-only file, written at each command), so no lease may be lost,
-and nobody else may get one: an intruder asks for some of them all the time.
+and no other client may get one: an intruder asks for some of them all the time.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class LeaseReport:
         outage: Seconds that the server was away for, at the longest: until it had read its file.
         lost: Leases that ended early.
         shortest: Seconds of trust that the least trusted lease had left, at the worst moment.
-        intruded: Leases that somebody else was granted while their holder trusted them.
-        asked: How often somebody else asked.
+        intruded: Leases that another client was granted while their holder trusted them.
+        asked: How often another client asked.
         left: Keys in the store after the release of all.
     """
 

@@ -28,7 +28,7 @@ from tests.harness.worker import CeleryWorker
 from tests.load.memory import MIB, Sample, sample
 
 APP = "tests.apps.load"
-#: Where the bodies that ended are counted, so that nobody has to read the journal meanwhile.
+#: Where the bodies that ended are counted, so that the journal need not be read meanwhile.
 DONE = "load:done"
 
 _SHARES = (0.2, 0.6)
@@ -201,7 +201,7 @@ def _wait(
 
 def _wait_for_expiry(client: redis.Redis) -> list[str]:
     """The leases and claims that are still there once every ttl is over."""
-    # A dead process's lease is freed by its parent, or, where the death was heard of too early, by
+    # A dead process's lease is freed by its parent, or, where the death was noticed too early, by
     # its ttl (see request.py).
     deadline = time.monotonic() + _EXPIRY
     while True:

@@ -211,7 +211,7 @@ OnConflict.wait(timeout="5")  # E: arg-type
 
 
 @lease_lost.connect
-def heard(sender: str, event: object, **_: object) -> None: ...
+def receive(sender: str, event: object, **_: object) -> None: ...
 
 
 # What users' tests have.

@@ -1,4 +1,4 @@
-"""An editor completes the decorator's options, as pyright's language server tells it."""
+"""An editor completes the decorator's options, as pyright's language server lists it."""
 
 from __future__ import annotations
 
