@@ -37,7 +37,7 @@ class Contender:
         name: In the table.
         role: What it is compared for.
         acquire: Takes the lock of a name, without waiting; what it returns is given to ``release``.
-            Raises where it isn't granted: nobody contends.
+            Raises where it isn't granted: there is no other client.
         release: Gives it back.
     """
 
@@ -109,7 +109,7 @@ def run(
         contenders: All of one store.
         servers: Their ports.
         rounds: In each, every contender has one block.
-        block: Seconds that a contender's block shall take, about.
+        block: Seconds that a contender's block takes, about.
         order: Shuffles the contenders of each round.
     """
     turns = [_Turn(contender) for contender in contenders]

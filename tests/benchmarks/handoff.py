@@ -29,11 +29,11 @@ class Handoff:
 
     Attributes:
         turns: How many had the key.
-        p50: From the moment of a release to the next start, of those who waited then.
+        p50: From the moment of a release to the next start, of the clients that waited then.
         p99: The same.
         wait: The median wait for the key.
-        longest: The longest wait; of who never got it, until the measuring ended.
-        overtaken: The share of turns that were had by who asked after the release before, though
+        longest: The longest wait; of a client that never got it, until the measuring ended.
+        overtaken: The share of turns of clients that asked after the release before, though
             others had waited.
         commands: That the clients sent, per turn.
     """

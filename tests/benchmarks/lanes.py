@@ -1,4 +1,4 @@
-"""One lane per store: its servers, real and private, and who contends there."""
+"""One lane per store: its servers, real and private, and its contenders."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Chart:
 
 def draw(chart: Chart, directory: Path) -> list[Path]:
     """Write it as PNG and as SVG; their paths."""
-    # Here, for it takes a second: only who saves a run needs it.
+    # Imported here because it takes a second and is needed only to save a run.
     import matplotlib
 
     matplotlib.use("agg")

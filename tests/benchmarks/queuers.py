@@ -1,4 +1,4 @@
-"""Who waits for one key: each a process that takes it, works, and gives it back, over and over.
+"""Clients that wait for one key: processes that take it, work, and give it back, over and over.
 
 Every lock is used as its documentation shows it, blocking, with a client that is kept.
 """
@@ -118,7 +118,7 @@ def crowd(
         count: How many processes.
         seconds: How long, counted from when all are at it.
         work: Seconds that each holds the key.
-        again: Whether who has given it back asks again at once, so that all but one wait at any
+        again: Whether a client that has released it asks again at once, so that all but one wait at any
             moment; else when all the others have had it, too.
         begin: Called when all are at it, before what counts.
 
@@ -174,10 +174,10 @@ def _queue(
     ready.wait(_BOOT)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    # Who never gets the key has waited all the same: it mustn't be missing from the waits.
+    # A client that never gets the key has waited all the same: its wait must be counted.
     thread.join(max(0.0, until.value - time.monotonic()))
     last = asked[0]
     if last:
         turns.append(Turn(last, None, until.value))
     results.put(turns)
-    time.sleep(_PATIENCE)  # until all have told: a release now would count for nobody
+    time.sleep(_PATIENCE)  # until all have reported: a release now would not be counted

@@ -49,25 +49,25 @@ class Count:
 
 def count(happenings: Sequence[Happening]) -> Count:
     """What happened, in this order, as numbers."""
-    by_connection = _turns([(one.connection, one.sent) for one in happenings])
-    by_thread = _turns([(one.thread, one.sent) for one in happenings if one.blocking])
+    by_connection = _round_trips([(one.connection, one.sent) for one in happenings])
+    by_thread = _round_trips([(one.thread, one.sent) for one in happenings if one.blocking])
     server_of = {one.connection: one.server for one in happenings}
     by_server: Counter[int] = Counter()
-    for connection, turns in by_connection.items():
-        by_server[server_of[connection]] += turns
+    for connection, round_trips in by_connection.items():
+        by_server[server_of[connection]] += round_trips
     longest = max([*by_thread.values(), *by_server.values()], default=0)
     return Count(sum(by_connection.values()), longest)
 
 
-def _turns(events: Sequence[tuple[int, bool]]) -> Counter[int]:
+def _round_trips(events: Sequence[tuple[int, bool]]) -> Counter[int]:
     """How often each began to send, at first or after it had received."""
-    turns: Counter[int] = Counter()
+    round_trips: Counter[int] = Counter()
     sends: dict[int, bool] = {}
-    for who, sent in events:
-        if sent and not sends.get(who, False):
-            turns[who] += 1
-        sends[who] = sent
-    return turns
+    for source, sent in events:
+        if sent and not sends.get(source, False):
+            round_trips[source] += 1
+        sends[source] = sent
+    return round_trips
 
 
 @dataclass(slots=True)

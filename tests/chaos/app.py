@@ -44,8 +44,8 @@ app.conf.update(
         # The sweep for messages that got too old, every second.
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
-        # Who sweeps has a lock of kombu's; killed in the midst, it would hold up all redeliveries
-        # for 5 minutes.
+        # A process that sweeps has a lock of kombu's; killed in the midst, it would hold up all
+        # redeliveries for 5 minutes.
         "unacked_mutex_expire": 5,
     },
     singleton_lock_url=os.environ["LOCK_URL"],
@@ -72,7 +72,7 @@ def late_skip(self: Any, key: str, steps: int, seconds: float) -> str:
 
 @singleton_task(**SHARED, acks_late=True, on_conflict=RETRY, on_lost="continue")
 def heedless(self: Any, key: str, steps: int, seconds: float) -> str:
-    """Nobody interrupts it: its last write before a check may come late, and meets the fence."""
+    """It is not interrupted: its last write before a check may come late, and meets the fence."""
     return run_body(self, LeaseGuard.current(), key, steps, seconds)
 
 
@@ -138,7 +138,7 @@ _fences: dict[Any, int | None] = {}
 
 
 def _write(event: str, **fields: Any) -> None:
-    # Only in processes of a campaign that has begun: the signals are heard by publishers too.
+    # Only in processes of a campaign that has begun: publishers get the signals too.
     if VARIABLE in os.environ:
         History.from_env().write(event, **fields)
 

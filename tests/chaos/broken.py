@@ -40,7 +40,7 @@ def break_on_purpose(part: str) -> None:
 
 
 def _without_owner_check() -> None:
-    """A release frees the key, whoever has it by now."""
+    """A release frees the key, also when another holds it by now."""
     script = redis_scripts.RELEASE
     script.source = _DELETE
     script.sha = hashlib.sha1(_DELETE, usedforsecurity=False).hexdigest()

@@ -252,7 +252,7 @@ def last_words(log: list[str]) -> str:
 
 
 def _look_after(site: Site, post: Post) -> None:
-    """Start another worker where one ended without anybody having ended it, and tell."""
+    """Start another worker where one ended by itself, and note it."""
     if not post.busy.acquire(blocking=False):
         return  # a fault is at it
     try:

@@ -36,7 +36,7 @@ def reason_for_hang(stacks: str) -> str:
     """Which of Celery's own waits keeps a worker with these stacks from ending; empty if none.
 
     A cold or soft shutdown runs in the handler of its signal, whatever that has interrupted. What
-    counts is what the main threads do; the parent's pulse is in frames of ours at all times.
+    counts is what the main threads do; the parent heartbeat is in frames of ours at all times.
     """
     parent, *dumps = stacks.split(HEAD)
     main = parent.partition("MainThread\n")[2].partition("LOCAL VARIABLES")[0]

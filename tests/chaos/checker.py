@@ -23,7 +23,7 @@ from tests.chaos.losses import unreported_losses
 from tests.chaos.newest import older_arguments
 from tests.chaos.order import out_of_order
 from tests.chaos.resource import Write
-from tests.chaos.restarts import Holder, holders, told_late
+from tests.chaos.restarts import Holder, holders, notified_late
 from tests.chaos.verdict import Kind, Verdict, Violation
 from tests.harness.journal import Record, events
 
@@ -57,7 +57,7 @@ def judge(
     violations = [
         *overlaps(found, losses, excused),
         *unreported_losses(records, found, ttl + observer, excused),
-        *told_late(concerned),
+        *notified_late(concerned),
         *falling_fences(found),
         *stale_writes(writes),
         *(
@@ -68,7 +68,7 @@ def judge(
         *out_of_order(records, found, excused),
         *wrong_ticks(records),
         *older_arguments(records, found, excused),
-        *told(records, vanished(records, found, ttl), excused),
+        *reported(records, vanished(records, found, ttl), excused),
     ]
     return Verdict(
         violations=tuple(sorted(violations, key=lambda violation: violation.at)),
@@ -217,7 +217,7 @@ def _successes(
     return recorded
 
 
-def told(
+def reported(
     records: Iterable[Record], gone: Collection[str], excused: Counter[str]
 ) -> list[Violation]:
     """What the campaign itself wrote down: what was left after the drain, what had ended.

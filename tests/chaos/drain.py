@@ -90,7 +90,7 @@ class Drain:
 
 
 def keys_left(client: redis.Redis) -> dict[str, str]:
-    """What should not be in a store that nobody uses any more, and why; by key.
+    """What should not be in a store that is used no more, and why; by key.
 
     Args:
         client: Of the store, decoding responses.

@@ -20,7 +20,7 @@ from tests.chaos.history import History
 
 
 class ForeignGuard:
-    """Asks the store, for there is nobody else to ask.
+    """Asks the store: no other part knows.
 
     Args:
         is_ours: Whether the store still has it as ours; raises if the store is away.

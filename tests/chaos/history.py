@@ -9,10 +9,10 @@
     start       a body began: ``asked`` (when its lock was asked for, at the latest), ``worker``,
                 ``task``, ``late`` (acknowledged late), ``attempt``,
                 ``planned`` (seconds)
-    check       the body asked whether it may go on, and heard yes: it trusts the lock from here to
+    check       the body asked whether it may go on, and it may: it trusts the lock from here to
                 ``until``
     step        the guarded step that the check covers is over: ``sure_until`` (the body asked again
-                at this time and heard yes; else None), ``accepted`` (by the resource)
+                at this time and it may; else None), ``accepted`` (by the resource)
     end         the body ended, ``error`` names what left it
     lost        a loss was reported, by the signal lease_lost; ``reason``, and of which grant: its
                 ``fence``
@@ -34,7 +34,7 @@
                 ``killed`` (when)
     down        a worker (or the broker) was ended on purpose between ``at`` and ``until``:
                 ``worker``, ``how``
-    broken      a worker ended that nobody had ended: ``worker``, ``until``, ``text``; or a fault
+    broken      a worker ended that no fault had ended: ``worker``, ``until``, ``text``; or a fault
                 could not be done
     never-ends  what came to no end: ``text``
     key-left    what was left in the store after the drain: ``key``, ``text``
@@ -60,7 +60,7 @@ class History:
 
     Args:
         directory: Where they are; each process has a file of its own there, so that a process that
-            is stopped in the midst of a line holds up nobody.
+            is stopped in the midst of a line holds up no other.
     """
 
     def __init__(self, directory: Path) -> None:

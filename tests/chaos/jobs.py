@@ -42,7 +42,7 @@ EARLY = frozenset({"early", "plain"})
 _LOSSES = {"plain": 1, "heedless": 1}
 _MOST_LOSSES = 4
 #: Seconds in which a killed process on a busy machine still has its connections, and the broker
-#: hands it a message that nobody will note.
+#: hands it a message that no process will note.
 _SLOW_DEATH = 0.5
 _SKIPPED = "jobs skipped, of which another delivery of that message was killed"
 _VANISHED = "messages that vanished between broker and worker when one was killed"
@@ -229,7 +229,7 @@ def _met_a_fault(body: Body, faults: Iterable[Record], ttl: float) -> bool:
 
 
 class _Ends:
-    """Who was killed or shut down, and when: between two times each."""
+    """Which processes were killed or shut down, and when: between two times each."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._of_worker: dict[str, list[float]] = defaultdict(list)
@@ -244,7 +244,7 @@ class _Ends:
         """Whether a worker that had the job was hurt after the job's last sign of life."""
         last = job.last_sign_of_life()
         if last.event == "left" and last.data.get("state") is not None:
-            return False  # the task had ended, so the message was no more in anybody's hands
+            return False  # the task had ended, so the message was in no worker's hands any more
         workers = {record.data.get("worker") for record in job.records} - {None}
         return any(end >= last.at for worker in workers for end in self._of_worker[str(worker)])
 

@@ -48,24 +48,24 @@ def unreported_losses(
     violations = []
     for key, of_key in by_key(found).items():
         for body, successor in _lost(of_key):
-            told = reports[body.job, body.fence]
-            if told.count("lost") == 1 and "released" not in told:
+            reported = reports[body.job, body.fence]
+            if reported.count("lost") == 1 and "released" not in reported:
                 continue
             # The second one, where there is one, is of the marker that a done attempt leaves.
-            if told in (["release-failed"], ["release-failed"] * 2):
+            if reported in (["release-failed"], ["release-failed"] * 2):
                 excused["losses unknown to a process whose release the store did not answer"] += 1
-            elif not told and lives.awake(body, successor.begin) < ttl + _SLOW:
+            elif not reported and lives.awake(body, successor.begin) < ttl + _SLOW:
                 excused["losses that a process did not live to report"] += 1
             else:
                 violations.append(
                     Violation(
-                        kind=Kind.RELEASED if "released" in told else Kind.UNREPORTED,
+                        kind=Kind.RELEASED if "released" in reported else Kind.UNREPORTED,
                         key=key,
                         at=successor.begin,
                         runs=(body.run, successor.run),
                         text=(
                             f"{body.name} had not ended when {successor.name} began on {key!r};"
-                            f" reported: {', '.join(told) or 'nothing'}"
+                            f" reported: {', '.join(reported) or 'nothing'}"
                         ),
                     )
                 )

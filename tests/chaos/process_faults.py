@@ -22,7 +22,7 @@ _POLL = 0.01
 
 
 def kill_child(site: Site, post: Post, fault: Fault) -> None:
-    """SIGKILL one pool process; the parent is told, and goes on."""
+    """SIGKILL one pool process; the parent learns of it, and goes on."""
     worker = _working(post)
     pid = _working_child(site, worker, fault)
     if pid is None:

@@ -87,7 +87,7 @@ class Publisher:
         self._lasting = 0
 
     def publish(self) -> bool:
-        """One job; whether the broker took it. What became of the others, nobody knows."""
+        """One job; whether the broker took it. What became of the others is not known."""
         chances = self._random
         name = chances.choices(list(self._mix), weights=list(self._mix.values()))[0]
         length = chances.choices(self._lengths, weights=[each.weight for each in self._lengths])[0]

@@ -9,7 +9,7 @@ from tests.chaos.campaign import Outcome
 from tests.chaos.verdict import Kind
 from tests.harness.journal import events
 
-#: Violations that are told in full; a broken lock has thousands.
+#: Violations that are printed in full; a broken lock has thousands.
 _MOST_TOLD = 10
 
 

@@ -1,4 +1,4 @@
-"""Whether the holders are told of a restart without data within a second: pure functions.
+"""Whether the holders are notified of a restart without data within a second: pure functions.
 
 A server that restarts without its data has lost its connections too, and their end makes each
 process renew its leases. So each body that held a lease when the server was killed, and still runs
@@ -6,7 +6,7 @@ when the server accepts connections again, is interrupted within a second of tha
 lease_lost may come later, as an observer of an earlier loss may be slow.)
 
 This concerns `lasting` alone, because its first renewal by the clock is due 9 s after its start at
-the earliest, and its bodies are shorter than that: what tells them is the end of the connection.
+the earliest, and its bodies are shorter than that: what notifies them is the end of the connection.
 
 A holder is left out if something else was in the way between the kill and the end of that second,
 by what the campaign has written down: its process was stopped, the network between it and the store
@@ -40,12 +40,12 @@ class Holder:
 
     Attributes:
         accepted: When the server accepted connections again.
-        told: When the body was interrupted, or the signal came; infinite: it was not.
+        notified: When the body was interrupted, or the signal came; infinite: it was not.
     """
 
     body: Body
     accepted: float
-    told: float
+    notified: float
 
 
 def holders(records: Sequence[Record], found: Iterable[Body]) -> list[Holder]:
@@ -58,36 +58,36 @@ def holders(records: Sequence[Record], found: Iterable[Body]) -> list[Holder]:
         for body in lasting:
             if deadline > now or not body.begin < killed < body.end:
                 continue
-            told = _told(body, records)
-            if told < killed:
+            notified = _notified(body, records)
+            if notified < killed:
                 continue  # another fault had taken its lease
-            # A body that ended in time by itself need not have been told.
-            applies = told <= deadline or deadline < body.end
+            # A body that ended in time by itself need not have been notified.
+            applies = notified <= deadline or deadline < body.end
             disturbances = [*_stops(body, records), *_faults(body, records, restart.at)]
             if applies and not any(at < deadline and end > killed for at, end in disturbances):
-                concerned.append(Holder(body=body, accepted=restart.at, told=told))
+                concerned.append(Holder(body=body, accepted=restart.at, notified=notified))
     return concerned
 
 
-def told_late(concerned: Iterable[Holder]) -> list[Violation]:
-    """The holders that were told late, or not at all."""
+def notified_late(concerned: Iterable[Holder]) -> list[Violation]:
+    """The holders that were notified late, or not at all."""
     return [
         Violation(
-            kind=Kind.TOLD_LATE,
+            kind=Kind.REPORTED_LATE,
             key=holder.body.key,
             at=holder.accepted + WITHIN,
             runs=(holder.body.run,),
             text=(
-                f"{holder.body.name} was told {holder.told - holder.accepted:.3f} s (inf: never)"
-                " after the server that had lost its lease accepted connections"
+                f"{holder.body.name} was notified {holder.notified - holder.accepted:.3f} s"
+                " (inf: never) after the server that had lost its lease accepted connections"
             ),
         )
         for holder in concerned
-        if holder.told > holder.accepted + WITHIN
+        if holder.notified > holder.accepted + WITHIN
     ]
 
 
-def _told(body: Body, records: Iterable[Record]) -> float:
+def _notified(body: Body, records: Iterable[Record]) -> float:
     """When its process learned that the lease of ``body`` was lost, at the latest."""
     signals = (
         record.at

@@ -28,7 +28,7 @@ from tests.harness.worker import CeleryWorker
 
 Answer = TypeVar("Answer")
 
-#: The login of those who break things; the workers' is the default one.
+#: The login of the code that breaks things; the workers' is the default one.
 ADMIN, PASSWORD = "chaos", "chaos"
 
 #: Seconds. Longer than the longest put-back pause of a job, shorter than the longest body.
@@ -86,9 +86,9 @@ class RunningBodies:
 
 
 class Post:
-    """The place of one worker: its proxy, who is at work there now, and who was before.
+    """The place of one worker: its proxy, the present worker, and the former ones.
 
-    A new worker gets a new name: what was told of the old one is not its own.
+    A new worker gets a new name: what was noted of the old one is not its own.
     """
 
     def __init__(self, name: str, proxy: Proxy) -> None:
@@ -96,7 +96,7 @@ class Post:
         self.proxy = proxy
         self.worker: CeleryWorker | None = None
         self.former: list[CeleryWorker] = []
-        # Whether a fault is at it: then nobody else wonders that the worker is gone.
+        # Whether a fault is at it: then no other part wonders that the worker is gone.
         self.busy = threading.Lock()
 
 

@@ -117,7 +117,7 @@ def out_of_memory(site: Site, seconds: float, chance: float) -> None:
 
 
 def read_only(site: Site, seconds: float, chance: float) -> None:
-    """The store is a replica of a master that nobody can reach: no write is executed."""
+    """The store is a replica of a master that can't be reached: no write is executed."""
     with site.admin() as admin:
         admin.execute_command("REPLICAOF", "127.0.0.1", "1")
         time.sleep(seconds)

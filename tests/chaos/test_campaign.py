@@ -35,7 +35,7 @@ def _servers() -> None:
 
 
 def judged(campaign: Campaign, directory: Path) -> Outcome:
-    """What came of it; told in full if the test fails."""
+    """What came of it; printed in full if the test fails."""
     outcome = run(campaign, directory / "campaign")
     print(report(outcome))
     print(*draw_all(outcome), sep="\n")
@@ -72,7 +72,7 @@ def test_the_lock_keeps_its_promises_while_the_servers_clock_is_stepped(tmp_path
     assert max(ahead) > 1
 
 
-def test_each_holder_is_told_of_a_restart_without_data_within_a_second(tmp_path: Path) -> None:
+def test_each_holder_is_notified_of_a_restart_without_data_within_a_second(tmp_path: Path) -> None:
     campaign = Campaign(
         seconds=30, seed=SEED, faults=("restart-empty",), mix={"lasting": 1}, haste=2.0
     )

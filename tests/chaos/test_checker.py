@@ -140,7 +140,7 @@ def test_two_bodies_of_one_key_at_once_are_an_overlap() -> None:
     assert violation.key == "k"
 
 
-def test_an_overlap_of_bodies_is_told_once_however_many_sections_meet() -> None:
+def test_an_overlap_of_bodies_is_reported_once_however_many_sections_meet() -> None:
     story = Story().body("a", 1, 9)
     story.body("b", 2, 9)
     story.add("check", 4, run="b", key="k", until=1e9)
@@ -292,66 +292,66 @@ def test_a_lease_whose_successor_began_after_its_body_had_ended_was_not_lost() -
     assert story.body("b", 2.1, 3, fence=20, pid=2).kinds() == []
 
 
-# Holders that have to be told of a restart without data.
+# Holders that have to be notified of a restart without data.
 
 
 def restarted(
     end: float,
     *,
-    told: bool = True,
+    notified: bool = True,
     begin: float = 1,
     task: str = "lasting",
     by: str = "LeaseInterrupt",
 ) -> Story:
-    """The store is killed at 3 and answers at 5; the body ends at ``end``, by its loss if told."""
-    error = by if told else None
-    story = Story().body("a", begin, end, fence=10, task=task, sure=not told, error=error)
+    """The store is killed at 3 and answers at 5; the body ends at ``end``, if notified by its loss."""
+    error = by if notified else None
+    story = Story().body("a", begin, end, fence=10, task=task, sure=not notified, error=error)
     return story.add("emptied", 5, killed=3.0).add("skip", 60, task_id="other", pid=9)
 
 
-def told_holders(story: Story) -> int:
+def notified_holders(story: Story) -> int:
     """To how many the rule was applied."""
     return story.judge().counts["leases taken by a restart of the store"]
 
 
-def test_a_holder_that_is_told_within_a_second_of_the_restart_is_counted() -> None:
+def test_a_holder_that_is_notified_within_a_second_of_the_restart_is_counted() -> None:
     for story in (restarted(5.9), restarted(5.9, by="LeaseLost"), restarted(4.9)):
-        assert (story.kinds(), told_holders(story)) == ([], 1)
+        assert (story.kinds(), notified_holders(story)) == ([], 1)
 
 
 @pytest.mark.parametrize(
-    "story", [restarted(6.1), restarted(6.1, told=False), restarted(6.1, by="Retry")]
+    "story", [restarted(6.1), restarted(6.1, notified=False), restarted(6.1, by="Retry")]
 )
-def test_a_holder_that_is_told_of_the_restart_later_or_never_is_found(story: Story) -> None:
+def test_a_holder_that_is_notified_of_the_restart_later_or_never_is_found(story: Story) -> None:
     (violation,) = story.judge().violations
-    assert (violation.kind, violation.runs, violation.key) == (Kind.TOLD_LATE, ("a",), "k")
+    assert (violation.kind, violation.runs, violation.key) == (Kind.REPORTED_LATE, ("a",), "k")
 
 
-def test_the_signal_of_a_loss_tells_its_process_too() -> None:
-    story = restarted(9, told=False).add("lost", 5.5, task_id="job-a", fence=10)
-    assert (story.kinds(), told_holders(story)) == ([], 1)
-    other = restarted(9, told=False).add("lost", 5.5, task_id="job-a", fence=9)
-    assert other.kinds() == [Kind.TOLD_LATE]
+def test_the_signal_of_a_loss_notifies_its_process_too() -> None:
+    story = restarted(9, notified=False).add("lost", 5.5, task_id="job-a", fence=10)
+    assert (story.kinds(), notified_holders(story)) == ([], 1)
+    other = restarted(9, notified=False).add("lost", 5.5, task_id="job-a", fence=9)
+    assert other.kinds() == [Kind.REPORTED_LATE]
 
 
 @pytest.mark.parametrize(
     "story",
     [
-        restarted(5.5, told=False),  # over before it had to be told
-        restarted(4.5, told=False),  # over before the store answered
-        restarted(9, told=False, begin=3.5),  # granted after the kill, if not by this store
-        restarted(9, told=False, task="late"),  # renewed by the clock soon
+        restarted(5.5, notified=False),  # over before it had to be notified
+        restarted(4.5, notified=False),  # over before the store answered
+        restarted(9, notified=False, begin=3.5),  # granted after the kill, if not by this store
+        restarted(9, notified=False, task="late"),  # renewed by the clock soon
         restarted(9).add("lost", 2.9, task_id="job-a", fence=10),  # lost before
     ],
 )
-def test_a_body_that_lost_nothing_by_the_restart_need_not_be_told(story: Story) -> None:
-    assert (story.kinds(), told_holders(story)) == ([], 0)
+def test_a_body_that_lost_nothing_by_the_restart_need_not_be_notified(story: Story) -> None:
+    assert (story.kinds(), notified_holders(story)) == ([], 0)
 
 
 def test_a_holder_is_not_late_before_its_second_is_over() -> None:
     story = Story().body("a", 1, None, fence=10, task="lasting").add("emptied", 5, killed=3.0)
     assert story.add("skip", 5.9, task_id="other", pid=9).kinds() == []
-    assert story.add("skip", 6.1, task_id="other", pid=9).kinds() == [Kind.TOLD_LATE]
+    assert story.add("skip", 6.1, task_id="other", pid=9).kinds() == [Kind.REPORTED_LATE]
 
 
 @pytest.mark.parametrize(
@@ -371,8 +371,8 @@ def test_a_holder_is_not_late_before_its_second_is_over() -> None:
 def test_a_holder_is_left_out_only_if_a_fault_lay_between_it_and_the_store(
     name: str, target: str, at: float, end: float, counts: bool
 ) -> None:
-    story = restarted(9, told=False).add("fault", at, name=name, target=target, end=end, pid=9)
-    assert (story.kinds(), told_holders(story)) == ([Kind.TOLD_LATE] * counts, int(counts))
+    story = restarted(9, notified=False).add("fault", at, name=name, target=target, end=end, pid=9)
+    assert (story.kinds(), notified_holders(story)) == ([Kind.REPORTED_LATE] * counts, int(counts))
 
 
 @pytest.mark.parametrize(
@@ -382,10 +382,10 @@ def test_a_holder_is_left_out_only_if_a_fault_lay_between_it_and_the_store(
 def test_a_holder_is_left_out_if_its_process_was_stopped_meanwhile(
     since: float, until: float | None, pid: int, counts: bool
 ) -> None:
-    story = restarted(9, told=False).add("stopped", since, pid=pid)
+    story = restarted(9, notified=False).add("stopped", since, pid=pid)
     if until is not None:
         story.add("continued", until, pid=pid)
-    assert (story.kinds(), told_holders(story)) == ([Kind.TOLD_LATE] * counts, int(counts))
+    assert (story.kinds(), notified_holders(story)) == ([Kind.REPORTED_LATE] * counts, int(counts))
 
 
 # Fences.
@@ -660,7 +660,7 @@ def test_an_earlier_attempt_may_run_again() -> None:
     assert story.body("c", 7, 8, job="j", attempt=1).kinds() == [Kind.RUN_AGAIN]
 
 
-def test_a_job_whose_release_nobody_acknowledged_may_run_again() -> None:
+def test_a_job_whose_release_was_not_acknowledged_may_run_again() -> None:
     story = Story().published("j").taken("j", 1).body("a", 1, 2, job="j")
     story = left(story, "j", 2.2, "SUCCESS").body("b", 5, 6, job="j")
     assert story.kinds() == []
@@ -701,9 +701,11 @@ def test_what_the_campaign_wrote_down_is_a_violation(event: str, kind: Kind) -> 
 
 
 CRASH = "Unrecoverable error: ...\nAttributeError: 'NoneType' object has no attribute 'hostname'"
-OURS = str(Path(celery_singleton_lock.__file__).parent / "request.py")
-PULSE = f"singleton-pulse\n  File {Path(celery_singleton_lock.__file__).parent / 'pulse.py'}\n\n"
-HANG = f"{PULSE}MainThread\n  File celery/concurrency/asynpool.py, in _flush_outqueue"
+PACKAGE = Path(celery_singleton_lock.__file__).parent
+OURS = str(PACKAGE / "worker/request.py")
+HEARTBEAT = str(PACKAGE / "worker/parent_heartbeat.py")
+THREAD = f"singleton-parent-heartbeat\n  File {HEARTBEAT}, in _run\n\n"
+HANG = f"{THREAD}MainThread\n  File celery/concurrency/asynpool.py, in _flush_outqueue"
 
 
 def uncounted(
@@ -711,12 +713,12 @@ def uncounted(
     interrupted: str = "celery/concurrency/asynpool.py, in _recv_message",
     waits: str = "billiard/process.py, in join\n  File billiard/popen_fork.py, in wait",
     child: str = "billiard/pool.py in _ensure_messages_consumed",
-    other: str = "pulse.py in run",
+    other: str = f"{HEARTBEAT} in _run",
 ) -> str:
     """The stacks of a shutdown that waits for a child, which waits for its result to be counted."""
     return "\n".join(
         [
-            f"{PULSE}MainThread",
+            f"{THREAD}MainThread",
             f"  File {interrupted}",
             "  File celery/apps/worker.py, in _handle_request",
             "  File celery/apps/worker.py, in on_cold_shutdown",
@@ -738,7 +740,7 @@ def unread(
     """The stacks of a warm shutdown that waits for a child, whose results it no longer reads."""
     return "\n".join(
         [
-            f"{PULSE}MainThread",
+            f"{THREAD}MainThread",
             "  File celery/worker/worker.py, in _shutdown",
             "  File celery/concurrency/prefork.py, in on_stop",
             f"  File {waits}",
@@ -767,6 +769,10 @@ def test_what_celery_is_known_to_do_by_itself_is_counted_and_no_violation(
     verdict = Story().add(event, 1, text=text).judge()
     assert verdict.violations == ()
     assert sum(verdict.excused.values()) == 1
+
+
+def test_the_stacks_name_modules_of_the_package() -> None:
+    assert [name for name in (OURS, HEARTBEAT) if not Path(name).is_file()] == []
 
 
 def test_a_hang_with_a_frame_of_ours_is_a_violation() -> None:

@@ -1,4 +1,4 @@
-"""What a drain calls left over, told from what stays on purpose; on a real server."""
+"""What a drain calls left over, and what stays on purpose; on a real server."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Echo:
     """A server that answers each line with the same line, and remembers what it has read."""
 
     def __init__(self) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.news = threading.Condition()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -125,9 +125,9 @@ class Echo:
     def close(self) -> None:
         self._socket.close()
 
-    def wait_until_heard(self, line: bytes) -> None:
+    def wait_until_received(self, line: bytes) -> None:
         with self.news:
-            assert self.news.wait_for(lambda: line in self.heard, timeout=30)
+            assert self.news.wait_for(lambda: line in self.received, timeout=30)
 
     def _serve(self) -> None:
         while True:
@@ -142,7 +142,7 @@ class Echo:
             with client, client.makefile("rwb") as stream:
                 for line in stream:
                     with self.news:
-                        self.heard.append(line)
+                        self.received.append(line)
                         self.news.notify_all()
                     stream.write(line)
                     stream.flush()
@@ -185,7 +185,7 @@ def test_a_stalled_network_delivers_late() -> None:
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.recv(100)
-        assert echo.heard == [b"one\n"]
+        assert echo.received == [b"one\n"]
         client.settimeout(30)
         proxy.set(Mode())
         assert answer(client) == b"two\n"
@@ -201,14 +201,14 @@ def test_what_a_partition_swallows_never_comes(kind: Kind, is_executed: bool) ->
         proxy.set(Mode(kind=kind))
         client.sendall(b"two\n")
         if is_executed:
-            echo.wait_until_heard(b"two\n")
+            echo.wait_until_received(b"two\n")
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.recv(100)
         proxy.set(Mode())
         client.settimeout(30)
         assert answer(client) == b""
-        assert (b"two\n" in echo.heard) == is_executed
+        assert (b"two\n" in echo.received) == is_executed
 
 
 def test_a_lost_reply_is_that_of_a_request_that_was_executed() -> None:
@@ -217,7 +217,7 @@ def test_a_lost_reply_is_that_of_a_request_that_was_executed() -> None:
         with connected(proxy) as client:
             client.sendall(b"one\n")
             assert answer(client) == b""
-        echo.wait_until_heard(b"one\n")
+        echo.wait_until_received(b"one\n")
 
 
 def test_a_network_that_refuses_closes_what_comes() -> None:
@@ -225,7 +225,7 @@ def test_a_network_that_refuses_closes_what_comes() -> None:
         proxy.set(Mode(kind=Kind.REFUSE))
         with connected(proxy) as client:
             assert answer(client) == b""
-        assert echo.heard == []
+        assert echo.received == []
 
 
 def test_a_change_of_the_server_cuts_the_connections_to_the_old_one() -> None:
@@ -238,7 +238,7 @@ def test_a_change_of_the_server_cuts_the_connections_to_the_old_one() -> None:
         with connected(proxy) as client:
             client.sendall(b"two\n")
             assert answer(client) == b"two\n"
-        assert other.heard == [b"two\n"]
+        assert other.received == [b"two\n"]
 
 
 # What a worker that doesn't end is at.
@@ -257,7 +257,7 @@ def test_the_stacks_of_a_worker_are_read_to_the_end_of_the_main_thread(tmp_path:
         def wait_for_children():
             print("ready.", flush=True)
             time.sleep(60)
-        threading.Thread(target=time.sleep, args=(60,), name="pulse", daemon=True).start()
+        threading.Thread(target=time.sleep, args=(60,), name="other", daemon=True).start()
         signal.signal(signal.SIGUSR1, cry_handler)
         wait_for_children()
     """)
@@ -270,7 +270,7 @@ def test_the_stacks_of_a_worker_are_read_to_the_end_of_the_main_thread(tmp_path:
         worker.kill_group()
 
 
-def test_a_child_that_waits_for_a_lock_tells_where_it_is(tmp_path: Path) -> None:
+def test_a_child_that_waits_for_a_lock_shows_where_it_is(tmp_path: Path) -> None:
     """It runs no Python meanwhile, nor does its parent, which waits for it."""
     hanging = textwrap.dedent("""
         import multiprocessing, os, sys

@@ -95,7 +95,7 @@ TWINS = (
     _twin(
         "no-local-deadline", Kind.OVERLAP, broken="local-deadline", faults=("cut",), lengths=_LONG
     ),
-    # A body that nobody interrupts, stopped between its check and its write.
+    # A body that is not interrupted, stopped between its check and its write.
     _twin(
         "no-fence-check",
         Kind.STALE_WRITE,
@@ -141,7 +141,7 @@ TWINS = (
     # A server that restarts without its data is noticed at the next renewal by the clock.
     _twin(
         "no-haste",
-        Kind.TOLD_LATE,
+        Kind.REPORTED_LATE,
         broken="haste",
         faults=("restart-empty",),
         mix={"lasting": 1},
@@ -156,6 +156,6 @@ TWINS = (
         app=_FOREIGN,
         mix={"python_redis_lock": 1},
         lengths=_LONG,
-        faults=("stop-child", "cut"),  # nobody renews for its children
+        faults=("stop-child", "cut"),  # the parent does not renew for its children
     ),
 )

@@ -10,7 +10,7 @@ from enum import StrEnum
 class Kind(StrEnum):
     OVERLAP = "two bodies of one key at once"
     UNREPORTED = "a lost lease was not reported"
-    TOLD_LATE = "a loss by a restart of the store was told late"
+    REPORTED_LATE = "a loss by a restart of the store was reported late"
     RELEASED = "a lost lease was reported as released"
     FENCE = "a fence that did not rise"
     STALE_WRITE = "a stale write was accepted"

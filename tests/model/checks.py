@@ -10,7 +10,7 @@ from tests.model.spin import Search
 __all__ = ["CHECKS", "Check"]
 
 _LEASE = Path(__file__).with_name("lease.pml")
-_LINE = Path(__file__).with_name("line.pml")
+_WAIT_QUEUE = Path(__file__).with_name("wait_queue.pml")
 _DELIVERY = Path(__file__).with_name("delivery.pml")
 _QUEUE = Path(__file__).with_name("queue.pml")
 
@@ -39,9 +39,9 @@ class Check:
         return not self.violated
 
 
-_POSTS = ("TTL=2", "POSTS", "NO_STRAYS")
-# Where nothing expires, a posted release that was lost has to be made again.
-_WITHOUT_TTL = (*_POSTS, "SURE", "NO_EXPIRY", "LIVENESS")
+_ASYNC = ("TTL=2", "ASYNC", "NO_STRAYS")
+# Where nothing expires, an asynchronous release that was lost has to be resent.
+_WITHOUT_TTL = (*_ASYNC, "SURE", "NO_EXPIRY", "LIVENESS")
 
 # Parts of the statements in the models.
 _EXCLUSION = "latest"
@@ -50,9 +50,9 @@ _OVERSTAYED = "overstayed<"
 _NOTED = "owed_token!=key"
 _ORDER = ">=newest"
 _EXCLUDED = "key==(0+1)"
-_CALLED_ONLY = "called==(me+1)"
-_CALLED_ONCE = "!(listed)"
-_KEPT_BRIEFLY = "stays<"
+_WOKEN_ONLY = "woken==(me+1)"
+_WOKEN_ONCE = "!(listed)"
+_RESERVED_BRIEFLY = "stays<"
 _ONE_BODY = "trusts&&"
 _DONE_ONCE = "over["
 _RESERVED = "between=="
@@ -83,7 +83,7 @@ def _refuted(claim: str, model: Path, violated: str, *definitions: str) -> Check
 CHECKS = (
     Check("exclusion: two clients, strays", _LEASE, ("TTL=3",)),
     Check("exclusion: three clients", _LEASE, ("TTL=2", "N=3", "NO_STRAYS")),
-    Check("exclusion: two clients and their parents", _LEASE, ("TTL=2", "PULSE")),
+    Check("exclusion: two clients and their parents", _LEASE, ("TTL=2", "PARENT_HEARTBEAT")),
     Check("exclusion again, a ttl after a loss", _LEASE, ("TTL=2", "LOSSES=1")),
     Check(
         "order at the resource, over a loss",
@@ -91,19 +91,19 @@ CHECKS = (
         ("TTL=2", "FENCES", "LOSSES=1", "NO_STRAYS", "HORIZON=4", "GRANTS=3"),
     ),
     Check("no lock is stuck", _LEASE, ("TTL=2", "LIVENESS"), search=Search.FAIR),
-    Check("posted releases: strays", _LEASE, ("TTL=2", "POSTS", "ONE_SIDED")),
-    Check("posted releases: free within a ttl", _LEASE, (*_POSTS, "OVERSTAYS")),
-    Check("posted releases: the parents renew", _LEASE, (*_POSTS, "PULSE", "ONE_SIDED")),
-    Check("posted releases, again a ttl after a loss", _LEASE, (*_POSTS, "LOSSES=1", "ONE_SIDED")),
+    Check("async releases: strays", _LEASE, ("TTL=2", "ASYNC", "ONE_SIDED")),
+    Check("async releases: free within a ttl", _LEASE, (*_ASYNC, "OVERSTAYS")),
+    Check("async releases: the parents renew", _LEASE, (*_ASYNC, "PARENT_HEARTBEAT", "ONE_SIDED")),
+    Check("async releases, again a ttl after a loss", _LEASE, (*_ASYNC, "LOSSES=1", "ONE_SIDED")),
     Check(
-        "posted releases: no lock is stuck",
+        "async releases: no lock is stuck",
         _LEASE,
-        (*_POSTS, "LIVENESS", "ONE_SIDED"),
+        (*_ASYNC, "LIVENESS", "ONE_SIDED"),
         search=Search.FAIR,
     ),
-    Check("posted releases: free without a ttl", _LEASE, _WITHOUT_TTL, search=Search.FAIR),
-    Check("waiting: who is called, over a loss", _LINE, ("FORGETS",)),
-    Check("waiting: nobody waits in vain", _LINE, ("LIVENESS",), search=Search.FAIR),
+    Check("async releases: free without a ttl", _LEASE, _WITHOUT_TTL, search=Search.FAIR),
+    Check("waiting: which client is woken, over a loss", _WAIT_QUEUE, ("FORGETS",)),
+    Check("waiting: no client waits for ever", _WAIT_QUEUE, ("LIVENESS",), search=Search.FAIR),
     Check("deliveries, conflicts wait: 1 fault", _DELIVERY, ("FAULTS=1",)),
     Check("deliveries, conflicts skip: 2 faults", _DELIVERY, ("FAULTS=2", "SKIPS")),
     Check("newest call: 2 faults", _DELIVERY, ("FAULTS=2", "CANCELS")),
@@ -140,7 +140,7 @@ CHECKS = (
     _refuted("no margin for the clocks", _LEASE, _EXCLUSION, "NO_MARGIN"),
     _refuted("trust from the reply's time", _LEASE, _EXCLUSION, "TRUST_FROM_REPLY"),
     _refuted(
-        "a renewal makes a lost key anew",
+        "a renewal makes a lost key again",
         _LEASE,
         _EXCLUSION,
         "RENEWAL_RECREATES",
@@ -162,40 +162,40 @@ CHECKS = (
     ),
     _refuted("keys that don't expire", _LEASE, _FOREVER, "NO_EXPIRY", "LIVENESS", "TTL=2"),
     _refuted(
-        "made again without owner check",
+        "resent without owner check",
         _LEASE,
         _UNTOUCHED,
         "AGAIN_WITHOUT_OWNER",
-        *_POSTS,
+        *_ASYNC,
     ),
     _refuted(
-        "a posted token is acquired with again",
+        "a released token is acquired with again",
         _LEASE,
         _UNTOUCHED,
         "TOKEN_AGAIN",
-        *_POSTS,
+        *_ASYNC,
     ),
     _refuted(
-        "what was posted is renewed",
+        "what was released is renewed",
         _LEASE,
         _OVERSTAYED,
-        *("KEEPER_GOES_ON", "OVERSTAYS", *_POSTS),
+        *("HEARTBEAT_GOES_ON", "OVERSTAYS", *_ASYNC),
     ),
     _refuted(
-        "a dead child's posted release is forgotten",
+        "a dead child's async release is forgotten",
         _LEASE,
         _NOTED,
-        "LEDGER_FORGETS",
-        *_POSTS,
+        "NOTE_FORGOTTEN",
+        *_ASYNC,
     ),
     _refuted("a lost release stays lost", _LEASE, _FOREVER, "LOST_FOR_GOOD", *_WITHOUT_TTL),
-    _refuted("asked for before it is sent", _LEASE, _FOREVER, "TURN_BEFORE_POST", *_WITHOUT_TTL),
-    _refuted("a call takes whatever stands", _LINE, _EXCLUDED, "TURN_TAKES_ALL"),
-    _refuted("calls without a name", _LINE, _CALLED_ONLY, "TURN_WITHOUT_NAME"),
-    _refuted("a kept key is anybody's", _LINE, _CALLED_ONLY, "KEPT_FOR_ANY"),
-    _refuted("made again, and handed over again", _LINE, _CALLED_ONCE, "AGAIN_HANDS_OVER"),
-    _refuted("kept until somebody comes", _LINE, _KEPT_BRIEFLY, "KEPT_FOR_EVER"),
-    _refuted("only calls, no looking", _LINE, _FOREVER, "NO_LOOKING", "LIVENESS"),
+    _refuted("drained before it is sent", _LEASE, _FOREVER, "DRAIN_BEFORE_SEND", *_WITHOUT_TTL),
+    _refuted("a handoff token takes any key", _WAIT_QUEUE, _EXCLUDED, "HANDOFF_TAKES_ALL"),
+    _refuted("handoff tokens without a name", _WAIT_QUEUE, _WOKEN_ONLY, "HANDOFF_WITHOUT_NAME"),
+    _refuted("a reserved key is any client's", _WAIT_QUEUE, _WOKEN_ONLY, "RESERVED_FOR_ANY"),
+    _refuted("resent, and handed over again", _WAIT_QUEUE, _WOKEN_ONCE, "AGAIN_HANDS_OVER"),
+    _refuted("reserved until a client comes", _WAIT_QUEUE, _RESERVED_BRIEFLY, "RESERVED_FOR_EVER"),
+    _refuted("only wake-ups, no polling", _WAIT_QUEUE, _FOREVER, "NO_POLLING", "LIVENESS"),
     _refuted("no nonce", _DELIVERY, _ONE_BODY, "NO_NONCE", "FAULTS=1"),
     _refuted("no ordinal", _DELIVERY, _ONE_BODY, "NO_ORDINAL", "FAULTS=1"),
     _refuted("no done marker", _DELIVERY, _DONE_ONCE, "NO_MARKER", "FAULTS=1"),

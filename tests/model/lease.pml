@@ -11,12 +11,12 @@
  *
  * A request whose reply is not awaited any more may be lost, or be carried out later, when its client
  * has long continued: a stray. Each client has at most one; a newer one replaces the older, which is
- * then lost. The second try of a release is such a stray too. NO_STRAYS leaves them out. With PULSE
+ * then lost. The second try of a release is such a stray too. NO_STRAYS leaves them out. With PARENT_HEARTBEAT
  * the worker parents renew too (the parent heartbeat).
  *
- * With POSTS releases may be asynchronous, as those of short bodies are with Redis: the body ends
+ * With ASYNC releases may be asynchronous, as those of short bodies are with Redis: the body ends
  * without waiting for the reply. The model leaves open which connection the next command uses, so that
- * it may overtake the release. Each client has at most one unconfirmed release. Resending it and
+ * it may supersede the release. Each client has at most one unconfirmed release. Resending it and
  * reading the reply are one step, because no behaviour depends on what happens in between. SURE leaves
  * out all faults that only the ttl can repair: an asynchronous release may be lost, but a request that
  * waits for its reply gets it, and a parent outlives its child. ONE_SIDED: only the first client
@@ -24,12 +24,11 @@
  *
  * Must-fail variants, each a protection taken out: NO_OWNER_CHECK, NO_DEADLINE, NO_MARGIN,
  * TRUST_FROM_REPLY, RENEWAL_RECREATES, NO_EXPIRY, NO_FENCE_CHECK, FENCE_WITHOUT_CLOCK; of asynchronous
- * releases: AGAIN_WITHOUT_OWNER, TOKEN_AGAIN, KEEPER_GOES_ON, LOST_FOR_GOOD, TURN_BEFORE_POST,
- * LEDGER_FORGETS. And a property that is not promised: EXCLUSION_OVER_LOSS.
+ * releases: AGAIN_WITHOUT_OWNER, TOKEN_AGAIN, HEARTBEAT_GOES_ON, LOST_FOR_GOOD, DRAIN_BEFORE_SEND,
+ * NOTE_FORGOTTEN. And a property that is not promised: EXCLUSION_OVER_LOSS.
  *
- * Names in the model: keeper is the heartbeat's thread, beat its renewal, pulse the parent heartbeat's
- * renewal, owed the unconfirmed asynchronous release, let_go the heartbeat's entry for it, and post_again
- * the resending.
+ * Names in the model: beat is the heartbeat's renewal, parent_beat the parent heartbeat's, owed the
+ * unconfirmed asynchronous release, and let_go the heartbeat's entry for it.
  */
 
 #ifndef N
@@ -60,7 +59,7 @@
 #define ASKING 1 /* acquire was sent */
 #define BODY 2
 #define CHECKED 3 /* in the body, between check() and the write */
-#define POSTING 4 /* renewal has ended, the release is not sent yet */
+#define SENDING 4 /* renewal has ended, the release is not sent yet */
 #define QUIET 5 /* alive, and no more deliveries come */
 
 /* The state of a request. */
@@ -80,28 +79,28 @@ typedef Client {
   byte at;
   byte token;
   bit again; /* the second try of the acquire is under way */
-  byte call; /* the acquire */
-  byte call_trust; /* for how long a grant will be trusted, counted from before it was sent */
+  byte acquire; /* the acquire */
+  byte acquire_trust; /* for how long a grant will be trusted, counted from before it was sent */
   bit held; /* granted, neither released nor declared lost */
   byte trust; /* until valid_until */
   byte beat; /* the heartbeat's renewal */
   byte beat_trust;
-#ifdef PULSE
-  byte pulse; /* the parent heartbeat's renewal */
-  byte pulse_trust;
+#ifdef PARENT_HEARTBEAT
+  byte parent_beat; /* the parent heartbeat's renewal */
+  byte parent_beat_trust;
 #endif
   byte stray;
   byte stray_token;
-#ifdef POSTS
+#ifdef ASYNC
   byte owed; /* the asynchronous release; NO: an error reply, or its connection is closed */
   byte owed_token; /* of the latest release, also when it is confirmed */
   bit let_go; /* the heartbeat will drain it */
-  bit overtook; /* the acquire was refused because of the lease that this release ends */
+  bit superseded; /* the acquire was refused because of the lease that this release ends */
 #endif
   bit latest; /* the latest grant was to this token; a ghost */
 #ifdef FENCES
   byte fence; /* of the lease */
-  byte turn; /* the number of its grant; a ghost */
+  byte grant_number; /* the number of its grant; a ghost */
 #endif
 };
 
@@ -123,19 +122,19 @@ byte shaken; /* ticks in which exclusion may not hold after a loss of data; a gh
 #ifdef FENCES
 byte now;
 byte counter;
-byte turns; /* grants so far; a ghost */
+byte grants; /* grants so far; a ghost */
 byte passed; /* the highest fence that the resource has seen */
 byte newest; /* the latest grant of which it has accepted a write; a ghost */
 bit down;
 #define UP (!down)
-#define ROOM (turns < GRANTS && counter < now * SPAN + SPAN - 1)
+#define ROOM (grants < GRANTS && counter < now * SPAN + SPAN - 1)
 #else
 #define UP true
 #define ROOM true
 #endif
 
 /* All but one of a client's tokens may be in use somewhere, so there is always a new one. */
-#ifdef POSTS
+#ifdef ASYNC
 #define TOKENS 4
 #else
 #define TOKENS 3
@@ -143,7 +142,7 @@ bit down;
 #define FIRST_TOKEN(i) (1 + TOKENS * (i))
 #ifdef TOKEN_AGAIN
 #define STANDS(i, some) (key == (some))
-#elif defined(POSTS)
+#elif defined(ASYNC)
 #define STANDS(i, some) (key == (some) || c[i].stray_token == (some) || c[i].owed_token == (some))
 #else
 #define STANDS(i, some) (key == (some) || c[i].stray_token == (some))
@@ -180,19 +179,19 @@ bit down;
 #else
 #define POINTLESS(i) (c[i].stray != ACQUIRE && c[i].stray_token != key)
 #endif
-#ifdef POSTS
+#ifdef ASYNC
 /* The state of a release matters only as long as its token may be found. */
 #define MAY_BE_FOUND(i) (c[i].owed_token != 0 && (key == c[i].owed_token || c[i].stray_token == c[i].owed_token))
 #define WITHOUT_USE(i) (MAY_BE_FOUND(i) -> c[i].owed : (c[i].owed == FAILED -> NOTHING : (c[i].owed == SENT -> YES : c[i].owed)))
-#define REMEMBERED(i) (c[i].owed != NOTHING || c[i].overtook || MAY_BE_FOUND(i))
-#define TIDY_POSTED(i) ; c[i].owed = WITHOUT_USE(i); c[i].owed_token = (REMEMBERED(i) -> c[i].owed_token : 0)
+#define REMEMBERED(i) (c[i].owed != NOTHING || c[i].superseded || MAY_BE_FOUND(i))
+#define TIDY_PENDING(i) ; c[i].owed = WITHOUT_USE(i); c[i].owed_token = (REMEMBERED(i) -> c[i].owed_token : 0)
 /* No release, however late, frees or hands over a key whose lease is trusted. */
 #define UNTOUCHED(i) (!BELIEVES(i) || key == c[i].token || EXCUSED)
 #else
-#define TIDY_POSTED(i)
+#define TIDY_PENDING(i)
 #define UNTOUCHED(i) true
 #endif
-#define TIDY(i) c[i].stray = (POINTLESS(i) -> NOTHING : c[i].stray); c[i].stray_token = (c[i].stray == NOTHING -> 0 : c[i].stray_token) TIDY_POSTED(i)
+#define TIDY(i) c[i].stray = (POINTLESS(i) -> NOTHING : c[i].stray); c[i].stray_token = (c[i].stray == NOTHING -> 0 : c[i].stray_token) TIDY_PENDING(i)
 
 inline verify() {
   EACH(TIDY);
@@ -210,7 +209,7 @@ inline grant(whom) {
 #endif
   EACH(GIVE_TURN);
 #ifdef FENCES
-  turns++;
+  grants++;
 #ifdef FENCE_WITHOUT_CLOCK
   counter++
 #else
@@ -244,10 +243,10 @@ inline free_key() {
 }
 
 #ifdef ONE_SIDED
-#define MAY_POST(i) ((i) == 0)
+#define MAY_RELEASE_ASYNC(i) ((i) == 0)
 #define MAY_STRAY(i) ((i) == 0)
 #else
-#define MAY_POST(i) true
+#define MAY_RELEASE_ASYNC(i) true
 #define MAY_STRAY(i) true
 #endif
 inline stray_of(kind, whose) {
@@ -264,15 +263,15 @@ inline stray_on(kind) {
 
 /* Read the clock, then send. [core/locker.py Locker.acquire] */
 inline ask() {
-  c[me].call = SENT;
-  c[me].call_trust = TRUST
+  c[me].acquire = SENT;
+  c[me].acquire_trust = TRUST
 }
 
 inline stop_asking() {
-  c[me].call = NOTHING;
-  c[me].call_trust = 0;
-#ifdef POSTS
-  c[me].overtook = 0;
+  c[me].acquire = NOTHING;
+  c[me].acquire_trust = 0;
+#ifdef ASYNC
+  c[me].superseded = 0;
 #endif
   c[me].again = 0
 }
@@ -287,11 +286,11 @@ inline stop_trusting() {
   c[me].held = 0;
   c[me].trust = 0;
   c[me].beat_trust = 0;
-#ifdef PULSE
-  c[me].stray = (c[me].pulse == SENT -> RENEW : c[me].stray);
-  c[me].stray_token = (c[me].pulse == SENT -> c[me].token : c[me].stray_token);
-  c[me].pulse = NOTHING;
-  c[me].pulse_trust = 0;
+#ifdef PARENT_HEARTBEAT
+  c[me].stray = (c[me].parent_beat == SENT -> RENEW : c[me].stray);
+  c[me].stray_token = (c[me].parent_beat == SENT -> c[me].token : c[me].stray_token);
+  c[me].parent_beat = NOTHING;
+  c[me].parent_beat_trust = 0;
 #endif
 }
 
@@ -299,8 +298,8 @@ inline stop_trusting() {
 inline end_with(fate) {
   stop_trusting();
   give_back(fate);
-#ifdef POSTS
-  c[me].let_go = (c[me].at == POSTING -> 0 : c[me].let_go);
+#ifdef ASYNC
+  c[me].let_go = (c[me].at == SENDING -> 0 : c[me].let_go);
 #endif
   leave();
   verify()
@@ -314,7 +313,7 @@ inline leave() {
   c[me].latest = 0;
 #ifdef FENCES
   c[me].fence = 0;
-  c[me].turn = 0;
+  c[me].grant_number = 0;
 #endif
   skip
 }
@@ -329,21 +328,21 @@ inline give_back(fate) {
   if
   :: fate == AT_ONCE && UP && RELEASABLE(c[me].token) -> free_key()
   :: fate == LATER -> stray_on(RELEASE)
-  :: fate == ANOTHER && c[me].call == SENT -> stray_on(ACQUIRE)
+  :: fate == ANOTHER && c[me].acquire == SENT -> stray_on(ACQUIRE)
   :: fate == ANOTHER && c[me].beat == SENT -> stray_on(RENEW)
   :: else
   fi
 }
-#define UNDER_WAY (c[me].call == SENT || c[me].beat == SENT)
+#define UNDER_WAY (c[me].acquire == SENT || c[me].beat == SENT)
 #ifdef SURE
 #define HAPPENS(mishap) false
 #else
 #define HAPPENS(mishap) (mishap)
 #endif
 
-#ifdef POSTS
+#ifdef ASYNC
 /* The asynchronous release has ended. */
-inline settle_post(how) {
+inline settle_release(how) {
   c[me].owed = how;
   c[me].let_go = 0;
   verify()
@@ -355,19 +354,19 @@ inline settle_post(how) {
 #else
 #define RELEASABLE_AGAIN RELEASABLE(c[me].owed_token)
 #endif
-inline post_again() {
+inline resend() {
   if
   :: UP && RELEASABLE_AGAIN -> free_key()
   :: else
   fi
 }
 
-#define POSTED (c[me].owed == SENT || c[me].owed == YES || c[me].owed == NO)
+#define PENDING (c[me].owed == SENT || c[me].owed == YES || c[me].owed == NO)
 /* Whether the next command resends it. */
 #ifdef LOST_FOR_GOOD
-#define TO_BE_MADE_AGAIN false
+#define TO_BE_RESENT false
 #else
-#define TO_BE_MADE_AGAIN (c[me].owed == NO && (c[me].call == YES || c[me].call == NO))
+#define TO_BE_RESENT (c[me].owed == NO && (c[me].acquire == YES || c[me].acquire == NO))
 #endif
 #endif
 
@@ -385,22 +384,22 @@ end:
       ask() }
 
   /* The store carries out an acquire. [stores/redis/lua/acquire.lua] [stores/transitions.py _acquire] */
-  :: d_step { c[me].call == SENT && UP && ROOM ->
+  :: d_step { c[me].acquire == SENT && UP && ROOM ->
       if
       :: key == 0 || key == c[me].token ->
         grant(c[me].token);
 #ifdef FENCES
         c[me].fence = counter;
-        c[me].turn = turns;
+        c[me].grant_number = grants;
 #endif
-        c[me].call = YES
+        c[me].acquire = YES
       :: else ->
-        c[me].call = NO;
-#ifdef POSTS
-        c[me].overtook = (key == c[me].owed_token);
-        c[me].call_trust = (c[me].overtook -> c[me].call_trust : 0)
+        c[me].acquire = NO;
+#ifdef ASYNC
+        c[me].superseded = (key == c[me].owed_token);
+        c[me].acquire_trust = (c[me].superseded -> c[me].acquire_trust : 0)
 #else
-        c[me].call_trust = 0
+        c[me].acquire_trust = 0
 #endif
       fi;
       verify() }
@@ -411,7 +410,7 @@ end:
       ask() }
 
   /* The same, and the first request may still arrive. [core/locker.py Locker.acquire] */
-  :: d_step { c[me].call == SENT && !c[me].again ->
+  :: d_step { c[me].acquire == SENT && !c[me].again ->
       stray_on(ACQUIRE);
       c[me].again = 1;
       ask() }
@@ -422,11 +421,11 @@ end:
   :: d_step { HAPPENS(c[me].at == ASKING) -> end_with(NEVER) }
 
   /* The grant is read: a lease, whose validity counts from before the request was sent. [core/locker.py Locker.acquire] [core/heartbeat.py Heartbeat.add] */
-  :: d_step { c[me].call == YES && (c[me].call_trust > 0 || ANY_GRANT_COUNTS) ->
+  :: d_step { c[me].acquire == YES && (c[me].acquire_trust > 0 || ANY_GRANT_COUNTS) ->
 #ifdef TRUST_FROM_REPLY
       c[me].trust = TRUST;
 #else
-      c[me].trust = c[me].call_trust;
+      c[me].trust = c[me].acquire_trust;
 #endif
       stop_asking();
       c[me].held = 1;
@@ -434,10 +433,10 @@ end:
       verify() }
 
   /* The refusal is read, and ends this delivery here. [core/locker.py Locker.acquire] */
-#ifdef POSTS
-  :: d_step { c[me].call == NO && !c[me].overtook -> end_with(NEVER) }
+#ifdef ASYNC
+  :: d_step { c[me].acquire == NO && !c[me].superseded -> end_with(NEVER) }
 #else
-  :: d_step { c[me].call == NO -> end_with(NEVER) }
+  :: d_step { c[me].acquire == NO -> end_with(NEVER) }
 #endif
 
 #ifdef FENCES
@@ -453,8 +452,8 @@ end:
 #endif
       :: else ->
         passed = c[me].fence;
-        assert(c[me].turn >= newest);
-        newest = c[me].turn
+        assert(c[me].grant_number >= newest);
+        newest = c[me].grant_number
       fi }
 #endif
 
@@ -496,36 +495,36 @@ end:
       stray_on(RENEW);
       stop_beating() }
 
-#ifdef PULSE
+#ifdef PARENT_HEARTBEAT
   /* The worker parent renews its living child's lease, with the child's token, unless the deadline has passed. [worker/parent_heartbeat.py ParentHeartbeat.sweep] [worker/parent_heartbeat.py ParentHeartbeat._renew] [worker/shared_memory.py SharedMemory.of_living] */
-  :: d_step { c[me].pulse == NOTHING && BELIEVES(me) ->
-      c[me].pulse = SENT;
-      c[me].pulse_trust = TRUST }
+  :: d_step { c[me].parent_beat == NOTHING && BELIEVES(me) ->
+      c[me].parent_beat = SENT;
+      c[me].parent_beat_trust = TRUST }
 
   /* The store carries out that renewal; the parent ignores "not yours". [stores/redis/lua/renew.lua] [stores/transitions.py _renew] */
-  :: d_step { c[me].pulse == SENT && UP ->
+  :: d_step { c[me].parent_beat == SENT && UP ->
       if
       :: RENEWABLE(c[me].token) ->
         renew(c[me].token);
-        c[me].pulse = YES
+        c[me].parent_beat = YES
       :: else ->
-        c[me].pulse = NOTHING;
-        c[me].pulse_trust = 0
+        c[me].parent_beat = NOTHING;
+        c[me].parent_beat_trust = 0
       fi;
       verify() }
 
   /* The parent notes the new deadline, however late; a lease that the child has declared lost stays lost. [worker/parent_heartbeat.py ParentHeartbeat._record] [worker/shared_memory.py SharedMemory.advance] [core/lease.py Lease.deadline] */
-  :: d_step { c[me].pulse == YES ->
-      c[me].trust = (c[me].trust > c[me].pulse_trust -> c[me].trust : c[me].pulse_trust);
-      c[me].pulse = NOTHING;
-      c[me].pulse_trust = 0;
+  :: d_step { c[me].parent_beat == YES ->
+      c[me].trust = (c[me].trust > c[me].parent_beat_trust -> c[me].trust : c[me].parent_beat_trust);
+      c[me].parent_beat = NOTHING;
+      c[me].parent_beat_trust = 0;
       verify() }
 
   /* No reply to the parent. [worker/parent_heartbeat.py ParentHeartbeat._record] */
-  :: d_step { c[me].pulse == SENT ->
+  :: d_step { c[me].parent_beat == SENT ->
       stray_on(RENEW);
-      c[me].pulse = NOTHING;
-      c[me].pulse_trust = 0;
+      c[me].parent_beat = NOTHING;
+      c[me].parent_beat_trust = 0;
       verify() }
 #endif
 
@@ -538,37 +537,37 @@ end:
   :: d_step { c[me].at == BODY -> end_with(AT_ONCE) }
   :: d_step { HAPPENS(c[me].at == BODY) -> end_with(LATER) }
 
-#ifdef POSTS
+#ifdef ASYNC
   /* The body ends well within its deadline, and the reply is not needed: first renewal ends, and the heartbeat will drain. [core/locker.py Locker.give_back] [core/heartbeat.py Heartbeat.let_go] */
-  :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED ->
+  :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_RELEASE_ASYNC(me) && !PENDING ->
       stop_trusting();
       stop_beating();
       c[me].let_go = 1;
-      c[me].at = POSTING;
+      c[me].at = SENDING;
       verify() }
 
   /* The same, and a renewal under way arrives later. [core/locker.py Locker.give_back] [core/heartbeat.py Heartbeat.let_go] */
-  :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_POST(me) && !POSTED && c[me].beat == SENT ->
+  :: d_step { c[me].at == BODY && BELIEVES(me) && MAY_RELEASE_ASYNC(me) && !PENDING && c[me].beat == SENT ->
       stop_trusting();
       stray_on(RENEW);
       stop_beating();
       c[me].let_go = 1;
-      c[me].at = POSTING;
+      c[me].at = SENDING;
       verify() }
 
   /* The release is sent; the heartbeat will drain it, even if it has just drained. [stores/redis/async_release.py PendingReleases.begin] [stores/redis/connection.py Connections.send_async] [core/heartbeat.py Heartbeat.sent] */
-  :: d_step { c[me].at == POSTING && !POSTED ->
+  :: d_step { c[me].at == SENDING && !PENDING ->
       c[me].owed = SENT;
       c[me].owed_token = c[me].token;
-#ifndef TURN_BEFORE_POST
+#ifndef DRAIN_BEFORE_SEND
       c[me].let_go = 1;
 #endif
       leave();
       verify() }
 
   /* It cannot be sent without waiting: there is no idle connection. [stores/redis/async_release.py PendingReleases.withdraw] [core/locker.py Locker.release] */
-  :: d_step { c[me].at == POSTING -> end_with(AT_ONCE) }
-  :: d_step { HAPPENS(c[me].at == POSTING) -> end_with(LATER) }
+  :: d_step { c[me].at == SENDING -> end_with(AT_ONCE) }
+  :: d_step { HAPPENS(c[me].at == SENDING) -> end_with(LATER) }
 
   /* The store carries out an asynchronous release. [stores/redis/lua/release.lua] [stores/transitions.py _release] */
   :: d_step { c[me].owed == SENT && UP ->
@@ -590,29 +589,29 @@ end:
       verify() }
 
   /* Its reply is read, before the reply to the connection's next command. [stores/redis/connection.py Connection.replies] [stores/redis/async_release.py PendingRelease.acknowledge] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] [core/heartbeat.py Heartbeat.confirmed] */
-  :: d_step { c[me].owed == YES -> settle_post(NOTHING) }
+  :: d_step { c[me].owed == YES -> settle_release(NOTHING) }
 
   /* It was lost: it is resent after the store's next reply. [stores/redis/store.py RedisStore._run] [stores/redis/async_release.py PendingReleases.resend_lost] */
-  :: d_step { TO_BE_MADE_AGAIN ->
-      post_again();
-      settle_post(NOTHING) }
+  :: d_step { TO_BE_RESENT ->
+      resend();
+      settle_release(NOTHING) }
 
   /* The resent release gets no reply, and may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] */
-  :: d_step { HAPPENS(TO_BE_MADE_AGAIN) -> settle_post(FAILED) }
-  :: d_step { HAPPENS(TO_BE_MADE_AGAIN) ->
+  :: d_step { HAPPENS(TO_BE_RESENT) -> settle_release(FAILED) }
+  :: d_step { HAPPENS(TO_BE_RESENT) ->
       stray_of(RELEASE, c[me].owed_token);
-      settle_post(FAILED) }
+      settle_release(FAILED) }
 
   /* The acquire found a lease that this process has released: it has overtaken the release. Both are sent again, the release first. [stores/redis/store.py RedisStore.acquire] [stores/redis/async_release.py PendingReleases.superseding] [stores/redis/async_release.py PendingReleases.resend] */
-  :: d_step { c[me].call == NO && c[me].overtook ->
-      post_again();
-      c[me].overtook = 0;
-      c[me].call = SENT;
+  :: d_step { c[me].acquire == NO && c[me].superseded ->
+      resend();
+      c[me].superseded = 0;
+      c[me].acquire = SENT;
       verify() }
 
   /* SIGKILL of a child whose release is not confirmed: its parent releases by the noted token. [worker/shared_memory.py SharedMemory.of_dead] [worker/dead_child.py settle_leases] */
   :: d_step { c[me].at == IDLE && c[me].owed != NOTHING && UP ->
-#ifndef LEDGER_FORGETS
+#ifndef NOTE_FORGOTTEN
       if
       :: RELEASABLE(c[me].owed_token) -> free_key()
       :: else
@@ -620,16 +619,16 @@ end:
 #endif
       assert(c[me].owed_token != key);
       c[me].owed_token = 0;
-      settle_post(NOTHING) }
+      settle_release(NOTHING) }
 
   /* The same, later or never; or the child's own request arrives later. [worker/dead_child.py settle_leases] */
   :: d_step { HAPPENS(c[me].at == IDLE && c[me].owed != NOTHING) ->
       stray_of(RELEASE, c[me].owed_token);
       c[me].owed_token = 0;
-      settle_post(NOTHING) }
+      settle_release(NOTHING) }
   :: d_step { HAPPENS(c[me].at == IDLE && c[me].owed != NOTHING) ->
       c[me].owed_token = 0;
-      settle_post(NOTHING) }
+      settle_release(NOTHING) }
 
 #ifdef LIVENESS
   /* No more deliveries come. [environment] */
@@ -664,37 +663,37 @@ end:
   od
 }
 
-#ifdef POSTS
+#ifdef ASYNC
 /* The heartbeat: part of the client, but a thread of its own, which runs whatever the bodies do. */
-proctype keeper(byte me) {
+proctype heartbeat(byte me) {
 end:
   do
   /* No release was sent yet, so there is nothing to drain. [core/heartbeat.py Heartbeat._collect] */
-  :: d_step { c[me].let_go && !POSTED -> c[me].let_go = 0 }
+  :: d_step { c[me].let_go && !PENDING -> c[me].let_go = 0 }
 
   /* The reply has arrived, and no other command has read it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/connection.py Connections.drain] */
-  :: d_step { c[me].let_go && c[me].owed == YES -> settle_post(NOTHING) }
+  :: d_step { c[me].let_go && c[me].owed == YES -> settle_release(NOTHING) }
 
 #ifndef LOST_FOR_GOOD
   /* No reply that confirms it has arrived: the heartbeat resends it. [core/heartbeat.py Heartbeat._collect] [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
-  :: d_step { c[me].let_go && POSTED ->
-      post_again();
-      settle_post(NOTHING) }
+  :: d_step { c[me].let_go && PENDING ->
+      resend();
+      settle_release(NOTHING) }
 
   /* The same, and the first request may still arrive. [stores/redis/store.py RedisStore.drain] [stores/redis/async_release.py PendingReleases.resend_lost] */
   :: d_step { c[me].let_go && c[me].owed == SENT ->
-      post_again();
+      resend();
       stray_of(RELEASE, c[me].owed_token);
-      settle_post(NOTHING) }
+      settle_release(NOTHING) }
 
   /* The resent release gets no reply, and may still arrive. [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.end] [core/locker.py Locker._on_reply] */
-  :: d_step { HAPPENS(c[me].let_go && POSTED) -> settle_post(FAILED) }
-  :: d_step { HAPPENS(c[me].let_go && POSTED) ->
+  :: d_step { HAPPENS(c[me].let_go && PENDING) -> settle_release(FAILED) }
+  :: d_step { HAPPENS(c[me].let_go && PENDING) ->
       stray_of(RELEASE, c[me].owed_token);
-      settle_post(FAILED) }
+      settle_release(FAILED) }
 #endif
 
-#ifdef KEEPER_GOES_ON
+#ifdef HEARTBEAT_GOES_ON
   /* No action of the protocol: a heartbeat that renews a lease whose release was sent. */
   :: d_step { c[me].owed != NOTHING && key == c[me].owed_token -> renew(c[me].owed_token) }
 #endif
@@ -703,15 +702,15 @@ end:
 #endif
 
 #ifdef OVERSTAYS
-#define LET_GO(i) (key != 0 && (c[i].owed != NOTHING && key == c[i].owed_token || c[i].at == POSTING && key == c[i].token))
+#define LET_GO(i) (key != 0 && (c[i].owed != NOTHING && key == c[i].owed_token || c[i].at == SENDING && key == c[i].token))
 #endif
 #define COUNT_DOWN(timer) timer = (timer > 0 -> timer - 1 : 0)
-#ifdef PULSE
-#define PASS_PULSE(i) COUNT_DOWN(c[i].pulse_trust);
+#ifdef PARENT_HEARTBEAT
+#define PASS_PARENT_BEAT(i) COUNT_DOWN(c[i].parent_beat_trust);
 #else
-#define PASS_PULSE(i)
+#define PASS_PARENT_BEAT(i)
 #endif
-#define PASS(i) PASS_PULSE(i) COUNT_DOWN(c[i].call_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].beat_trust)
+#define PASS(i) PASS_PARENT_BEAT(i) COUNT_DOWN(c[i].acquire_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].beat_trust)
 
 proctype clock() {
 end:
@@ -748,12 +747,12 @@ end:
 
 #ifdef LOSSES
 #define CUT(request) request = (request == SENT -> BROKEN : request)
-#ifdef POSTS
-#define CUT_POSTED(i) c[i].owed = (c[i].owed == SENT || c[i].owed == YES -> NO : c[i].owed);
+#ifdef ASYNC
+#define CUT_PENDING(i) c[i].owed = (c[i].owed == SENT || c[i].owed == YES -> NO : c[i].owed);
 #else
-#define CUT_POSTED(i)
+#define CUT_PENDING(i)
 #endif
-#define RESET(i) CUT(c[i].call); CUT(c[i].beat); CUT_POSTED(i) c[i].stray = NOTHING; c[i].stray_token = 0
+#define RESET(i) CUT(c[i].acquire); CUT(c[i].beat); CUT_PENDING(i) c[i].stray = NOTHING; c[i].stray_token = 0
 
 proctype catastrophe() {
 end:
@@ -780,8 +779,8 @@ init {
     do
     :: n < N ->
       run client(n);
-#ifdef POSTS
-      run keeper(n);
+#ifdef ASYNC
+      run heartbeat(n);
 #endif
       n++
     :: else -> break

@@ -14,10 +14,10 @@
  *  7 no message is discarded without a done marker or an entry.
  *  8 no attempt begins after a newer one.
  *  9 a call that has raised never begins.
- * 10 a foreign release, of which the queue is not told, does not stop it.
+ * 10 a foreign release, of which the queue is not notified, does not stop it.
  * 13 a call that was taken out has a result, or has raised.
  * 15 beside a worker of the version before, which knows no queue: 1, 3, 6, 7, and every call ends.
- *    Two, four and eight hold of the other worker; the older one may run a call out of its turn, and again.
+ *    Two, four and eight hold of the other worker; the older one may run a call out of order, and again.
  * And a hint that a dead child had yet to publish stands in its note, for its parent.
  *
  * Non-guarantees. A loss of the store's last writes: 2, 3, 4, 8 and 9 are void from then on; the others
@@ -62,7 +62,7 @@
 #define FOREIGN 8
 #define ORPHAN 9 /* a dead worker */
 
-#define NOBODY 2 /* no call */
+#define NO_CALL 2 /* neither call */
 
 /* Where a worker is. */
 #define IDLE 0
@@ -116,7 +116,7 @@ byte noted[2]; /* the hint that a child owes */
 
 byte faults = FAULTS;
 bit lost, foreigner;
-byte removing = NOBODY;
+byte removing = NO_CALL;
 bit operated, older;
 byte v;
 
@@ -203,7 +203,7 @@ inline take_out(i) {
 }
 
 inline hint_next() {
-  v = NOBODY;
+  v = NO_CALL;
   if
   :: key == FREE && HEAD(0) && state[0] != LEAVING -> state[0] = HINTED; v = 0
   :: key == FREE && HEAD(1) && state[1] != LEAVING -> state[1] = HINTED; v = 1
@@ -212,7 +212,7 @@ inline hint_next() {
 }
 
 inline publish_next() {
-  if :: v != NOBODY -> publish(v, stored[v]) :: else fi;
+  if :: v != NO_CALL -> publish(v, stored[v]) :: else fi;
   v = 0
 }
 
@@ -237,7 +237,7 @@ inline leave() {
   w[me].at = IDLE;
   w[me].c = 0;
   w[me].a = 0;
-  w[me].reply = NOBODY;
+  w[me].reply = NO_CALL;
   w[me].again = 0
 }
 
@@ -389,8 +389,8 @@ end:
   :: d_step { w[me].at == ENDING && !w[me].again && FAULT; end_it(); w[me].again = 1; verify() }
   /* The hint of the next is published; then the note is struck. [planned: publish] */
   :: d_step { w[me].at == HINTING ->
-      if :: w[me].reply != NOBODY -> publish(w[me].reply, stored[w[me].reply]) :: else fi;
-      noted[me] = NOBODY;
+      if :: w[me].reply != NO_CALL -> publish(w[me].reply, stored[w[me].reply]) :: else fi;
+      noted[me] = NO_CALL;
       leave() }
   /* A lost call: its result is stored, then it is taken out. [planned: remove] */
   :: d_step { w[me].at == CLOSING ->
@@ -402,14 +402,14 @@ end:
       verify() }
   /* SIGKILL of the child. [environment] */
   :: d_step { w[me].at != IDLE && FAULT;
-      assert(w[me].reply == NOBODY || noted[me] != NOBODY);
+      assert(w[me].reply == NO_CALL || noted[me] != NO_CALL);
       if :: IS_LATE -> publish(MYC, w[me].a) :: else fi;
       if :: key == me + 1 -> key = ORPHAN :: else fi;
       leave() }
   /* The parent publishes what its dead child owes. [planned: parent] */
-  :: d_step { w[me].at == IDLE && noted[me] != NOBODY ->
+  :: d_step { w[me].at == IDLE && noted[me] != NO_CALL ->
       if :: state[noted[me]] == HINTED -> publish(noted[me], stored[noted[me]]) :: else fi;
-      noted[me] = NOBODY }
+      noted[me] = NO_CALL }
 #ifdef OLDER
   /* A worker of the version before runs a call and releases the key, no more. [environment] */
   :: d_step { w[me].at == ARRIVED && key == FREE && !older -> older = 1; key = me + 1; w[me].at = OLD_BODY; verify() }
@@ -453,17 +453,17 @@ end:
       if :: IN(0) -> state[0] = LEAVING :: else fi; verify() }
   :: d_step { !operated && REMOVABLE(1) -> operated = 1; removing = 1; state[1] = LEAVING; verify() }
   /* Its result is stored, before it is taken out. [planned: remove] */
-  :: d_step { removing != NOBODY && !result[removing] -> result[removing] = 1 }
+  :: d_step { removing != NO_CALL && !result[removing] -> result[removing] = 1 }
   /* It is taken out, and the next is hinted. [planned: remove] */
-  :: d_step { removing != NOBODY && result[removing] ->
+  :: d_step { removing != NO_CALL && result[removing] ->
       if
       :: state[removing] == LEAVING -> take_out(removing); hint_next(); publish_next()
       :: else
       fi;
-      removing = NOBODY;
+      removing = NO_CALL;
       verify() }
   /* The operator's process is killed. [environment] */
-  :: d_step { removing != NOBODY && FAULT; removing = NOBODY }
+  :: d_step { removing != NO_CALL && FAULT; removing = NO_CALL }
   od
 }
 #endif
@@ -498,7 +498,7 @@ end:
   :: d_step { key == ORPHAN -> key = FREE }
   /* Another client takes the key. [environment] */
   :: d_step { key == FREE && !foreigner -> foreigner = 1; key = FOREIGN }
-  /* It releases the key, and does not tell the queue. [environment] */
+  /* It releases the key, and does not notify the queue. [environment] */
   :: d_step { key == FOREIGN -> key = FREE }
   /* The broker loses a message. [environment] */
   :: d_step { copies[0] > 0 && FAULT; copies[0]-- }
@@ -509,10 +509,10 @@ end:
 
 init {
   atomic {
-    noted[0] = NOBODY;
-    noted[1] = NOBODY;
-    w[0].reply = NOBODY;
-    w[1].reply = NOBODY;
+    noted[0] = NO_CALL;
+    noted[1] = NO_CALL;
+    w[0].reply = NO_CALL;
+    w[1].reply = NO_CALL;
     run publisher(0);
     run publisher(1);
     run worker(0);

@@ -49,7 +49,7 @@ def test_every_planned_transition_is_modelled() -> None:
     [
         "core/heartbeat.py Heartbeat.rest",
         "core/heartbeat.py nothing",
-        "core/nobody.py",
+        "core/missing.py",
         "lua/nothing.lua",
     ],
 )

@@ -17,11 +17,8 @@
  * The comment before an action names the functions that implement it, in brackets; [environment]
  * marks what happens to the protocol.
  *
- * Must-fail variants, each a protection taken out: TURN_TAKES_ALL, TURN_WITHOUT_NAME, KEPT_FOR_ANY,
- * AGAIN_HANDS_OVER, KEPT_FOR_EVER, NO_LOOKING.
- *
- * Names in the model: turn is a handoff token, called is the woken client, kept means reserved, looking
- * means polling, and posted means released asynchronously.
+ * Must-fail variants, each a protection taken out: HANDOFF_TAKES_ALL, HANDOFF_WITHOUT_NAME,
+ * RESERVED_FOR_ANY, AGAIN_HANDS_OVER, RESERVED_FOR_EVER, NO_POLLING.
  */
 
 #ifndef TTL
@@ -30,7 +27,7 @@
 #define DRIFT 1
 #define TRUST (TTL - DRIFT)
 /* Ticks that a key is reserved for the woken client, and that the handoff token lasts. [stores/redis/lua/wait_queue.lua] */
-#define KEPT 1
+#define RESERVED 1
 /* Ticks that a client counts as waiting after a refused acquire. [core/locker.py Waiter.acquire] */
 #define COUNTED 2
 
@@ -52,16 +49,16 @@
 
 /* The token of the key, or the one before it was reserved: 1 to 3, of a client; or */
 #define FREE 0
-#define POSTED 4 /* the token whose asynchronous release the first client has sent */
-#define NOBODYS 5
+#define RELEASED 4 /* the token whose asynchronous release the first client has sent */
+#define OF_NO_CLIENT 5
 
 typedef Client {
   byte at;
   bit again; /* the second try of the acquire is under way */
-  byte call;
-  byte call_trust; /* as in lease.pml */
+  byte request;
+  byte request_trust; /* as in lease.pml */
   byte trust;
-  byte turn; /* its handoff token, sent with its next acquire */
+  byte handoff; /* its handoff token, sent with its next acquire */
   bit blocks; /* in BLPOP, on the list of handoff tokens */
   byte counted; /* ticks for which it counts as waiting, alive or not */
 };
@@ -72,7 +69,7 @@ bit owed; /* an asynchronous release of the first client is not confirmed */
 
 /* The store. */
 byte key;
-bit kept; /* reserved for the woken client */
+bit reserved; /* reserved for the woken client */
 byte left; /* ticks */
 bit blank; /* the blank behind the lease: clients wait */
 bit listed; /* a handoff token is in the list, and lasts as long as the reservation */
@@ -85,7 +82,7 @@ byte shaken; /* ticks in which exclusion may not hold, as in lease.pml; a ghost 
 #endif
 
 /* Ghosts. */
-byte called; /* 1 and up: the client that was woken for the reserved key; 0: none yet */
+byte woken; /* 1 and up: the client that was woken for the reserved key; 0: none yet */
 byte stays; /* ticks that the key has been reserved */
 
 #define WAITS(i) ((i) > 0)
@@ -95,98 +92,98 @@ byte stays; /* ticks that the key has been reserved */
 
 #define BELIEVES(i) (c[i].at == BODY && c[i].trust > 0)
 /* A client that would pass check() has the key. */
-#define SOUND(i) (!BELIEVES(i) || (key == i + 1 && !kept) || EXCUSED)
+#define SOUND(i) (!BELIEVES(i) || (key == i + 1 && !reserved) || EXCUSED)
 #define COUNTS(i) (c[i].counted > 0)
-#define SOMEBODY_WAITS (ANY(COUNTS))
-#define OUTDATE(i) c[i].turn = (!kept && c[i].turn == VALID -> OVER : c[i].turn)
+#define ONE_WAITS (ANY(COUNTS))
+#define OUTDATE(i) c[i].handoff = (!reserved && c[i].handoff == VALID -> OVER : c[i].handoff)
 
 inline verify() {
-  key = (key == POSTED && !owed -> NOBODYS : key);
-  called = (kept -> called : 0);
-  stays = (kept -> stays : 0);
+  key = (key == RELEASED && !owed -> OF_NO_CLIENT : key);
+  woken = (reserved -> woken : 0);
+  stays = (reserved -> stays : 0);
   EACH(OUTDATE);
   assert(ALL(SOUND))
 }
 
 inline ask() {
-  c[me].call = SENT;
-  c[me].call_trust = TRUST;
+  c[me].request = SENT;
+  c[me].request_trust = TRUST;
   c[me].at = ASKING
 }
 
 inline stop_asking() {
   c[me].again = 0;
-  c[me].call = NOTHING;
-  c[me].call_trust = 0;
-  c[me].turn = NOTHING
+  c[me].request = NOTHING;
+  c[me].request_trust = 0;
+  c[me].handoff = NOTHING
 }
 
 /* Its connection is closed, and its handoff token is lost with it. */
 inline hang_up() {
   c[me].blocks = 0;
-  c[me].turn = NOTHING
+  c[me].handoff = NOTHING
 }
 
 inline leave() {
   stop_asking();
   hang_up();
-  key = (key == me + 1 -> NOBODYS : key);
+  key = (key == me + 1 -> OF_NO_CLIENT : key);
   c[me].trust = 0;
   c[me].at = IDLE
 }
 
 /* A handoff token takes the key that is reserved for it. */
-#if defined(TURN_TAKES_ALL)
-#define KEPT_FOR_ME (c[me].turn != NOTHING)
-#elif defined(TURN_WITHOUT_NAME)
-#define KEPT_FOR_ME (kept && c[me].turn != NOTHING)
-#elif defined(KEPT_FOR_ANY)
-#define KEPT_FOR_ME (kept)
+#if defined(HANDOFF_TAKES_ALL)
+#define RESERVED_FOR_ME (c[me].handoff != NOTHING)
+#elif defined(HANDOFF_WITHOUT_NAME)
+#define RESERVED_FOR_ME (reserved && c[me].handoff != NOTHING)
+#elif defined(RESERVED_FOR_ANY)
+#define RESERVED_FOR_ME (reserved)
 #else
-#define KEPT_FOR_ME (kept && c[me].turn == VALID)
+#define RESERVED_FOR_ME (reserved && c[me].handoff == VALID)
 #endif
-#define MINE (!kept && key == me + 1)
+#define MINE (!reserved && key == me + 1)
 
 inline grant() {
-#ifndef TURN_TAKES_ALL
+#ifndef HANDOFF_TAKES_ALL
   /* No client overtakes the woken one as long as the key is reserved. */
-  assert(!kept || called == me + 1);
+  assert(!reserved || woken == me + 1);
 #endif
   key = me + 1;
-  kept = 0;
+  reserved = 0;
   left = TTL;
   c[me].counted = 0;
-  blank = (WAITS(me) && SOMEBODY_WAITS)
+  blank = (WAITS(me) && ONE_WAITS)
 }
 
 inline free_key() {
   key = FREE;
-  kept = 0;
+  reserved = 0;
   left = 0;
   blank = 0
 }
 
 /* [stores/redis/lua/wait_queue.lua] */
-inline call_next() {
-  assert(!listed && !kept);
+inline wake_next() {
+  assert(!listed && !reserved);
   listed = 1;
-  kept = 1;
+  reserved = 1;
   blank = 0;
-  left = KEPT
+  left = RESERVED
 }
 
 #ifdef AGAIN_HANDS_OVER
 #define OF_TOKEN(whose) (key == (whose))
-#define IS_CALLED (kept || blank && SOMEBODY_WAITS)
+#define WAKES (reserved || blank && ONE_WAITS)
 #else
-#define OF_TOKEN(whose) (key == (whose) && !kept)
-#define IS_CALLED (blank && SOMEBODY_WAITS)
+#define OF_TOKEN(whose) (key == (whose) && !reserved)
+#define WAKES (blank && ONE_WAITS)
 #endif
 /* [stores/redis/lua/release.lua] */
 inline release(whose) {
   if
-  :: OF_TOKEN(whose) && IS_CALLED -> call_next()
-  :: OF_TOKEN(whose) && !IS_CALLED -> free_key()
+  :: OF_TOKEN(whose) && WAKES -> wake_next()
+  :: OF_TOKEN(whose) && !WAKES -> free_key()
   :: else
   fi
 }
@@ -199,18 +196,18 @@ end:
       ask() }
 
   /* The store carries out an acquire; a refused client that waits is counted, and the lease's value gets the blank. [stores/redis/lua/acquire.lua] [stores/redis/lua/wait_queue.lua] */
-  :: d_step { c[me].call == SENT ->
+  :: d_step { c[me].request == SENT ->
       if
-      :: key == FREE || MINE || KEPT_FOR_ME ->
+      :: key == FREE || MINE || RESERVED_FOR_ME ->
         grant();
-        c[me].call = YES
+        c[me].request = YES
       :: else ->
-        c[me].call = NO;
-        c[me].call_trust = 0;
+        c[me].request = NO;
+        c[me].request_trust = 0;
         c[me].counted = (WAITS(me) -> COUNTED : 0);
-        blank = (WAITS(me) && !kept -> 1 : blank)
+        blank = (WAITS(me) && !reserved -> 1 : blank)
       fi;
-      c[me].turn = NOTHING;
+      c[me].handoff = NOTHING;
       verify() }
 
   /* No reply in time: a second try with the same token; a client that was counted meanwhile is not woken. [core/locker.py Locker.acquire] */
@@ -228,15 +225,15 @@ end:
       verify() }
 
   /* The grant is read. [core/locker.py Locker.acquire] [core/locker.py Waiter.leave] */
-  :: d_step { c[me].call == YES && c[me].call_trust > 0 ->
-      c[me].trust = c[me].call_trust;
+  :: d_step { c[me].request == YES && c[me].request_trust > 0 ->
+      c[me].trust = c[me].request_trust;
       stop_asking();
       hang_up();
       c[me].at = BODY;
       verify() }
 
   /* The refusal is read: a waiting client continues to wait, the other one is skipped. [core/locker.py Waiter.acquire] [task/run.py TaskRun._refuse] */
-  :: d_step { c[me].call == NO ->
+  :: d_step { c[me].request == NO ->
       if
       :: WAITS(me) ->
         stop_asking();
@@ -245,29 +242,29 @@ end:
       fi }
 
   /* Block on the list of handoff tokens. [core/locker.py Waiter.wait] [stores/redis/wait_queue.py RedisTicket.wait] [stores/redis/wait_queue.py RedisTicket._block] */
-  :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].turn == NOTHING -> c[me].blocks = 1 }
+  :: d_step { c[me].at == WAITING && !c[me].blocks && c[me].handoff == NOTHING -> c[me].blocks = 1 }
 
   /* The server gives a handoff token to a blocked client, also while that client polls. [stores/redis/lua/wait_queue.lua] */
-  :: d_step { c[me].blocks && listed && c[me].call != SENT ->
-      c[me].turn = VALID;
+  :: d_step { c[me].blocks && listed && c[me].request != SENT ->
+      c[me].handoff = VALID;
       c[me].blocks = 0;
       listed = 0;
-      called = me + 1 }
+      woken = me + 1 }
 
   /* Woken: acquire with the handoff token. [core/locker.py Waiter.acquire] */
-  :: d_step { c[me].at == WAITING && c[me].turn != NOTHING ->
+  :: d_step { c[me].at == WAITING && c[me].handoff != NOTHING ->
       ask() }
 
-#ifndef NO_LOOKING
+#ifndef NO_POLLING
   /* Not woken, and half a second has passed: poll. [core/locker.py Waiter.wait] [core/locker.py Waiter.acquire] */
-  :: d_step { c[me].at == WAITING && c[me].turn == NOTHING ->
+  :: d_step { c[me].at == WAITING && c[me].handoff == NOTHING ->
       ask() }
 #endif
 
   /* The ticket's connection is lost, and a handoff token with it: the client polls next. [stores/redis/wait_queue.py RedisTicket._hang_up] [core/locker.py Waiter.wait] */
   :: d_step { c[me].at == WAITING ->
       hang_up();
-#ifndef NO_LOOKING
+#ifndef NO_POLLING
       ask();
 #endif
       verify() }
@@ -292,13 +289,13 @@ end:
   /* The body ends with an asynchronous release. [core/locker.py Locker.give_back] [stores/redis/async_release.py PendingReleases.begin] */
   :: d_step { c[me].at == BODY && !WAITS(me) && !owed && BELIEVES(me) ->
       owed = 1;
-      key = (key == me + 1 -> POSTED : key);
+      key = (key == me + 1 -> RELEASED : key);
       leave();
       verify() }
 
   /* The store carries it out; a second time if its reply was lost. [stores/redis/lua/release.lua] [stores/redis/async_release.py PendingReleases.resend_lost] [stores/redis/async_release.py PendingReleases.resend] */
   :: d_step { !WAITS(me) && owed ->
-      release(POSTED);
+      release(RELEASED);
       verify() }
 
   /* It is acknowledged, or given up, or its process is dead. [stores/redis/async_release.py PendingReleases.end] */
@@ -314,15 +311,15 @@ end:
 }
 
 #define COUNT_DOWN(timer) timer = (timer > 0 -> timer - 1 : 0)
-#define PASS(i) COUNT_DOWN(c[i].call_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].counted)
+#define PASS(i) COUNT_DOWN(c[i].request_trust); COUNT_DOWN(c[i].trust); COUNT_DOWN(c[i].counted)
 
 proctype clock() {
 end:
   do
   /* Time passes, and a key without time left is deleted. [core/clock.py SystemClock] */
   :: d_step {
-#ifdef KEPT_FOR_EVER
-      left = (kept -> left : (left > 0 -> left - 1 : 0));
+#ifdef RESERVED_FOR_EVER
+      left = (reserved -> left : (left > 0 -> left - 1 : 0));
 #else
       COUNT_DOWN(left);
 #endif
@@ -330,26 +327,26 @@ end:
       COUNT_DOWN(shaken);
 #endif
       if
-      :: kept && left > 0 -> stays++
-      :: kept && left == 0 ->
+      :: reserved && left > 0 -> stays++
+      :: reserved && left == 0 ->
         listed = 0;
         free_key()
-      :: !kept && left == 0 -> free_key()
+      :: !reserved && left == 0 -> free_key()
       :: else
       fi;
-      assert(stays < KEPT);
+      assert(stays < RESERVED);
       EACH(PASS);
       verify() }
 
   /* The store's clock is ahead of the holder's. [environment] */
-  :: d_step { key != FREE && !kept && left <= DRIFT ->
+  :: d_step { key != FREE && !reserved && left <= DRIFT ->
       free_key();
       verify() }
   od
 }
 
 #ifdef FORGETS
-#define CUT(i) c[i].call = (c[i].call == SENT -> NOTHING : c[i].call); c[i].blocks = 0; c[i].counted = 0
+#define CUT(i) c[i].request = (c[i].request == SENT -> NOTHING : c[i].request); c[i].blocks = 0; c[i].counted = 0
 
 proctype catastrophe() {
 end:
@@ -380,7 +377,7 @@ init {
 
 #ifdef LIVENESS
 /* Whether the second client waits for a key without a holder: it is free, or reserved. */
-#define IN_VAIN ((c[1].at == WAITING || c[1].at == ASKING && c[1].call != YES) && (key == FREE || kept))
+#define STARVES ((c[1].at == WAITING || c[1].at == ASKING && c[1].request != YES) && (key == FREE || reserved))
 /* No client waits for ever for a key without a holder. */
-ltl nobody_waits_in_vain { [] (IN_VAIN -> <> !IN_VAIN) }
+ltl no_client_starves { [] (STARVES -> <> !STARVES) }
 #endif

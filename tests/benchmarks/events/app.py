@@ -1,4 +1,4 @@
-"""A plain task, a singleton task, and a task that tells the end of a lap.
+"""A plain task, a singleton task, and a task that reports the end of a lap.
 
 The environment: BROKER_URL, also of the results; LOCK_URL, a server of its own.
 """
@@ -41,5 +41,5 @@ def locked(number: int) -> None:
 
 @app.task(name=LAP_END, ignore_result=True)
 def lap_end() -> None:
-    """Tell that all tasks before it have ended."""
+    """Report that all tasks before it have ended."""
     _client.rpush(ENDS, 1)

@@ -95,7 +95,7 @@ class _Stage:
         return {kind: self._lap(*kind, tasks) for kind in order.sample(KINDS, len(KINDS))}
 
     def _lap(self, name: str, events: bool, tasks: int) -> Lap:
-        """The messages are published to a queue that nobody consumes, and handed over at once."""
+        """The messages are published to a queue without a consumer, and handed over at once."""
         app = self._module.app
         for _ in range(tasks):
             self._number += 1

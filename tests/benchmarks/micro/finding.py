@@ -20,7 +20,7 @@ class Finding:
         what: Was measured.
         value: Of it.
         unit: Of the value.
-        most: What it shall be at most, in the same unit; None where there is no goal.
+        most: Its goal, an upper bound, in the same unit; None where there is no goal.
         digits: Behind the point.
         middle: Between what the middle lies, in 95 of 100 cases, where that is known: more rounds
             make it narrower, and not what is between the quarters of them.

@@ -2,7 +2,7 @@
 
 Processor time, for what an interpreter waits for is the disk's and the machine's other work; and
 the middle of differences, each of two interpreters that follow each other. All modules are compiled
-before, as pip compiles what it installs: an editable copy may be compiled by each interpreter anew.
+before, as pip compiles what it installs: each interpreter may compile an editable copy again.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _LOOP: Final = 0.001
 
 
 class _Ahead(SystemClock):
-    """A clock that can be told that time has passed."""
+    """A clock that can be moved on."""
 
     seconds = 0.0
 
@@ -208,7 +208,7 @@ def _held(
     store: Store, clock: SystemClock, number: int, ttl: float, *, thread: bool
 ) -> tuple[Heartbeat, list[Lease]]:
     heartbeat = Heartbeat(store, clock, Events())
-    # Without its thread, a sweep is called by whoever wants to time one.
+    # Without its thread, a sweep is called by the code that times one.
     heartbeat._running = not thread
     locker, keyspace, leases = Locker(store, clock, heartbeat, Events()), Keyspace(), []
     for one in range(number):

@@ -1,7 +1,7 @@
 """In a process of its own: one call of each contender in a round, in a new order each time.
 
 A call is measured as a web request makes it, after others have filled the caches with their code.
-What it sent stays in a queue that nobody consumes, and is thrown away between rounds.
+What it sent stays in a queue without a consumer, and is thrown away between rounds.
 
 Run as a module; the environment is that of the worker's benchmark, and the arguments are the number
 of rounds, of rounds with a stopwatch around each part, and a seed. It prints JSON.
@@ -147,8 +147,8 @@ def _main(rounds: int, profiled: int, seed: int) -> None:
     _rounds(bare, _LOT, order)
     stats = locks.info("commandstats")
     at_server["set"] = float(stats["cmdstat_set"]["usec_per_call"])
-    told = {"rounds": seconds, "server": at_server, "instructions": _instructions(calls)}
-    print(json.dumps({**told, "parts": _parts(calls, profiled, order)}))
+    result = {"rounds": seconds, "server": at_server, "instructions": _instructions(calls)}
+    print(json.dumps({**result, "parts": _parts(calls, profiled, order)}))
 
 
 if __name__ == "__main__":

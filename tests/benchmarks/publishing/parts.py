@@ -9,7 +9,7 @@ from tests.benchmarks.worker.parts import Part, Stopwatch, find
 __all__ = ["PARTS", "SENDING", "WAITING", "install", "is_celerys"]
 
 _OURS: Final = "celery_singleton_lock"
-# What is told apart by the step that it is in has the step before its name.
+# What is separated by the step that it is in has the step before its name.
 _CELERY, _CALL, _STORE = "Celery's", "the call", "the store"
 SENDING: Final = f"{_STORE}: sending"
 WAITING: Final = f"{_STORE}: waiting for the reply"

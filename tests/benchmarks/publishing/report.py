@@ -25,7 +25,7 @@ Rounds = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What one process has told; seconds, but for the server's, which are microseconds.
+    """What one process has reported; seconds, but for the server's, which are microseconds.
 
     Attributes:
         rounds: Of each call, by contender.

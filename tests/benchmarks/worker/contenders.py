@@ -1,4 +1,4 @@
-"""Who contends at the worker, and by which task."""
+"""The contenders at the worker, and their tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Contender:
         name: In the table.
         role: What it is compared for.
         task: The name of its task.
-        alike: Whether all calls have the same arguments, whose lock somebody else holds: no body
+        alike: Whether all calls have the same arguments, whose lock another client holds: no body
             runs.
     """
 

@@ -38,7 +38,7 @@ class Part:
         module, path: Where it is.
         name: In the table.
         step: What it begins, if anything.
-        of_steps: Whether it is told apart by the step that it is in; in none, it is Celery's.
+        of_steps: Whether it is separated by the step that it is in; in none, it is Celery's.
     """
 
     module: str

@@ -1,8 +1,8 @@
-"""A worker that runs blocks of messages: published while nobody looks, released at once, timed.
+"""A worker that runs blocks of messages: published without a consumer, released at once, timed.
 
-A block's messages go to a queue that nobody consumes, each publishing timed; then that queue gets
-the name of the one that the worker waits for, and the worker tells how long each took. Meanwhile
-nobody publishes.
+A block's messages go to a queue without a consumer, each publishing timed; then that queue gets
+the name of the one that the worker waits for, and the worker reports how long each took. Meanwhile
+nothing is published.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.harness.worker import CeleryWorker
 
 __all__ = ["MARKS", "Course", "Seen", "Stage", "staged"]
 
-#: The list in the broker's server where workers tell what they saw.
+#: The list in the broker's server where workers report what they saw.
 MARKS: Final = "benchmark-marks"
 
 _APP: Final = "tests.benchmarks.worker.whole_app"
@@ -91,7 +91,7 @@ class Stage:
         only: Collection[str] = (),
     ) -> None:
         self.locks = locks
-        #: Who contends where bodies take some seconds.
+        #: The contenders where bodies take some seconds.
         self.contenders = partial(contenders_of, before="BEFORE" in environment, only=only)
         self._environment = environment
         self._app = app.app
@@ -120,7 +120,7 @@ class Stage:
             concurrency=_CONCURRENCY[pool],
             queues=[_QUEUE],
             env=environment,
-            # What the parent does ahead of its children falls on whoever runs meanwhile: one each.
+            # What the parent does ahead of its children falls on the tasks that run then: one each.
             args=["--without-heartbeat", "--prefetch-multiplier", "1"],
             loglevel="WARNING",
         )
@@ -139,7 +139,7 @@ class Stage:
             pairs: How many raw pairs are timed behind them.
 
         Raises:
-            AssertionError: The worker told nothing of the end.
+            AssertionError: The worker did not report the end.
         """
         # The first message of a block finds a worker that has slept; it isn't looked at.
         publishing = [self._publish(one, seconds) for one in (BY_NAME[CELERY], *contenders)]
@@ -147,20 +147,22 @@ class Stage:
             self._tasks["pairs"].apply_async((pairs,), queue=_STAGING)
         self._tasks["mark"].apply_async(queue=_STAGING)
         self._client.rename(_STAGING, _QUEUE)
-        told: dict[str, Any] = {}
-        while ("pairs" not in told and pairs) or not ("ends" in told or "taken" in told):
-            told |= self._told()
+        reported: dict[str, Any] = {}
+        while ("pairs" not in reported and pairs) or not (
+            "ends" in reported or "taken" in reported
+        ):
+            reported |= self._reported()
         past = slice(1, len(contenders) + 1)
-        processors = told.get("processors", [])
-        solo = "ends" in told
+        processors = reported.get("processors", [])
+        solo = "ends" in reported
         return Seen(
             publishing=publishing[1:],
-            seconds=_steps(told.get("ends", ()))[: len(contenders)],
+            seconds=_steps(reported.get("ends", ()))[: len(contenders)],
             processor=_steps(processors)[: len(contenders)] if solo else processors[past],
-            parts=told.get("parts", [])[past],
-            taken=told.get("taken", [])[past],
-            pairs=told.get("pairs", []),
-            sent=Count(**told["sent"]) if told.get("sent") else Count(0, 0),
+            parts=reported.get("parts", [])[past],
+            taken=reported.get("taken", [])[past],
+            pairs=reported.get("pairs", []),
+            sent=Count(**reported["sent"]) if reported.get("sent") else Count(0, 0),
         )
 
     @contextmanager
@@ -180,9 +182,9 @@ class Stage:
         task.apply_async(arguments, queue=_STAGING)
         return time.perf_counter() - begin
 
-    def _told(self) -> dict[str, Any]:
+    def _reported(self) -> dict[str, Any]:
         answer: Any = self._client.blpop([MARKS], _PATIENCE)
-        assert answer, f"no worker has told anything for {_PATIENCE} s"
+        assert answer, f"no worker has reported anything for {_PATIENCE} s"
         what: dict[str, Any] = json.loads(answer[1])
         return what
 

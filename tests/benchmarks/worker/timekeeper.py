@@ -1,4 +1,4 @@
-"""In the worker: how long each message took, and whose signals are heard meanwhile.
+"""In the worker: how long each message took, and whose signals are received meanwhile.
 
 In a solo worker a message's time goes from the end of the one before it to its own end, so it holds
 everything: fetching, decoding, lock, body, result, release. (Celery may acknowledge a message in
@@ -19,7 +19,7 @@ from celery.signals import task_postrun, worker_process_init
 
 from tests.benchmarks.processor import processor_seconds
 from tests.benchmarks.worker import parts
-from tests.benchmarks.worker.wiring import TIMES_PARTS, listening_wire, tell
+from tests.benchmarks.worker.wiring import TIMES_PARTS, listening_wire, report
 
 __all__ = ["MARK", "Timekeeper"]
 
@@ -62,7 +62,7 @@ class Timekeeper(bootsteps.StartStopStep):
         for name, task in app.tasks.items():
             wanted = ours if name in self.with_receivers else []
             # Celery's tracers look into this very list.
-            task.__trace__ = _heard_by(receivers, wanted, task.__trace__)
+            task.__trace__ = _received_by(receivers, wanted, task.__trace__)
 
     def _as_ended(self, handle: _Handler) -> _Handler:
         ends: list[float] = []
@@ -77,7 +77,7 @@ class Timekeeper(bootsteps.StartStopStep):
                 spent.append(parts.take())
             if _is_mark(message):
                 sent = asdict(self._wire.take()) if self._wire else {}
-                tell(ends=ends, processors=processors, parts=spent, sent=sent)
+                report(ends=ends, processors=processors, parts=spent, sent=sent)
                 for noted in (ends, processors, spent):
                     noted.clear()
 
@@ -124,7 +124,7 @@ class _Block:
             result = acknowledge(*args, **options)
             self._missing -= 1
             if self.whole and not self._missing:
-                tell(taken=self._taken, processors=self._processors)
+                report(taken=self._taken, processors=self._processors)
             return result
 
         return noted
@@ -141,12 +141,12 @@ class _ProcessorTime:
         return time.process_time() + sum(map(processor_seconds, self._children))
 
 
-def _heard_by(receivers: list[Any], wanted: Iterable[Any], trace: Callable[..., Any]) -> Any:
-    def heard(*args: Any, **options: Any) -> Any:
+def _received_by(receivers: list[Any], wanted: Iterable[Any], trace: Callable[..., Any]) -> Any:
+    def received(*args: Any, **options: Any) -> Any:
         receivers[:] = wanted
         return trace(*args, **options)
 
-    return heard
+    return received
 
 
 def _is_mark(message: Any) -> bool:

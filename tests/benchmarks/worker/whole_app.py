@@ -23,7 +23,7 @@ from tests.benchmarks.contest import Contender
 from tests.benchmarks.worker import own_app, parts
 from tests.benchmarks.worker.own_app import app
 from tests.benchmarks.worker.timekeeper import MARK, Timekeeper
-from tests.benchmarks.worker.wiring import LOCK_URL, TIMES_PARTS, TTL, tell, work
+from tests.benchmarks.worker.wiring import LOCK_URL, TIMES_PARTS, TTL, report, work
 
 app.conf.ONCE = {
     "backend": "celery_once.backends.Redis",
@@ -96,7 +96,7 @@ def pairs(count: int) -> None:
         begin = time.perf_counter()
         lock.cycle(number)
         times.append(time.perf_counter() - begin)
-    tell(pairs=times)
+    report(pairs=times)
 
 
 @app.task(name=MARK, ignore_result=True)

@@ -1,4 +1,4 @@
-"""What the apps of the worker benchmark have: where everything is, and how they tell of it.
+"""What the apps of the worker benchmark have: where everything is, and how they report.
 
 The environment, in the worker and in the process that publishes: BROKER_URL, also of the results;
 LOCK_URL, a server of its own; COUNT, a port: what goes to that server is counted (and slowed down);
@@ -22,7 +22,7 @@ from tests.benchmarks.worker.stage import MARKS
 
 __all__ = [
     *("LOCK_URL", "TIMES_PARTS", "TTL"),
-    *("listening_wire", "make_app", "tell", "work"),
+    *("listening_wire", "make_app", "report", "work"),
 ]
 
 _BROKER_URL: Final = os.environ["BROKER_URL"]
@@ -49,7 +49,7 @@ def work(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def tell(**what: Any) -> None:
+def report(**what: Any) -> None:
     """Say something to the process that measures."""
     _teller().rpush(MARKS, json.dumps(what))
 
