@@ -118,8 +118,8 @@ def crowd(
         count: How many processes.
         seconds: How long, counted from when all are at it.
         work: Seconds that each holds the key.
-        again: Whether a client that has released it asks again at once, so that all but one wait at any
-            moment; else when all the others have had it, too.
+        again: Whether a client asks again as soon as it has released it, so that all but one wait
+            at any moment; else when all the others have had it, too.
         begin: Called when all are at it, before what counts.
 
     Returns:

@@ -303,7 +303,7 @@ def restarted(
     task: str = "lasting",
     by: str = "LeaseInterrupt",
 ) -> Story:
-    """The store is killed at 3 and answers at 5; the body ends at ``end``, if notified by its loss."""
+    """The store is killed at 3, answers at 5; the body ends at ``end``, by its loss if notified."""
     error = by if notified else None
     story = Story().body("a", begin, end, fence=10, task=task, sure=not notified, error=error)
     return story.add("emptied", 5, killed=3.0).add("skip", 60, task_id="other", pid=9)

@@ -1,9 +1,9 @@
 """The hot paths, in instructions of the interpreter: none becomes longer unnoticed.
 
 `WRITTEN_DOWN` has what each path took on Python 3.11 when it was last looked at; later Pythons take
-a tenth to a quarter less for the same source, so that there the bound is wider. The new number of a path
-that has become shorter is written down: ``pytest tests/costs -rP -k written_down`` prints them. So is
-that of a longer one, if it is worth it.
+a tenth to a quarter less for the same source, so that there the bound is wider. The new number of
+a path that has become shorter is written down; so is that of a longer one, if it is worth it:
+``pytest tests/costs -rP -k written_down`` prints them.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ typedef Client {
   byte at;
   byte token;
   bit again; /* the second try of the acquire is under way */
-  byte acquire; /* the acquire */
+  byte acquire; /* its request */
   byte acquire_trust; /* for how long a grant will be trusted, counted from before it was sent */
   bit held; /* granted, neither released nor declared lost */
   byte trust; /* until valid_until */

@@ -33,7 +33,7 @@
  * of a lease that is held is in lease.pml as well. A third identical copy of a message is not kept.
  * Numbers begin again when the queue is empty, which only bounds them. LATE: messages are acknowledged
  * late. DIRECT: the first call is sent without a join, as by another publisher, and so joins at a worker.
- * OPERATOR: somebody takes a call out. OLDER: once, a worker of the version before runs a call.
+ * OPERATOR: an operator takes a call out. OLDER: once, a worker of the version before runs a call.
  *
  * Failure handling. FAULTS bounds, together: a publisher or worker that dies at any step, a join or end
  * without a reply, a publish that the broker refuses, a lost message. With LOSS the store also loses an
