@@ -135,7 +135,7 @@ class Election:
 
     @property
     def leading(self) -> bool:
-        """Whether this process leads now. No I/O; reads the clock."""
+        """Whether this process leads now. Asks no store; reads the clock."""
         lease = self._lease
         return lease is not None and not lease.lost
 

@@ -400,7 +400,10 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the right to run has ended. No I/O; reads the clock at each call."""
+        """Whether the right to run has ended. Asks no store; reads the clock at each call.
+
+        The first call after the deadline ends the parent's renewal, in the shared memory.
+        """
         # A thread or an asyncio task that outlives the body must not trust a released lease.
         if self.released_at is not None or self.loss is not None:
             return True
@@ -414,8 +417,9 @@ class Lease:
 
     @property
     def held_here(self) -> bool:
-        """Whether this process holds the lease, so that the holder may re-enter it. No I/O.
+        """Whether this process holds the lease, so that the holder may re-enter it.
 
+        Asks no store, see :attr:`lost`.
         A forked child of the holder has a copy of this object, which a release does not change.
         """
         return self.process == os.getpid() and not self.lost
@@ -427,7 +431,9 @@ class Lease:
         return max(0.0, self.deadline - self.clock.now())
 
     def check(self) -> None:
-        """Raise if the lease is lost. Call it before each write that matters. No I/O.
+        """Raise if the lease is lost. Call it before each write that matters.
+
+        Asks no store, see :attr:`lost`.
 
         Raises:
             LeaseLost: The lease is lost, and another worker may be running this task.
