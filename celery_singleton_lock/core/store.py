@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -233,11 +233,13 @@ class Refused:
         others: What holds the other slots, if the request named several and other tasks hold all.
             With more than eight slots a store may leave out all but the leases that expire first:
             the lease of a dead process is not renewed, so it becomes one of them.
+        due_in: Seconds until the message may start; set only if the relation is NOT_DUE.
     """
 
     relation: Relation
     record: Record | None = None
     others: tuple[Record, ...] = ()
+    due_in: float = field(init=False, repr=False, compare=False)
 
     @property
     def holder(self) -> Holder:
@@ -255,17 +257,6 @@ class Refused:
         if limit == 1 or is_claim or self.relation is not Relation.OTHER:
             return f"{key!r} is held by {self.holder}"
         return f"all {limit} slots of {key!r} are held, one of them by {self.holder}"
-
-
-@dataclass(slots=True, kw_only=True)
-class NotDue(Refused):
-    """The reply to an acquire for a message that may not start yet.
-
-    Attributes:
-        due_in: Seconds until it may.
-    """
-
-    due_in: float
 
 
 @dataclass(slots=True, kw_only=True)

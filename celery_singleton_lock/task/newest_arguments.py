@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.key import Keyspace
 from ..core.lease import Lease
-from ..core.store import Acquire, NotDue, Refused
+from ..core.store import Acquire, Refused, Relation
 from ..errors import LockKeyError
 from ..message.claim import Claim
 from ..message.values import call_of_arguments, unpack_arguments
@@ -42,7 +42,7 @@ class NewestArguments(Feature):
 
     def refused(self, refused: Refused) -> bool:
         """Put a message back that is not due, without a conflict; else wait here."""
-        if not isinstance(refused, NotDue):
+        if refused.relation is not Relation.NOT_DUE:
             return False
         run = self.run
         if why_not(run.task, run.request) is not None:

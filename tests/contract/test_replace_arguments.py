@@ -17,9 +17,9 @@ from celery_singleton_lock.core.lease import Phase, Token
 from celery_singleton_lock.core.store import (
     ARGUMENTS_FOR,
     ClaimChange,
+    Granted,
     GrantedArguments,
     MarkerState,
-    NotDue,
     Refused,
     Relation,
     ReplaceArguments,
@@ -277,7 +277,9 @@ def test_a_message_that_is_done_gets_none(store: RedisStore) -> None:
 def due_in(message: Message, sequence: int = 0) -> float:
     """The seconds until the message may start; 0: its acquire had another reply."""
     reply = ask(message.store, message.key, message.token, claim=message.change, sequence=sequence)
-    return reply.due_in if isinstance(reply, NotDue) else 0.0
+    if isinstance(reply, Granted) or reply.relation is not Relation.NOT_DUE:
+        return 0.0
+    return reply.due_in
 
 
 def test_a_message_starts_when_it_is_due(store: RedisStore) -> None:

@@ -52,7 +52,6 @@ from ...core.store import (
     Granted,
     GrantedArguments,
     Mark,
-    NotDue,
     OnReply,
     Refused,
     Relation,
@@ -595,7 +594,9 @@ def _with_arguments(
         fence = int(reply) or None
         return GrantedArguments(key=request.slots[0], fence=fence, arguments=arguments)
     if reply[0] == b"not_due":
-        return NotDue(relation=Relation.NOT_DUE, due_in=arguments / 1000)
+        refused = Refused(relation=Relation.NOT_DUE)
+        refused.due_in = arguments / 1000
+        return refused
     found = slot_or_refusal(reply)
     if isinstance(found, Granted):
         return GrantedArguments(key=found.key, fence=None, arguments=arguments)
