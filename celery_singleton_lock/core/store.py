@@ -271,8 +271,8 @@ class Release:
         next_token: The token that a reservation is for.
         marker: The new marker of the token's attempt, unless a twin holds the key or has finished.
         marker_ttl: Seconds.
-        claim: The change of the message's claim, unless a twin has the key. If the key was lost,
-            the claim can only be freed.
+        claim: The change of the message's claim, unless a twin has the key. If the key was lost or
+            is dying, the claim can only be freed.
     """
 
     keys: tuple[str, ...]

@@ -479,17 +479,20 @@ def _renew(draft: Draft, lease: Lease) -> Renewal:
 
 def _release(draft: Draft, request: Release, marker_key: str) -> Relation:
     """Delete the keys that the token holds, or change their kind. Keep keys of other tokens."""
-    reply, holder = Relation.NOT_OURS, Holder()
+    reply, holder, dying = Relation.NOT_OURS, Holder(), False
     for key in request.keys:
         record = draft.record(key)
         if record is not None and record.token == str(request.token):
-            reply, holder = Relation.OURS, record.holder
+            reply, holder, dying = Relation.OURS, record.holder, record.kind is Kind.DYING
             if record.kind in (Kind.LEASE, Kind.DYING):
                 draft.changes[key] = _remainder(record, request)
         elif record is not None and record.token.startswith(f"{request.token.attempt}|"):
             reply = Relation.TWIN
+    # The worker parent has reported the end of a dying holder, and knows whether its message comes
+    # back.
+    keeps_claim = reply is Relation.OURS and not dying
     if request.claim is not None and (
-        reply is Relation.OURS or (reply is Relation.NOT_OURS and request.claim.phase is None)
+        keeps_claim or (reply is not Relation.TWIN and request.claim.phase is None)
     ):
         draft.change_claim(request.claim, request.token.task, holder=holder)
     if reply is Relation.OURS and request.marker is None:

@@ -18,7 +18,8 @@ Non-guarantees
 State model
     A child's leases and the claim of its message, by the event that Celery reports::
 
-        hard time limit  --> lease dying; claim kept as long, or queued if the message is requeued
+        hard time limit  --> lease dying; claim kept as long, or queued if the message is requeued;
+                             no lease: claim freed, or queued
         child is dead    --> lease released; claim freed, or queued if the message is requeued
         SystemExit       --> the child has settled its lease; claim as above, with acks_late
         revoked, expired --> no lease; claim freed
@@ -121,8 +122,8 @@ def settle_leases(request: Any, become: Kind | None, comes_back: bool = False) -
         _ask(runtime.store, end.what, note.ttl, partial(_release, call=call, end=end), end.fail)
     if become is None:
         memory.settle(request.worker_pid)
-        if not has_claim:
-            settle_claim(request, comes_back)  # the child held no lease when it died
+    if not has_claim:
+        settle_claim(request, comes_back)  # the child holds no lease: it waits, or has released it
 
 
 def settle_claim(request: Any, comes_back: bool) -> None:

@@ -506,6 +506,25 @@ class ClaimContract(Part):
             do.give(store, key, token, claim=do.becomes(claim, Phase.QUEUED))
             assert store.inspect(claim) is None
 
+    def test_the_claim_of_a_dying_holder_is_only_freed(self, store: Store) -> None:
+        # The worker parent has reported the end of its message, and what becomes of the claim.
+        for phase in Phase:
+            for kept in (False, True):
+                key, claim, token = do.published_and_held(store)
+                change = do.becomes(claim, Phase.RUNNING) if kept else do.freed(claim)
+                options = do.becoming(Kind.DYING, token)
+                do.give(store, key, token, claim=change, **options)
+                before = store.inspect(claim)
+                assert (before is not None) is kept
+                reply = do.give(store, key, token, claim=do.becomes(claim, phase))
+                assert reply is Relation.OURS
+                after = store.inspect(claim)
+                assert (after and after.phase) == (before and before.phase)
+        key, claim, token = do.published_and_held(store)
+        do.give(store, key, token, **do.becoming(Kind.DYING, token))
+        assert do.give(store, key, token, claim=do.freed(claim)) is Relation.OURS
+        assert store.inspect(claim) is None
+
     def test_a_claim_is_freed_where_ones_twin_has_finished(self, store: Store) -> None:
         key, claim, token = do.published(store)
         do.mark(store, key, do.new_token(token.task_id), MarkerState.DONE)

@@ -9,14 +9,15 @@ local attempt, token = ARGV[1], ARGV[1] .. '|' .. ARGV[2]
 local mark, become = ARGV[3] or '', ARGV[5] or ''
 local arguments = ARGV[10] and table.remove(KEYS)
 local claim = ARGV[8] and table.remove(KEYS)
-local reply, holder = 'not_ours', '{}'
+local reply, holder, dying = 'not_ours', '{}', false
 for i = 4, #KEYS do
   local value = redis.call('GET', KEYS[i]) or ''
   if string.sub(value, 2, #token + 3) == ' ' .. token .. ' ' then
     reply = 'released'
     local kind, rest = string.sub(value, 1, 1), string.sub(value, #token + 4)
     if claim then holder = string.match(rest, '^%S+ (.*)$') end
-    if kind == 'l' or kind == 'd' then
+    dying = kind == 'd'
+    if kind == 'l' or dying then
       if become == '' then -- a value that ends with a blank: a client waits
         if string.byte(value, -1) ~= 32 or not wait_queues().wake_next(KEYS[i], ARGV[2], KEYS[2], KEYS[3]) then
           redis.call('DEL', KEYS[i])
@@ -27,7 +28,8 @@ for i = 4, #KEYS do
     reply = 'twin'
   end
 end
-if claim and (reply == 'released' or (reply == 'not_ours' and ARGV[8] == '')) then
+-- The worker parent has reported the end of a dying holder, and knows whether its message comes back.
+if claim and ((reply == 'released' and not dying) or (reply ~= 'twin' and ARGV[8] == '')) then
   change_claim(claim, string.match(attempt, '^[^|]+'), ARGV[8], ARGV[9], holder)
   if arguments then redis.call('DEL', arguments) end
 end
