@@ -271,7 +271,7 @@ def is_revoked(request: Any) -> bool:
 
 
 def is_revoked_here(task_id: str) -> bool:
-    """Whether this worker was told to revoke ``task_id``; not known in a prefork child.
+    """Whether this worker was asked to revoke ``task_id``; not known in a prefork child.
 
     ``celery.worker.state.revoked``: all. A process that is no worker does not import it.
     """

@@ -56,7 +56,7 @@ app.conf.update(
         # How the demo finds a worker's connections; an older kombu ignores it.
         "client_name": client_name(PREFIX, NAME),
         "visibility_timeout": VISIBILITY_TIMEOUT,
-        # kombu 5.7 sweeps for unacknowledged messages every 100 s unless told otherwise. An older
+        # kombu 5.7 sweeps for unacknowledged messages every 100 s by default. An older
         # kombu ignores both options; there the restarted worker sweeps when it starts.
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,

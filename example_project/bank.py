@@ -36,7 +36,7 @@ class Bank:
             db.execute(PAYMENTS)
 
     def balance(self, account_id: int) -> int:
-        """Cents; nobody has paid yet: 0."""
+        """Cents; 0 before the first payment."""
         with self._transaction() as db:
             row = db.execute(
                 "SELECT balance FROM accounts WHERE account_id = ?", (account_id,)

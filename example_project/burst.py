@@ -33,14 +33,14 @@ def burst(entries: Sequence[Entry]) -> Burst:
     """What became of all calls that the journal has one by one; they are of one lane."""
     calls = [entry for entry in entries if entry.what is What.CALL]
     lanes = {call.lane for call in calls}
-    executions = [run for run in records.runs(entries) if run.lane in lanes]
+    task_runs = [run for run in records.runs(entries) if run.lane in lanes]
     last = max((call.at for call in calls), default=0.0)
     return Burst(
         calls=len(calls),
         published=sum(lane in lanes for lane in records.jobs(entries).values()),
-        bodies=len(executions),
+        bodies=len(task_runs),
         waiting=_most_at_once([wait for wait in waits(entries) if wait.lane in lanes]),
-        ran_after=any(run.started > last for run in executions),
+        ran_after=any(run.started > last for run in task_runs),
     )
 
 
@@ -56,8 +56,8 @@ def waits(entries: Sequence[Entry]) -> list[Wait]:
 
     A message that is taken up and put back goes on waiting. The wait ends when it was taken up for
     that run, not when the body wrote its start: in between it has the lock already, and another
-    call may be published. A killed body's second run is no wait: it had its turn. So had what a
-    killed worker had taken up and not put back; nobody knows whether it had the lock already.
+    call may be published. A killed body's second run is no wait: it had begun. Neither is that of a
+    message that a killed worker had taken up and not put back: it may have had the lock already.
     """
     published: dict[str, Entry] = {}
     started: dict[str, float] = {}

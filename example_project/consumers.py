@@ -30,13 +30,13 @@ class Consumers:
 
         Returns:
             Whether it has none, and gets none until it goes on. Where kombu names no connections,
-            nobody knows; then it is taken for granted.
+            that can't be known; then it is assumed.
         """
         name = client_name(self._prefix, worker)
         clients = [client for client in self._client.client_list() if client["name"] == name]
         waiting = [client["id"] for client in clients if client["cmd"].lower() == "brpop"]
         # A reply of 1 says that it was still waiting: nothing is on its way to it. From then on the
-        # server has nobody to hand a message to.
+        # server has no client to hand a message to.
         cut = [self._client.client_unblock(int(number)) for number in waiting]
         return not clients or (bool(cut) and all(cut))
 

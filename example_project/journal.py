@@ -2,8 +2,8 @@
 
 Every process appends JSON lines to one file. A line is one write() to a file opened with O_APPEND,
 so lines of several processes don't mix; times are CLOCK_MONOTONIC, which all processes of a host
-share and nobody can set. Overlaps are computed from this file alone: neither the lock nor its store
-is asked.
+share and no program can set. Overlaps are computed from this file alone: neither the lock nor its
+store is asked.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class What(StrEnum):
-    CALL = "call"  # one of many calls was made; whether a message came of it, SENT tells
+    CALL = "call"  # one of many calls was made; whether a message came of it, SENT says
     SENT = "sent"  # a message was published; again for the same job: it was put back
     TAKEN = "taken"  # a worker took the message up; what it does with it comes after
     START = "start"  # a body began
@@ -37,8 +37,8 @@ class Entry:
         ""  # what must not run twice at a time, as the example itself names it: "import_account(1)"
     )
     job: str = ""  # Celery's task id
-    body: str = ""  # names one execution of the body; a redelivered job has several
-    worker: str = ""  # or beat; who was at work, or sent the message
+    body: str = ""  # names one run of the body; a redelivered job has several
+    worker: str = ""  # or beat; the one that was at work, or sent the message
     fence: int | None = None
     detail: str = ""
 
@@ -93,7 +93,7 @@ class Journal:
 
 
 def lane_of(task_name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """What must not run twice at a time, told without the lock: the task, its first argument."""
+    """What must not run twice at a time, named without the lock: the task, its first argument."""
     return f"{task_name.rpartition('.')[2]}({[*args, *kwargs.values()][0]})"
 
 
@@ -104,7 +104,7 @@ def _parse(line: str) -> Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One execution of a body."""
+    """One run of a body."""
 
     lane: str
     job: str
@@ -116,7 +116,7 @@ class Run:
 
 
 def runs(entries: Sequence[Entry]) -> list[Run]:
-    """Every execution, by start. A killed body wrote no end: it ended with its worker."""
+    """Every run, by start. A killed body wrote no end: it ended with its worker."""
     ends = {entry.body: entry for entry in entries if entry.what is What.END}
     kills = [entry for entry in entries if entry.what is What.KILL]
     found = []
@@ -145,10 +145,10 @@ def runs(entries: Sequence[Entry]) -> list[Run]:
     return found
 
 
-def overlaps(executions: Iterable[Run]) -> list[tuple[Run, Run]]:
+def overlaps(task_runs: Iterable[Run]) -> list[tuple[Run, Run]]:
     """Every pair of bodies of one lane that ran at the same time; touching ends don't count."""
     by_lane: dict[str, list[Run]] = defaultdict(list)
-    for run in executions:
+    for run in task_runs:
         by_lane[run.lane].append(run)
     return [
         (first, second)
@@ -173,9 +173,9 @@ def unsettled(entries: Sequence[Entry]) -> set[str]:
 
     While a run is going on, these are the jobs still to wait for. After it, they are the jobs lost.
     """
-    executions = runs(entries)
-    started = {run.job for run in executions}
-    finished = {run.job for run in executions if run.outcome == "done"}
+    task_runs = runs(entries)
+    started = {run.job for run in task_runs}
+    finished = {run.job for run in task_runs if run.outcome == "done"}
     skipped = {entry.job for entry in entries if entry.what is What.SKIP} - started
     return set(jobs(entries)) - finished - skipped
 

@@ -49,19 +49,19 @@ class Lane:
         return self.top + row * self.row + 2
 
 
-def lanes(entries: Sequence[Entry], executions: Sequence[Run], top: float) -> Iterator[Lane]:
+def lanes(entries: Sequence[Entry], task_runs: Sequence[Run], top: float) -> Iterator[Lane]:
     called = {entry.lane for entry in entries if entry.what is What.CALL}
     for name in sorted(set(records.jobs(entries).values())):
-        rows = _rows([run for run in executions if run.lane == name])
+        rows = _rows([run for run in task_runs if run.lane == name])
         lane = Lane(name=name, top=top, rows=rows, in_burst=name in called)
         yield lane
         top += lane.height + LANE_GAP
 
 
-def _rows(executions: Sequence[Run]) -> list[list[Run]]:
+def _rows(task_runs: Sequence[Run]) -> list[list[Run]]:
     """Each run on the first row that is free when it starts: one row, unless something overlaps."""
     rows: list[list[Run]] = [[]]
-    for run in executions:
+    for run in task_runs:
         row = next((row for row in rows if not row or row[-1].ended <= run.started), None)
         if row is None:
             rows.append(row := [])

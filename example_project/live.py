@@ -52,7 +52,7 @@ class LeaseView:
         return Look(leases=held, renewed=renewed, leader=leader)
 
     def sweep(self) -> None:
-        """Delete all that a run left on the server; its prefix is nobody else's."""
+        """Delete all that a run left on the server; its prefix is its own."""
         for raw in self._client.scan_iter(f"*{self._prefix}*", count=1000):
             self._client.delete(raw)
 

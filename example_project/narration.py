@@ -1,4 +1,4 @@
-"""The journal in words: a line for each entry that people want to hear of."""
+"""The journal in words: a line for each entry that is of interest."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,7 @@ from example_project.journal import Entry, What
 from example_project.ticks import by_beat, doubled, ticks
 
 
-def told(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
+def narrated(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
     """The entries worth a line, and the line."""
     running: dict[str, dict[str, str]] = {}  # lane: body: worker
     sent: set[str] = set()
@@ -33,7 +33,7 @@ def told(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
             case What.CALL:
                 unsent[entry.lane] = unsent.get(entry.lane, 0) + 1
             case What.SENT if entry.job in sent:
-                # It goes round until it is its turn: once is enough to hear of it.
+                # It is put back until the key is free: one line is enough.
                 if entry.job not in waiting:
                     waiting.add(entry.job)
                     yield entry, words.format("put back") + " waits for its turn"
@@ -43,7 +43,7 @@ def told(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
                     yield entry, words.format("ticks") + (" SENT TWICE" if entry in twice else "")
                 elif entry.lane in unsent:
                     calls = unsent[entry.lane]
-                    # Without a claim every call publishes: the first is enough to hear of it.
+                    # Without a claim every call publishes: one line is enough.
                     if calls > 1 or entry.lane not in published:
                         yield entry, words.format("publishes") + _answered(calls)
                     published.add(entry.lane)

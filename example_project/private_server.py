@@ -100,7 +100,7 @@ class PrivateServer:
         ...     redis.Redis.from_url(server.url()).ping()
     """
 
-    #: Whether the data of this server belong to somebody else.
+    #: Whether the data of this server belong to another program.
     external = False
 
     #: How many databases there are.
@@ -180,7 +180,7 @@ class PrivateServer:
             return self
         binary = self._binary or find_binary()
         if self._port is not None:
-            # After a kill the kernel may hold on to the port for a moment; nobody else has it.
+            # After a kill the kernel may hold on to the port for a moment; no other process has it.
             self._launch(binary, self._port)
             return self
         for attempt in range(1, PORT_ATTEMPTS + 1):
@@ -304,7 +304,7 @@ class PrivateServer:
 
 
 class ExternalServer:
-    """A server that runs already and belongs to somebody else; we neither start nor stop it.
+    """A server that runs already and belongs to another program; we neither start nor stop it.
 
     Args:
         address: Its URL. The database in it is replaced by what `url` is asked for.
@@ -431,7 +431,7 @@ def _remove_directory(directory: Path, owner_pid: int) -> None:
 
 
 def _pid_of_server(address: tuple[str, int]) -> int | None:
-    """Who serves there; None while nobody does, or while it still loads its data."""
+    """The server's pid; None while no server answers, or while it still loads its data."""
     try:
         if not _command(address, b"PING").startswith(b"+PONG"):
             return None

@@ -1,7 +1,7 @@
 """One run of the demo: duplicates, a burst, a worker and a beat that are killed, and the rest.
 
 The run is driven by a loop of short steps. Each step does what is due, reads the journal and the
-store, and hands a snapshot to whoever shows it.
+store, and hands a snapshot to the display.
 """
 
 import time

@@ -9,7 +9,7 @@ from typing import Protocol
 from example_project import journal as records
 from example_project.burst import unpublished
 from example_project.journal import Entry, What
-from example_project.narration import heartbeats, told
+from example_project.narration import heartbeats, narrated
 from example_project.snapshot import Snapshot
 from example_project.ticks import BEATS, doubled, ticks
 
@@ -38,17 +38,17 @@ class Lines:
     """One line per event, and every two seconds one about the leases."""
 
     def __init__(self) -> None:
-        self._told: set[Entry] = set()
-        self._leases_told = 0.0
+        self._shown: set[Entry] = set()
+        self._leases_shown = 0.0
 
     def show(self, snapshot: Snapshot) -> None:
-        # Not by position: an entry that another process writes late sorts before some told already.
-        for entry, text in told(snapshot.entries):
-            if entry not in self._told:
-                self._told.add(entry)
+        # Not by position: an entry that another process writes late may sort before shown ones.
+        for entry, text in narrated(snapshot.entries):
+            if entry not in self._shown:
+                self._shown.add(entry)
                 print(f"{_clock(entry, snapshot)}  {text}")
-        if snapshot.leases and snapshot.now - self._leases_told >= LEASE_LINES_EVERY:
-            self._leases_told = snapshot.now
+        if snapshot.leases and snapshot.now - self._leases_shown >= LEASE_LINES_EVERY:
+            self._leases_shown = snapshot.now
             names = records.jobs(snapshot.entries)
             beats = heartbeats(snapshot.entries)
             held = [
@@ -66,7 +66,7 @@ class Lines:
 
 
 class Board:
-    """The same place of the terminal, drawn anew at each step; plain ANSI, no library."""
+    """The same place of the terminal, drawn again at each step; plain ANSI, no library."""
 
     def __init__(self) -> None:
         self._height = 0
@@ -93,7 +93,7 @@ def _board(snapshot: Snapshot) -> Iterator[str]:
     up = {name: f"{name} {_up(alive)}" for name, alive in snapshot.alive.items()}
     workers = "   ".join(words for name, words in up.items() if name not in BEATS)
     yield f"{workers}   overlaps {_alarm(overlaps)}"
-    leader = _leader(snapshot) or ("nobody leads" if snapshot.locked else "")
+    leader = _leader(snapshot) or ("no beat leads" if snapshot.locked else "")
     beats = "   ".join(words for name, words in up.items() if name in BEATS)
     yield f"{beats}       ticks sent twice {_alarm(twice)}   {leader}"
     yield ""
@@ -101,20 +101,20 @@ def _board(snapshot: Snapshot) -> Iterator[str]:
     yield f"{DIM}{'':20}{'runs on':20}{'lease':17}{'heartbeats':11}{counts}{PLAIN}"
     yield from _rows(snapshot)
     yield ""
-    for entry, text in list(told(snapshot.entries))[-EVENTS:]:
+    for entry, text in list(narrated(snapshot.entries))[-EVENTS:]:
         yield f"{DIM}{_clock(entry, snapshot)}{PLAIN}  {_coloured(text)}"
 
 
 def _rows(snapshot: Snapshot) -> Iterator[str]:
     entries = snapshot.entries
-    executions = records.runs(entries)
+    task_runs = records.runs(entries)
     names = records.jobs(entries)
     leases = {names[lease.job]: lease for lease in snapshot.leases if lease.job in names}
     beats = heartbeats(entries)
     put_back = records.put_backs(entries)
     unsent = unpublished(entries)
     for lane in sorted(set(names.values())):
-        runs = [run for run in executions if run.lane == lane]
+        runs = [run for run in task_runs if run.lane == lane]
         running = Counter(run.worker for run in runs if run.outcome == "running")
         lease = leases.get(lane)
         bar = _bar(lease.remaining) if lease else ""

@@ -17,7 +17,7 @@ else:
     from example_project.unlocked import OnConflict, current_lease, singleton_task
 
 #: Seconds a dead worker can block others. Every body below but the payment takes longer than this:
-#: the heartbeat keeps its lease alive, nobody has to guess how long a job takes.
+#: the heartbeat keeps its lease alive, so the time that a job takes need not be guessed.
 TTL = 2
 
 PAGES, PAGE_SECONDS = 10, 0.2

@@ -26,9 +26,9 @@ def ticks(entries: Sequence[Entry]) -> list[Entry]:
 def doubled(sent: Sequence[Entry], every: float = NIGHT) -> set[Entry]:
     """The ticks for which there is no night of their own; a night is `every` seconds long.
 
-    When nights begin nobody tells: each beat counts from its own start, and what a beat says of
-    its ticks is just what is in question. So of all grids that begin with one of the ticks the one
-    that doubles the fewest counts: these are doubled on every grid.
+    The journal doesn't say when nights begin: each beat counts from its own start, and what a
+    beat says of its ticks is just what is in question. So of all grids that begin with one of
+    the ticks the one that doubles the fewest counts: these are doubled on every grid.
     """
     grids = (_without_night(sent, tick.at, every) for tick in sent)
     return min(grids, key=len, default=set())

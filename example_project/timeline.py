@@ -22,7 +22,7 @@ TOP, PANEL_HEAD, PANEL_GAP, LEGEND = 20, 64, 34, 76
 #: Of a bar in the legend, and of the bars of a lane that isn't crowded.
 BAR = ROW - 4
 
-#: Told apart also by people who see no red or green, and in grey by their labels.
+#: Distinguished also by people who see no red or green, and in grey by their labels.
 COLOURS = ("#3b6fd4", "#e08a1e", "#4a9a7a", "#8a63b8")
 INK, MUTED, GRID, BAND, ALARM = "#1f2733", "#6b7686", "#e6eaf0", "#f6f8fb", "#d3273e"
 

@@ -24,7 +24,7 @@ def singleton_task(*, app: Celery, **options: Any) -> Callable[[Callable[..., An
 def claim_and_send(
     app: Celery, name: str, args: tuple[object, ...], *, singleton: object, key: str
 ) -> "AsyncResult[Any]":
-    """Every call is published: without a claim nobody knows of the one that waits."""
+    """Every call is published: without a claim no publisher knows of the one that waits."""
     return app.send_task(name, args)
 
 
@@ -40,7 +40,7 @@ class NoLease:
     fence: int | None = None
 
     def check(self) -> None:
-        """Never raises: nobody watches."""
+        """Never raises: no lock is checked."""
 
 
 def current_lease() -> NoLease:

@@ -31,16 +31,16 @@ class Figures:
 
 def figures(outcome: Outcome) -> Figures:
     entries = outcome.entries
-    executions = records.runs(entries)
-    killed = {run.job for run in executions if run.outcome == "killed"}
+    task_runs = records.runs(entries)
+    killed = {run.job for run in task_runs if run.outcome == "killed"}
     return Figures(
         sent=len(records.jobs(entries)),
-        bodies=len(executions),
+        bodies=len(task_runs),
         skipped=sum(entry.what is What.SKIP for entry in entries),
         put_back=len(records.put_backs(entries)),
         killed=len(killed),
-        run_again=len(killed & {run.job for run in executions if run.outcome == "done"}),
-        overlaps=len(records.overlaps(executions)),
+        run_again=len(killed & {run.job for run in task_runs if run.outcome == "done"}),
+        overlaps=len(records.overlaps(task_runs)),
         lost=len(records.unsettled(entries)),
         burst=burst(entries),
         ticks=len(sent := ticks(entries)),

@@ -62,8 +62,8 @@ def _taken(
     kwargs: dict[str, Any],
     **_: object,
 ) -> None:
-    # Before the lock is asked, and so before the claim of this message ends: whoever claims next is
-    # published after this entry.
+    # Before the lock is asked, and so before the claim of this message ends: the next call that
+    # claims is published after this entry.
     journal.write(What.TAKEN, lane=lane_of(task.name, args, kwargs), job=task_id, worker=NAME)
 
 

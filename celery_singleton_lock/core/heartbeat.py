@@ -85,7 +85,7 @@ _TAKEN: Final = (LossReason.GONE, LossReason.REPLACED)
 _PAUSE_AFTER_FAILURE: Final = 1.0
 _FOREVER: Final = float("inf")
 # Getters for a sweep, which reads each lease: they need no Python frame per item.
-_TURN, _TTL = attrgetter("turn"), attrgetter("ttl")
+_SWEEP_AT, _TTL = attrgetter("sweep_at"), attrgetter("ttl")
 _VALID_UNTIL = attrgetter("valid_until")
 # The number of replies that draining may wait for in sequence while the store does not answer: the
 # pending reply, and the replies to two tries to resend the release.
@@ -162,7 +162,7 @@ class Heartbeat:
         thread."""
         interval = interval_of(lease.ttl, self._trusted)
         lease.due = due = lease.acquired_at + interval * (1 - _JITTER * random())
-        lease.turn = turn = due if due < lease.valid_until else lease.valid_until
+        lease.sweep_at = sweep_at = due if due < lease.valid_until else lease.valid_until
         lease.failures = 0
         if interval < self._shortest:
             self._shortest = interval
@@ -171,7 +171,7 @@ class Heartbeat:
             # The new thread sets _running. If this method set it, a start that failed or was
             # interrupted would leave every later lease of the process without a heartbeat.
             native.start_new_thread(self._run, "singleton-heartbeat")
-        elif turn < self._wakes_at:
+        elif sweep_at < self._wakes_at:
             self._alarm.ring()
 
     def discard(self, lease: Lease) -> None:
@@ -278,22 +278,22 @@ class Heartbeat:
             self._look()
         now = self._clock.now()
         # A lease that is added from here on wakes the thread, unless the snapshot below has it: its
-        # turn is compared with _wakes_at after the lease is in _leases.
+        # sweep_at is compared with _wakes_at after the lease is in _leases.
         self._wakes_at = _FOREVER
         shortest, self._shortest = self._shortest, _FOREVER
         leases = self._snapshot()
-        if min(map(_TURN, leases), default=_FOREVER) <= now:
+        if min(map(_SWEEP_AT, leases), default=_FOREVER) <= now:
             for lease in leases:
                 # The worker parent has extended the deadline, or max_hold has ended renewal.
                 _plan(lease, lease.due, now)
         watched = [watch.due for watch in list(self._watches.values())]
-        turns = [*self._let_go.values(), *watched, *map(_TURN, leases)]
+        times = [*self._let_go.values(), *watched, *map(_SWEEP_AT, leases)]
         if now < self._report_at < _FOREVER:
-            turns.append(self._report_at)
+            times.append(self._report_at)
         # Without a lease: the next one probably has no shorter interval, so adding it does not have
         # to wake this thread, which would cost the body as much as a round trip. After an interval
         # without a lease, the thread sleeps until it is woken.
-        self._wakes_at = wakes_at = min(turns) if turns else now + shortest * _EARLIEST
+        self._wakes_at = wakes_at = min(times) if times else now + shortest * _EARLIEST
         return None if wakes_at == _FOREVER else max(0.0, wakes_at - now)
 
     def hasten(self) -> None:
@@ -426,7 +426,7 @@ class Heartbeat:
             lease.renewed(until)
             lease.failures = 0
             if now < due < until:
-                lease.due = lease.turn = due  # _plan(), inlined
+                lease.due = lease.sweep_at = due  # _plan(), inlined
             else:
                 _plan(lease, due, now)
         return others
@@ -474,9 +474,9 @@ class Heartbeat:
     def _declare_overdue(self) -> None:
         now = self._clock.now()
         leases = self._snapshot()
-        if min(map(_TURN, leases), default=_FOREVER) > now:
+        if min(map(_SWEEP_AT, leases), default=_FOREVER) > now:
             return
-        overdue = [one for one in leases if one.turn <= now and now >= one.valid_until]
+        overdue = [one for one in leases if one.sweep_at <= now and now >= one.valid_until]
         for lease in [one for one in overdue if now >= one.deadline]:
             self._lose_overdue(lease, now)
 
@@ -562,7 +562,7 @@ def _plan(lease: Lease, due: float, now: float) -> None:
     """Set the time of the next renewal."""
     lease.due = due
     deadline = lease.deadline
-    lease.turn = due if due < deadline and now < lease.hold_until else deadline
+    lease.sweep_at = due if due < deadline and now < lease.hold_until else deadline
 
 
 def _postpone(lease: Lease, error: str, now: float) -> None:

@@ -357,7 +357,7 @@ class Lease:
     due: float = field(init=False, repr=False)  # time of the next renewal
     # The time at which a sweep has to examine the lease: at ``due``, or at the deadline if that is
     # earlier. Never later than the deadline, which the worker parent can only extend.
-    turn: float = field(init=False, repr=False)
+    sweep_at: float = field(init=False, repr=False)
     failures: int = field(init=False, repr=False)  # consecutive renewals without a reply
     error: str = field(init=False, repr=False)  # the error of the last of these, if there are any
 

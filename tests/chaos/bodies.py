@@ -35,7 +35,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """One execution.
+    """One task run.
 
     Attributes:
         run: Its name.

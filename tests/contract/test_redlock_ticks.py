@@ -1,4 +1,4 @@
-"""Last runs on nodes that were away: no run is permitted twice, and a leader goes on."""
+"""Last runs on nodes that were away: no run is authorized twice, and a leader goes on."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def authorize_tick(
             [entry], timeout=TIMEOUT
         )
 
-    return f"permit {name} {token} {ttl} {expected=} {new=}", run
+    return f"authorize {name} {token} {ttl} {expected=} {new=}", run
 
 
 def free(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[str, Operation]:
@@ -207,7 +207,7 @@ _OPERATIONS = {
     "admit": admit,
     "settle": settle,
     "renew": renew,
-    "permit": authorize_tick,
+    "authorize": authorize_tick,
     "free": free,
 }
 

@@ -157,9 +157,9 @@ class Site:
         self.sweep()
 
     def make_due(self) -> None:
-        """Let every lease of this process have its turn in the next sweep."""
+        """Let every lease of this process be due in the next sweep."""
         for lease in self.runtime.locker.heartbeat._leases:
-            lease.due = lease.turn = 0.0
+            lease.due = lease.sweep_at = 0.0
 
     def sweep(self) -> None:
         """As the heartbeat's thread does."""

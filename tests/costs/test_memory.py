@@ -34,7 +34,7 @@ def block(site: Site, name: str, held: ExitStack) -> None:
 
 
 def bare(site: Site, name: str, held: ExitStack) -> None:
-    """A lease as an execution has it, with its entry in the heartbeat."""
+    """A lease as a task run has it, with its entry in the heartbeat."""
     held.enter_context(site.taken(name))
 
 

@@ -63,7 +63,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One execution of a body, from `begin` to `end` (infinite while nothing says that it ended).
+    """One run of a body, from `begin` to `end` (infinite while nothing says that it ended).
 
     Attributes:
         error: The name of the exception that left the body; None for a return, and without an end.

@@ -376,9 +376,9 @@ inline yield_to_twin() {
 #endif
 
 #ifdef ACK_FIRST
-#define IN_ITS_TURN (MY(state) != UNACKED)
+#define IN_ORDER (MY(state) != UNACKED)
 #else
-#define IN_ITS_TURN true
+#define IN_ORDER true
 #endif
 
 #define HOLDS(i) (key_nonce == i + 1 && child[i].trusts)
@@ -567,7 +567,7 @@ end:
       leave_soon() }
 
   /* Publish the copy before the delivery is acknowledged. [task/put_back.py publish_copy] [task/run.py TaskRun._put_back] */
-  :: d_step { child[me].at == PUTTING_BACK && IN_ITS_TURN ->
+  :: d_step { child[me].at == PUTTING_BACK && IN_ORDER ->
       publish(MY(job), MY(attempt), MY(sequence) + 1, child[me].started);
       child[me].at = PUBLISHED;
       sort() }

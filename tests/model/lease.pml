@@ -199,7 +199,7 @@ inline verify() {
   assert(ALL(UNTOUCHED))
 }
 
-#define GIVE_TURN(i) c[i].latest = (c[i].token == key)
+#define MARK_LATEST(i) c[i].latest = (c[i].token == key)
 /* [stores/redis/lua/acquire.lua] [stores/transitions.py _acquire] */
 inline grant(whom) {
   key = whom;
@@ -207,7 +207,7 @@ inline grant(whom) {
 #ifdef OVERSTAYS
   overstayed = 0;
 #endif
-  EACH(GIVE_TURN);
+  EACH(MARK_LATEST);
 #ifdef FENCES
   grants++;
 #ifdef FENCE_WITHOUT_CLOCK

@@ -208,7 +208,7 @@ def test_a_permit(answers: str, expected: Authorization | None) -> None:
     ("texts", "expected"),
     [
         ([None, None, None], None),
-        (["9.5 x", "1.5 a", "1.5 a", "1.5 a", None], "1.5 a"),  # never permitted, on one node
+        (["9.5 x", "1.5 a", "1.5 a", "1.5 a", None], "1.5 a"),  # never authorized, on one node
         (["1.5 a", "10.5 b", "9.5 x"], "10.5 b"),
         ([None, None, None, "1.5 a"], "1.5 a"),
         (["nan a", "no time", "1.5 a"], "1.5 a"),

@@ -1,4 +1,4 @@
-"""Contract of claims: admission, take-over and settlement, and changes by requests of a lease."""
+"""Contract of claims: admission, take-over, settling, and changes by requests of a lease."""
 
 from __future__ import annotations
 
