@@ -1,8 +1,8 @@
 """The sleep of the heartbeat's thread, and what ends it early.
 
 Overview
-    The thread sleeps until its next sweep, until another thread calls :meth:`Alarm.ring`, or until a
-    connection of the store ends (see `Store.watch_connections`). On Linux the thread waits for all
+    The thread sleeps until its next sweep, a call of :meth:`Alarm.ring`, or the end of a
+    connection of the store (see `Store.watch_connections`). On Linux the thread waits for all
     three in one system call. The kernel reports the end of a connection at once, although no thread
     reads from it. It reports nothing else: a reply to another thread does not wake this one.
 

@@ -92,7 +92,7 @@ def wait_for_loss(seconds: float) -> None:
         time.sleep(0.02)
 
 
-def until_told(seconds: float) -> None:
+def until_notified(seconds: float) -> None:
     """Work until the test notes "go on"."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -118,7 +118,8 @@ def stubborn(seconds: float) -> None:
 
 
 WAYS: dict[str, Callable[[float], None]] = {
-    way.__name__: way for way in (sleep, read, loop, swallow, wait_for_loss, until_told, stubborn)
+    way.__name__: way
+    for way in (sleep, read, loop, swallow, wait_for_loss, until_notified, stubborn)
 }
 
 

@@ -27,7 +27,7 @@ from tests.chaos.restarts import Holder, holders, notified_late
 from tests.chaos.verdict import Kind, Verdict, Violation
 from tests.harness.journal import Record, events
 
-_TOLD = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
+_NOTED = {"key-left": Kind.KEY_LEFT, "never-ends": Kind.NEVER_ENDS, "broken": Kind.BROKEN}
 # The claim of a message that no worker has taken, as drain.py writes it.
 _QUEUED = re.compile(r": held: q (?P<job>[^ +]+)\S* queued ")
 _CELERYS_OWN = {Kind.NEVER_ENDS: reason_for_hang, Kind.BROKEN: reason_for_crash}
@@ -229,9 +229,9 @@ def reported(
     """
     violations = []
     for record in records:
-        if record.event not in _TOLD:
+        if record.event not in _NOTED:
             continue
-        kind, text = _TOLD[record.event], str(record.data.get("text", ""))
+        kind, text = _NOTED[record.event], str(record.data.get("text", ""))
         reason = _CELERYS_OWN[kind](text) if kind in _CELERYS_OWN else ""
         claim = _QUEUED.search(text) if kind is Kind.KEY_LEFT else None
         if claim and claim["job"] in gone:

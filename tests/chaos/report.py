@@ -10,7 +10,7 @@ from tests.chaos.verdict import Kind
 from tests.harness.journal import events
 
 #: Violations that are printed in full; a broken lock has thousands.
-_MOST_TOLD = 10
+_MOST_PRINTED = 10
 
 
 def report(outcome: Outcome) -> str:
@@ -34,5 +34,5 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         yield f"  not promised: {count} {reason}"
     for kind in Kind:
         yield f"  {len(verdict.of(kind)):7d}  violations: {kind}"
-    for violation in verdict.violations[:_MOST_TOLD]:
+    for violation in verdict.violations[:_MOST_PRINTED]:
         yield f"  ! {violation.kind}: {violation.text}"

@@ -147,7 +147,7 @@ def test_a_moved_slot_is_followed_and_learnt(store: ClusterStore, cluster: Clust
 
 @slow
 @pytest.mark.parametrize("next_one_asks", [True, False])
-def test_a_posted_release_follows_its_slot(
+def test_an_asynchronous_release_follows_its_slot(
     store: ClusterStore, cluster: Cluster, next_one_asks: bool
 ) -> None:
     source, target, _ = cluster.masters()
@@ -174,7 +174,7 @@ def test_a_posted_release_follows_its_slot(
 
 
 @slow
-def test_a_posted_release_outlives_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asynchronous_release_outlives_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine the node takes so long to end that its connection would be checked first.
     monkeypatch.setattr(connection, "_CHECKED_AFTER", float("inf"))
     with Cluster() as cluster, closing(ClusterStore(cluster.url)) as store:

@@ -81,7 +81,7 @@ def watching(url: str, undeclared: Undeclared, scripts: set[str]) -> Iterator[No
             connection.disconnect()
 
 
-def wait_in_line(store: RedisStore) -> None:
+def wait_in_queue(store: RedisStore) -> None:
     """A key is handed over, and so is a slot of three."""
     key = new_key()
     for slots in ((key,), (f"{key}x", f"{key}x#1", f"{key}x#2")):
@@ -153,7 +153,7 @@ def note_calls(store: RedisStore) -> None:
 
 
 WORK: Final[list[Callable[[RedisStore], None]]] = [
-    wait_in_line,
+    wait_in_queue,
     hold_and_give_back,
     claim,
     replace_arguments,

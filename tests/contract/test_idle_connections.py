@@ -170,7 +170,7 @@ def test_threads_whose_connections_break_at_once_close_the_others_together(
     assert not errors
 
 
-def test_a_release_is_not_posted_over_a_connection_that_was_idle_for_long(
+def test_a_release_is_not_asynchronous_over_a_connection_that_was_idle_for_long(
     store: RedisStore, clock: AheadClock
 ) -> None:
     ask(store, key := new_key(), token := new_token())

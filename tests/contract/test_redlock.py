@@ -728,15 +728,15 @@ def locker_on(store: RedlockStore) -> Locker:
 
 def hold(store: RedlockStore, ttl: float) -> tuple[Lease, threading.Event, list[float]]:
     """A lease that is renewed, an event for its loss, and when that was reported."""
-    lost, told_at = threading.Event(), []
+    lost, reported_at = threading.Event(), []
 
     def on_lost(lease: Lease) -> None:
-        told_at.append(CLOCK.now())
+        reported_at.append(CLOCK.now())
         lost.set()
 
     lease = locker_on(store).acquire(call_for(new_key(), ttl=ttl), on_lost=on_lost)
     assert isinstance(lease, Lease)
-    return lease, lost, told_at
+    return lease, lost, reported_at
 
 
 def test_a_lease_outlives_two_of_five_nodes(nodes: RedlockNodes, store: RedlockStore) -> None:
@@ -751,7 +751,7 @@ def test_a_lease_outlives_two_of_five_nodes(nodes: RedlockNodes, store: RedlockS
 def test_a_lease_is_reported_lost_before_its_validity_ends_when_three_of_five_go(
     nodes: RedlockNodes, store: RedlockStore, how: str
 ) -> None:
-    lease, lost, told_at = hold(store, ttl=0.9)
+    lease, lost, reported_at = hold(store, ttl=0.9)
     for index in (0, 1, 2):
         if how == "killed":
             nodes[index].kill()
@@ -767,7 +767,7 @@ def test_a_lease_is_reported_lost_before_its_validity_ends_when_three_of_five_go
     assert lease.loss is not None
     emptied = how == "emptied"
     assert lease.loss.reason is (LossReason.GONE if emptied else LossReason.UNREACHABLE)
-    assert told_at[0] <= awake_at + 0.05
+    assert reported_at[0] <= awake_at + 0.05
 
 
 def test_a_lease_survives_an_outage_of_all_nodes_that_is_shorter_than_it(

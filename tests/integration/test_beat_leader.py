@@ -1,6 +1,6 @@
 """Several beats of one schedule: one ticks, whatever befalls it, and no tick comes twice.
 
-The short versions of what `test_beat_long` does for minutes. Messages stay in their queue and tell
+The short versions of what `test_beat_long` does for minutes. Messages stay in their queue and show
 when, and by which process, they were sent.
 """
 
@@ -197,7 +197,7 @@ def test_a_beat_outlives_its_store_and_does_not_tick_meanwhile(
     assert len(meanwhile) <= (outage == "paused")
     assert all(tick.due is not None and tick.due < back for tick in meanwhile)
     assert faults(ticks.of(), EVERY) == []
-    # Told when it changes, not at each tick. On a busy machine a renewal may time out later.
+    # Reported when it changes, not at each tick. On a busy machine a renewal may time out later.
     said = re.findall(r"singleton store-(unreachable|back)", process.log)
     assert said[:2] == ["unreachable", "back"]
     assert all(one != following for one, following in pairwise(said))

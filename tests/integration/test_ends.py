@@ -463,7 +463,7 @@ def test_a_store_whose_server_was_demoted_finds_the_new_one_behind_the_same_addr
     store.close()
 
 
-def test_a_hold_after_a_failover_does_not_hear_of_it(
+def test_a_hold_after_a_failover_does_not_notice_it(
     failover: tuple[Proxy, Callable[[], None]],
 ) -> None:
     proxy, fail_over = failover

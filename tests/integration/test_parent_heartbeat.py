@@ -107,7 +107,7 @@ def test_without_the_parent_heartbeat_the_same_bodies_fail_and_overlap_with_dupl
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_in_pools_without_children_only_the_flag_and_the_fence_tell(
+def test_in_pools_without_children_only_the_flag_and_the_fence_show_it(
     worker: StartWorker, gil: ModuleType, journal: Journal, pool: str
 ) -> None:
     process = worker(GIL, pool=pool, concurrency=1, queues=["first"])

@@ -116,7 +116,7 @@ def test_duplicates_every_fifth_of_a_second_never_overlap_a_body_longer_than_its
     environment["TTL"] = "1"
     loss = load_app(LOSS)
     worker(LOSS)
-    first = loss.early.delay("k", "until_told", 60)
+    first = loss.early.delay("k", "until_notified", 60)
     journal.wait_for_starts(key="k")
     duplicates = []
     for _ in range(5 * seconds):
@@ -159,7 +159,7 @@ def test_a_store_away_for_half_a_second_at_a_renewal_ends_nothing(
         # Else a write may wait in the server's memory for the disk, and be gone after the kill.
         client.config_set("appendfsync", "no")
     worker(LOSS)
-    first = loss.early.delay("k", "until_told", 60)
+    first = loss.early.delay("k", "until_notified", 60)
     journal.wait_for_starts(key="k")
     # Renewals come 0.60 to 0.67 s after one another. So with half a second gone, one comes before
     # the outage is over.
@@ -473,7 +473,7 @@ def test_a_hung_task_loses_its_key_at_max_hold(
     environment["TTL"] = "1"
     loss = load_app(LOSS)
     worker(LOSS)
-    loss.hung.delay("k", "until_told", 60)
+    loss.hung.delay("k", "until_notified", 60)
     journal.wait_for_starts(key="k")
     loss.competitor.delay("k").get(timeout=30)
     hung, second = journal.runs("k")

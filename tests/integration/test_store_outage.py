@@ -221,7 +221,7 @@ def test_without_the_interruption_the_emptied_store_lets_bodies_overlap(
 ) -> None:
     loss = load_app(LOSS)
     process = worker(LOSS)
-    first = loss.deaf.delay("k", "until_told", 60)
+    first = loss.deaf.delay("k", "until_notified", 60)
     journal.wait_for_starts(key="k")
     private_redis.restart(keep_data=False)
     loss.competitor.delay("k", "sleep", 0.2).get(timeout=30)

@@ -17,7 +17,7 @@ STARTS = re.compile(
     r"""celery[ "',]+(?:-A|--app)[ ="',]+[\w.:]+(?![ "',]+singleton\b)"""
     r"""[^`\n|]*?[ "',](?:worker|beat)\b[^`\n|]*"""
 )
-TELLS = re.compile(r"""(?:-l|--loglevel)[ ="',]+(?:INFO|DEBUG)\b""", re.IGNORECASE)
+SHOWS_TASKS = re.compile(r"""(?:-l|--loglevel)[ ="',]+(?:INFO|DEBUG)\b""", re.IGNORECASE)
 
 
 def commands(text: str) -> list[str]:
@@ -39,7 +39,7 @@ def test_each_command_that_starts_a_worker_or_a_beat_logs_at_info() -> None:
         f"{path.relative_to(ROOT)}: {command}"
         for path, some in found.items()
         for command in some
-        if not TELLS.search(command)
+        if not SHOWS_TASKS.search(command)
     ]
     assert not silent, "\n".join(silent)
 
@@ -52,9 +52,9 @@ def test_a_command_without_a_level_is_found() -> None:
         "celery -A proj \\\n    worker -c 4",
     ):
         [command] = commands(text)
-        assert not TELLS.search(command)
+        assert not SHOWS_TASKS.search(command)
         [command] = commands(
             text.replace("worker", "worker -l INFO").replace("beat", "beat -l INFO")
         )
-        assert TELLS.search(command)
+        assert SHOWS_TASKS.search(command)
     assert commands("celery -A proj singleton show celery.beat:proj") == []

@@ -767,7 +767,7 @@ def test_a_heartbeat_whose_thread_could_not_start_tries_again(
     assert started == ["singleton-heartbeat"]
 
 
-def keeper_threads() -> set[threading.Thread]:
+def heartbeat_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "singleton-heartbeat"}
 
 
@@ -798,9 +798,9 @@ def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
     clock = SystemClock()
     store = FlakyStore(clock)
     ttl = 1.2
-    others = keeper_threads()  # of tests before, which may end meanwhile
+    others = heartbeat_threads()  # of tests before, which may end meanwhile
     heartbeat = Heartbeat(store, clock, Events())
-    assert keeper_threads() <= others, "none before the first lease"
+    assert heartbeat_threads() <= others, "none before the first lease"
     lost = threading.Event()
     guard = threading.Barrier(10)
     leases: list[Lease] = []
@@ -816,9 +816,9 @@ def test_one_thread_renews_all_leases_and_rests_when_there_are_none() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(keeper_threads() - others) <= 1
+    assert len(heartbeat_threads() - others) <= 1
     assert not lost.wait(2.5 * ttl)
-    assert len(keeper_threads() - others) == 1
+    assert len(heartbeat_threads() - others) == 1
     assert all(not lease.lost for lease in leases)
     # Two and a half ttl: a pipeline each ttl/3, and one at most for each thread at the start.
     assert len(store.batches) <= 20

@@ -310,7 +310,7 @@ class SharedStore(RuleBasedStateMachine):
             assert expired or (after is not None and after.token == before.token)
 
     @rule(which=st.integers(0, 2), fates=FATES)
-    def the_keeper_sweeps(self, which: int, fates: list[str]) -> None:
+    def the_heartbeat_sweeps(self, which: int, fates: list[str]) -> None:
         self.store.fates = list(fates)
         process = self.processes[which]
         process.heartbeat.sweep()
@@ -338,7 +338,7 @@ class SharedStore(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), fate=st.sampled_from(("reply late", "reply lost")))
     def a_renewal_is_answered_late(self, which: int, fate: str) -> None:
         self.clock.advance(TTL / 3)
-        self.the_keeper_sweeps(which, [fate])
+        self.the_heartbeat_sweeps(which, [fate])
 
     @rule()
     def the_store_loses_everything(self) -> None:
@@ -352,7 +352,7 @@ class SharedStore(RuleBasedStateMachine):
         assert len(valid) <= 1 or self.clock.now() < self.excused_until
 
     @invariant()
-    def who_is_valid_has_the_key(self) -> None:
+    def a_valid_lease_has_the_key(self) -> None:
         if self.clock.now() >= self.excused_until:
             for lease in self.leases:
                 record = self.store.inspect(KEY)
@@ -364,7 +364,7 @@ class SharedStore(RuleBasedStateMachine):
         self.ended += [lease for lease in self.leases if lease.lost and lease not in self.ended]
 
     @invariant()
-    def the_keeper_has_what_the_process_holds(self) -> None:
+    def the_heartbeat_has_what_the_process_holds(self) -> None:
         for process in self.processes:
             registered = list(process.heartbeat._leases)
             assert registered == process.held

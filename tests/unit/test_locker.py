@@ -452,7 +452,7 @@ def test_a_loss_that_the_heartbeat_has_reported_is_not_reported_again(bench: Ben
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.LEASE_LOST]
 
 
-def test_where_releases_cannot_be_posted_the_end_of_a_task_waits_for_the_reply(
+def test_without_asynchronous_releases_the_end_of_a_task_waits_for_the_reply(
     bench: Bench,
 ) -> None:
     lease = bench.locker.acquire(call())

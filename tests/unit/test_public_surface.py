@@ -33,8 +33,8 @@ def test_the_list_is_sorted_and_says_each_thing_once() -> None:
 def test_a_change_of_each_kind_is_named_with_what_to_do(kind: str) -> None:
     line = next(line for line in KEPT if line.startswith(f"{kind}: "))
     without = [other for other in KEPT if other != line]
-    for told in (f"removed: {line}", "stability.md", COMMAND):
-        assert told in difference(KEPT, without)
+    for text in (f"removed: {line}", "stability.md", COMMAND):
+        assert text in difference(KEPT, without)
     assert f"added:   {line}" in difference(without, KEPT)
     assert difference(KEPT, KEPT) == ""
 

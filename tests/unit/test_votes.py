@@ -194,7 +194,7 @@ def test_no_majority_is_a_refusal_only_where_a_majority_refuses() -> None:
         ("ccccc", None),
     ],
 )
-def test_a_permit(answers: str, expected: Authorization | None) -> None:
+def test_an_authorization(answers: str, expected: Authorization | None) -> None:
     words: dict[str, object] = {
         "p": Authorization.AUTHORIZED,
         "d": Authorization.DEPOSED,

@@ -157,11 +157,11 @@ def test_an_event_is_sent_when_the_broker_answers_again(
         sender = EventSender(app, pipe, "w@host")
         sender.start()
 
-        def is_heard() -> bool:
+        def is_received() -> bool:
             send_worker_event(event(number=1))
             return bool(listener.of("singleton-lease-lost", number=1))
 
-        wait_until(is_heard, "the receiver has subscribed")
+        wait_until(is_received, "the receiver has subscribed")
         proxy.set(Mode(kind=Kind.REFUSE))
         proxy.lead_to(port)  # cuts the connections
         send_worker_event(event(number=2))
@@ -215,11 +215,11 @@ def test_an_unresponsive_broker_keeps_no_event_in_the_pipe(pipe: EventPipe, redi
         sender = EventSender(app, pipe, "w@host")
         sender.start()
 
-        def is_heard() -> bool:
+        def is_received() -> bool:
             send_worker_event(event(number=-1))
             return bool(listener.of("singleton-lease-lost", number=-1))
 
-        wait_until(is_heard, "the receiver has subscribed")
+        wait_until(is_received, "the receiver has subscribed")
         proxy.set(Mode(kind=Kind.STALL))
         # More than ten pipes take. Each line is written when there is room for it.
         for number in range(10_000):
