@@ -170,7 +170,7 @@ def answer(client: socket.socket) -> bytes:
         return b""
 
 
-def test_the_proxy_lets_pass_what_it_shall() -> None:
+def test_the_proxy_lets_pass_what_it_must() -> None:
     with proxied() as (_, proxy), connected(proxy) as client:
         client.sendall(b"one\n")
         assert answer(client) == b"one\n"

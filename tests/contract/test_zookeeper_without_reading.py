@@ -108,7 +108,7 @@ def test_a_message_is_claimed_in_one_request(
     assert usual_costs(zookeeper, [(claim,)] * 9) == [ONE]
 
 
-def test_a_key_that_was_found_taken_is_not_written_to_in_vain_again(
+def test_a_key_that_was_found_taken_is_not_written_to_again(
     store: ZooKeeperStore, other: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, token = new_key(), new_token()

@@ -154,7 +154,7 @@ def test_a_connection_that_never_got_a_reply_is_not_reported(
 
 
 @needs_epoll
-def test_a_descriptor_that_is_used_again_is_watched_anew() -> None:
+def test_a_descriptor_that_is_used_again_is_watched_again() -> None:
     alarm = make_alarm()
     for _ in range(3):
         with socket.create_server(("127.0.0.1", 0)) as server:

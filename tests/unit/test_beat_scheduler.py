@@ -212,7 +212,7 @@ def test_a_closed_beat_ends_though_the_exception_of_its_signal_was_lost(benches:
         beat.tick()
 
 
-def test_a_plain_scheduler_without_its_file_begins_anew(benches: Any) -> None:
+def test_a_plain_scheduler_without_its_file_begins_again(benches: Any) -> None:
     bench = benches(daily=every(86400))
     for _ in range(5):
         plain = PersistentScheduler(bench.app(), schedule_filename=bench.file())

@@ -376,7 +376,7 @@ def test_a_replaced_lease_is_not_decided_about_and_not_asked_for_in_a_storm(benc
     assert record.token == str(other.token)
 
 
-def test_a_lease_that_expired_in_the_store_is_not_made_anew(bench: Bench) -> None:
+def test_a_lease_that_expired_in_the_store_is_not_made_again(bench: Bench) -> None:
     lease = bench.hold()
     bench.store.free(lease.key, None)
     bench.beat(TTL)
