@@ -237,7 +237,7 @@ class TaskRun:
             return
         # SystemExit and similar exceptions may also be raised after the body, while Celery sends
         # the callbacks. The state is SUCCESS then, but the message is delivered again.
-        leaving = sys.exc_info()[1]
+        leaving = sys.exception()
         if leaving is not None and not isinstance(leaving, Exception):
             state = None
         lease = self._lease
@@ -323,7 +323,6 @@ class TaskRun:
         if rule.action in _WAITING:
             waiter = self._waiter = Waiter(locker, request)
         waited, failures, is_reported, since = 0.0, 0, False, None
-        max_hold, on_lost = self._max_hold(), self._on_lost
         try:
             while True:
                 conflict = None
@@ -336,11 +335,11 @@ class TaskRun:
                         reply = refused
                     elif waiter is None:
                         reply = locker.acquire(
-                            request, max_hold=max_hold, on_lost=on_lost, since=since
+                            request, max_hold=self._max_hold(), on_lost=self._on_lost, since=since
                         )
                     else:
                         waits = conflict is not None and conflict.outcome is Outcome.WAIT
-                        options = {"max_hold": max_hold, "on_lost": on_lost}
+                        options = {"max_hold": self._max_hold(), "on_lost": self._on_lost}
                         reply = waiter.acquire(request, waits=waits, **options)
                     if isinstance(reply, Lease):
                         self._lease = reply
