@@ -270,13 +270,13 @@ def unanswered_late(self: Any, name: str, way: str = "succeed", gate: str | None
 _acquire = RedisStore.acquire
 
 
-def _acquire_slowly(store: RedisStore, call: Acquire, *, timeout: float) -> Granted | Refused:
+def _acquire_slowly(store: RedisStore, request: Acquire, *, timeout: float) -> Granted | Refused:
     """As with a network that delays a reply: the store has granted, the worker does not know."""
-    reply = _acquire(store, call, timeout=timeout)
-    if "unanswered" in call.holder.task and isinstance(reply, Granted):
+    reply = _acquire(store, request, timeout=timeout)
+    if "unanswered" in request.holder.task and isinstance(reply, Granted):
         granted = {r.key for r in journal.records() if r.data.get("text") == "granted"}
         if reply.key not in granted:
-            journal.note("granted", key=reply.key, task_id=call.holder.task_id)
+            journal.note("granted", key=reply.key, task_id=request.holder.task_id)
             time.sleep(TTL)
     return reply
 

@@ -59,8 +59,8 @@ def without_attempts() -> None:
     """Take a task's own earlier attempt for any holder, and its next one for a new call."""
     acquire, of = RedisStore.acquire, Delivery.of
 
-    def acquire_blindly(self: RedisStore, call: Acquire, *, timeout: float) -> Granted | Refused:
-        reply = acquire(self, call, timeout=timeout)
+    def acquire_blindly(self: RedisStore, request: Acquire, *, timeout: float) -> Granted | Refused:
+        reply = acquire(self, request, timeout=timeout)
         return changed(reply, relation=Relation.OTHER) if isinstance(reply, Refused) else reply
 
     RedisStore.acquire = acquire_blindly  # type: ignore[method-assign]

@@ -96,14 +96,14 @@ class Bench:
         self.events.clear()
 
     def begin(self, *slots: str, ttl: float = TTL) -> Lease:
-        call = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=ttl)
-        lease = self.locker.acquire(call)
+        request = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=ttl)
+        lease = self.locker.acquire(request)
         assert isinstance(lease, Lease), lease
         return lease
 
     def end(self, lease: Lease, **options: Any) -> None:
-        call = Release(keys=(lease.key,), token=lease.token, **options)
-        self.locker.give_back(lease, call)
+        request = Release(keys=(lease.key,), token=lease.token, **options)
+        self.locker.give_back(lease, request)
 
     def release_async(self, lease: Lease) -> None:
         self.end(lease)
@@ -477,10 +477,12 @@ def test_a_release_that_an_acquire_resent_without_success_leaves_a_doubt(
 ) -> None:
     outcomes: list[tuple[Any, bool]] = []
     lease = bench.begin(new_key())
-    call = Release(keys=(lease.key,), token=lease.token)
-    pending = bench.store._pending.begin(call, TIMEOUT, lambda *outcome: outcomes.append(outcome))
+    request = Release(keys=(lease.key,), token=lease.token)
+    pending = bench.store._pending.begin(
+        request, TIMEOUT, lambda *outcome: outcomes.append(outcome)
+    )
 
-    def carried_out_without_reply(call: Release, timeout: float) -> Any:
+    def carried_out_without_reply(request: Release, timeout: float) -> Any:
         raise StoreUnavailable("its reply was lost")
 
     with monkeypatch.context() as patched:
@@ -592,8 +594,8 @@ def test_an_acquire_refused_all_slots_is_refused_beside_a_release_that_arrived(
     with closing(RedisStore(bench.url)) as other:
         for slot in slots:
             assert isinstance(ask(other, slot, new_token()), Granted)
-    call = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=TTL)
-    assert isinstance(bench.locker.acquire(call), Refused)
+    request = Acquire(slots=slots, token=new_token(), holder=HOLDER, ttl=TTL)
+    assert isinstance(bench.locker.acquire(request), Refused)
 
 
 def put_back(bench: Bench, lease: Lease) -> None:
@@ -606,8 +608,8 @@ def test_a_claim_on_another_connection_does_not_supersede_a_release(bench: Bench
     key = new_key()
     claim, token = Keyspace.claim("app.sync", key), new_token()
     publish(bench.store, claim, token)
-    call = Acquire(slots=(key,), token=token, holder=HOLDER, ttl=TTL)
-    lease = bench.locker.acquire(call)
+    request = Acquire(slots=(key,), token=token, holder=HOLDER, ttl=TTL)
+    lease = bench.locker.acquire(request)
     assert isinstance(lease, Lease)
     value = bench.raw.get(claim)
     bench.end(lease, claim=ClaimChange(key=claim, phase=None))
@@ -623,8 +625,8 @@ def test_anothers_lease_is_no_superseded_release(bench: Bench) -> None:
     until(lambda: bench.is_free(lease.key))
     with closing(RedisStore(bench.url)) as other:
         assert isinstance(ask(other, lease.key, new_token()), Granted)
-    call = Acquire(slots=(lease.key,), token=new_token(), holder=HOLDER, ttl=TTL)
-    assert isinstance(bench.locker.acquire(call), Refused)
+    request = Acquire(slots=(lease.key,), token=new_token(), holder=HOLDER, ttl=TTL)
+    assert isinstance(bench.locker.acquire(request), Refused)
 
 
 @however_noticed
@@ -815,9 +817,9 @@ def test_an_interrupted_release_gives_its_reply_to_no_other_request(
     begun: list[Release] = []
     begin = bench.store._pending.begin
 
-    def noting(call: Release, timeout: float, on_reply: Any) -> Any:
-        pending = begin(call, timeout, on_reply)
-        begun.append(call)
+    def noting(request: Release, timeout: float, on_reply: Any) -> Any:
+        pending = begin(request, timeout, on_reply)
+        begun.append(request)
         return pending
 
     monkeypatch.setattr(bench.store._pending, "begin", noting)

@@ -46,8 +46,8 @@ def running(store: Store) -> Lease:
     key, token = new_key(), new_token()
     claim = Keyspace.claim("app.sync", key)
     change = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=TTL)
-    call = Acquire(slots=(key,), token=token, holder=Holder(), ttl=TTL, claim=change)
-    assert isinstance(store.acquire(call, timeout=TIMEOUT), Granted)
+    request = Acquire(slots=(key,), token=token, holder=Holder(), ttl=TTL, claim=change)
+    assert isinstance(store.acquire(request, timeout=TIMEOUT), Granted)
     clock = SystemClock()
     return Lease(
         key=key,
@@ -79,14 +79,14 @@ def phase_of(store: Store, lease: Lease) -> Phase | None:
 
 def end(store: Store, lease: Lease, phase: Phase, ttl: float, become: Kind | None = None) -> None:
     claim = ClaimChange(key=lease.claim_key, phase=phase, ttl=ttl)
-    call = Release(
+    request = Release(
         keys=(lease.key,),
         token=lease.token,
         become=become,
         become_ttl=1.0,
         claim=claim,
     )
-    store.release(call, timeout=TIMEOUT)
+    store.release(request, timeout=TIMEOUT)
 
 
 def test_a_renewal_prolongs_the_claim_of_each_lease(store: Store, running: Lease) -> None:
@@ -154,14 +154,14 @@ def test_a_put_back_that_is_reported_late_makes_no_claim_for_an_attempt_that_is_
     store: Store, running: Lease
 ) -> None:
     freed = ClaimChange(key=running.claim_key, phase=None)
-    call = Release(
+    request = Release(
         keys=(running.key,),
         token=running.token,
         marker=MarkerState.DONE,
         marker_ttl=TTL,
         claim=freed,
     )
-    store.release(call, timeout=TIMEOUT)
+    store.release(request, timeout=TIMEOUT)
     queued = ClaimChange(key=running.claim_key, phase=Phase.QUEUED, ttl=UNIQUE_FOR)
     twin = replace(running.token, nonce="twin")
     state = MarkerState.WAITING

@@ -159,9 +159,9 @@ def test_an_asynchronous_release_follows_its_slot(
     cluster.end_move(slot_of(key), target)
     try:
         outcomes: list[tuple[Relation | StoreError, bool]] = []
-        call = Release(keys=(key,), token=token)
+        request = Release(keys=(key,), token=token)
         assert store.release_async(
-            call, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
+            request, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
         )
         if next_one_asks:
             take(store, other)
@@ -184,9 +184,9 @@ def test_an_asynchronous_release_outlives_its_node(monkeypatch: pytest.MonkeyPat
         token = take(store, key)
         first.kill()
         outcomes: list[tuple[Relation | StoreError, bool]] = []
-        call = Release(keys=(key,), token=token)
+        request = Release(keys=(key,), token=token)
         assert store.release_async(
-            call, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
+            request, timeout=TIMEOUT, on_reply=lambda *outcome: outcomes.append(outcome)
         )
         cluster.wait_until_promoted(key, first)
         store.drain(timeout=TIMEOUT)
@@ -380,13 +380,13 @@ def claim_in_another_shard(key: str) -> str:
 
 
 def admitted(store: ClusterStore, claim: str, token: Token) -> bool:
-    call = Admit(key=claim, token=token, holder=Holder(task="app.sync"), ttl=600)
-    return store.admit(call, timeout=TIMEOUT) is None
+    request = Admit(key=claim, token=token, holder=Holder(task="app.sync"), ttl=600)
+    return store.admit(request, timeout=TIMEOUT) is None
 
 
 def acquire(store: ClusterStore, key: str, token: Token, change: ClaimChange, **options: bool):
-    call = Acquire(slots=(key,), token=token, holder=Holder(), ttl=60, claim=change, **options)
-    return store.acquire(call, timeout=TIMEOUT)
+    request = Acquire(slots=(key,), token=token, holder=Holder(), ttl=60, claim=change, **options)
+    return store.acquire(request, timeout=TIMEOUT)
 
 
 @slow

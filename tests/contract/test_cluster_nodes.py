@@ -113,7 +113,7 @@ def test_an_unresponsive_node_fails_no_command_that_was_redirected_to_another_no
 
 def test_unresponsive_nodes_are_waited_for_once_where_asynchronous_releases_are_drained() -> None:
     outcomes: list[object] = []
-    pending = PendingReleases(lambda call, timeout: Relation.OURS)
+    pending = PendingReleases(lambda request, timeout: Relation.OURS)
     with (
         RedlockNodes(4) as servers,  # any servers will do
         closing(NodeConnections(f"redis+cluster://127.0.0.1:{servers[0].port}")) as nodes,
@@ -126,8 +126,8 @@ def test_unresponsive_nodes_are_waited_for_once_where_asynchronous_releases_are_
             node.run([("SET", "reply", "released")], 5.0)
             if number < 3:
                 server.pause()
-            call = Release(keys=(new_key(),), token=new_token())
-            begun = pending.begin(call, 5.0, lambda *outcome: outcomes.append(outcome))
+            request = Release(keys=(new_key(),), token=new_token())
+            begun = pending.begin(request, 5.0, lambda *outcome: outcomes.append(outcome))
             assert node.send_async(("GET", "reply"), 5.0, begun)
         (connection,) = node._idle[0, 5.0]
         assert select.select([connection.fileno()], [], [], 5.0)[0], "the fourth has replied"

@@ -111,8 +111,8 @@ def locker(store: Store) -> Iterator[Locker]:
 
 def acquire(locker: Locker, key: str, ttl: float, **options: Any) -> Lease:
     token = new_token()
-    call = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=ttl)
-    lease = locker.acquire(call, **options)
+    request = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=ttl)
+    lease = locker.acquire(request, **options)
     assert isinstance(lease, Lease), lease
     return lease
 
@@ -282,8 +282,8 @@ def test_a_held_lease_survives_the_loss_of_the_leader(
                     pass  # an election
             time.sleep(0.1)
         assert granted == 0
-        call = Release(keys=(leases[0].key,), token=leases[0].token)
-        assert locker.release(leases[0], call) is Relation.OURS
+        request = Release(keys=(leases[0].key,), token=leases[0].token)
+        assert locker.release(leases[0], request) is Relation.OURS
         reply = ask(other, leases[0].key, new_token(), ttl=8)
         assert isinstance(reply, Granted)
         assert reply.fence is not None
@@ -312,11 +312,11 @@ def test_a_member_that_says_nothing_is_passed_over_however_long_the_ttl(
 
                 def granted(store: Store = store) -> bool:
                     key, token = new_key(), new_token()
-                    call = Acquire(
+                    request = Acquire(
                         slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=60.0
                     )
                     try:
-                        return isinstance(store.acquire(call, timeout=5), Granted)
+                        return isinstance(store.acquire(request, timeout=5), Granted)
                     except StoreUnavailable:
                         return False
 
@@ -328,12 +328,12 @@ def test_a_member_that_says_nothing_is_passed_over_however_long_the_ttl(
 
 def test_without_members_nothing_is_granted_and_the_time_is_kept(consensus: Cluster) -> None:
     scheme, key, token = consensus.url().partition("://")[0], new_key(), new_token()
-    call = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=6)
+    request = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=6)
     url = f"{scheme}://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     with closing(open_store(url)) as store:
         started = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            store.acquire(call, timeout=0.5)
+            store.acquire(request, timeout=0.5)
         assert time.monotonic() - started < 5
 
 
@@ -403,11 +403,11 @@ def test_round_trips_to_etcd(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch)
         key, token = new_key(), new_token()
         ask(store, new_key(), new_token())  # the etcd lease is there
         calls: list[str] = []
-        call = store._gateway.request
+        request = store._gateway.request
 
         def counted(path: str, *args: Any, **kwargs: Any) -> Any:
             calls.append(path)
-            return call(path, *args, **kwargs)
+            return request(path, *args, **kwargs)
 
         monkeypatch.setattr(store._gateway, "request", counted)
         ask(store, key, token)
@@ -432,11 +432,11 @@ def test_of_two_acquires_without_an_answer_neither_is_kept_for_ever_in_etcd(
     with closing(EtcdStore(etcd.url("unknown"))) as store:
         key, neighbour, neighbours = new_key(), new_key(), new_token()
         ask(store, neighbour, neighbours, ttl=3.0)
-        call, carried_out = store._gateway.request, [True, False]
+        request, carried_out = store._gateway.request, [True, False]
 
         def unanswered(path: str, *args: Any, **kwargs: Any) -> Any:
             if path != "kv/txn" or carried_out.pop(0):
-                reply = call(path, *args, **kwargs)
+                reply = request(path, *args, **kwargs)
             if path == "kv/txn":
                 raise StoreUnavailable("the reply was lost")
             return reply
@@ -481,9 +481,9 @@ def test_an_acquire_without_an_answer_leaves_zookeepers_janitor_the_lease_that_s
     with closing(ZooKeeperStore(zookeeper.url("unknown"))) as store:
         key = new_key()
         ask(store, key, new_token(), ttl=3.0)
-        call = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=3.0)
+        request = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=3.0)
         with pytest.raises(StoreUnavailable):
-            store.acquire(call, timeout=0)
+            store.acquire(request, timeout=0)
         wait_until(lambda: not store._own.all, "the janitor has done", timeout=10)
         assert store.inspect(key) is None
 
@@ -513,9 +513,9 @@ def test_what_a_session_sends_late_to_zookeeper_is_not_kept_for_ever() -> None:
         connection._connect = connect_later
         session._hang_up()
         wait_until(lambda: not session.client.connected, "it has lost its connection")
-        call = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=2.0)
+        request = Acquire(slots=(key,), token=new_token(), holder=Holder(), ttl=2.0)
         with pytest.raises(StoreUnavailable):
-            store.acquire(call, timeout=0.1)
+            store.acquire(request, timeout=0.1)
         time.sleep(3)  # longer than its ttl
         away.clear()
         wait_until(lambda: session.client.connected, "it is connected again")

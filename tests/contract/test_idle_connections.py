@@ -234,11 +234,11 @@ def test_a_url_may_do_without_the_probes(server: PrivateServer) -> None:
 def test_a_wait_queue_is_joined_over_a_connection_that_was_not_idle_for_long(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
-    line = Keyspace.wait_queue(new_key())
+    queue = Keyspace.wait_queue(new_key())
     for number in range(2):
-        raw.rpush(f"{line}!", f"nonce-{number}")
-        place = RedisTicket(WaitQueues(), line, "waiter", lambda: connections, TIMEOUT, clock)
-        assert place.wait(TIMEOUT) == f"nonce-{number}"
+        raw.rpush(f"{queue}!", f"nonce-{number}")
+        ticket = RedisTicket(WaitQueues(), queue, "waiter", lambda: connections, TIMEOUT, clock)
+        assert ticket.wait(TIMEOUT) == f"nonce-{number}"
         nat.forget_connections()
         clock.ahead += MAX_IDLE + 1
 
@@ -246,14 +246,14 @@ def test_a_wait_queue_is_joined_over_a_connection_that_was_not_idle_for_long(
 def test_a_wait_queue_whose_server_does_not_even_end_the_wait_is_joined_again(
     connections: Connections, nat: Proxy, clock: AheadClock, raw: redis.Redis
 ) -> None:
-    line = Keyspace.wait_queue(new_key())
-    place = RedisTicket(WaitQueues(), line, "waiter", lambda: connections, TIMEOUT, clock)
-    assert place.wait(0) == ""
+    queue = Keyspace.wait_queue(new_key())
+    ticket = RedisTicket(WaitQueues(), queue, "waiter", lambda: connections, TIMEOUT, clock)
+    assert ticket.wait(0) == ""
     nat.forget_connections()
     clock.ahead += 60 + TIMEOUT + 1
-    assert place.wait(0) == "", "it hangs up"
-    raw.rpush(f"{line}!", "nonce")
-    assert place.wait(TIMEOUT) == "nonce"
+    assert ticket.wait(0) == "", "it hangs up"
+    raw.rpush(f"{queue}!", "nonce")
+    assert ticket.wait(TIMEOUT) == "nonce"
 
 
 def test_a_connection_to_etcd_that_was_idle_for_long_is_not_used(
@@ -293,13 +293,13 @@ def paused() -> PausedClock:
 
 def woken(connections: Connections, raw: redis.Redis, count: int) -> list[RedisTicket]:
     """Tickets of clients that have waited at the same time and were woken."""
-    line = Keyspace.wait_queue(new_key())
+    queue = Keyspace.wait_queue(new_key())
     tickets = [
-        RedisTicket(WaitQueues(), line, "w", lambda: connections, TIMEOUT) for _ in range(count)
+        RedisTicket(WaitQueues(), queue, "w", lambda: connections, TIMEOUT) for _ in range(count)
     ]
     for ticket in tickets:
         assert ticket.wait(0) == ""
-    raw.rpush(f"{line}!", *map(str, range(count)))
+    raw.rpush(f"{queue}!", *map(str, range(count)))
     for number, ticket in enumerate(tickets):
         assert ticket.wait(TIMEOUT) == str(number)
     return tickets
@@ -311,15 +311,15 @@ def test_the_connections_of_a_burst_are_closed_when_they_were_idle_for_long(
     before = len(raw.client_list())
     with closing(Connections(server.url(), clock=paused)) as connections:
         woken(connections, raw, 40)
-        line = Keyspace.wait_queue(new_key())
-        waiting = RedisTicket(WaitQueues(), line, "w", lambda: connections, TIMEOUT)
+        queue = Keyspace.wait_queue(new_key())
+        waiting = RedisTicket(WaitQueues(), queue, "w", lambda: connections, TIMEOUT)
         assert waiting.wait(0) == ""
         assert len(raw.client_list()) == before + 40
         paused.let_pass(MAX_IDLE - 1)
         connections.run([("PING",)], TIMEOUT)  # over the connection that was used last
         paused.let_pass(2)
         wait_until(lambda: len(raw.client_list()) == before + 2, "the others are closed")
-        raw.rpush(f"{line}!", "still there")
+        raw.rpush(f"{queue}!", "still there")
         assert waiting.wait(TIMEOUT) == "still there"
 
 

@@ -434,9 +434,9 @@ def test_a_late_release_can_not_undo_the_next_grant_unnoticed(
     key, token = new_key(), new_token()
     take(store, key, token)
     release_without_a_reply(nodes, store, key, token, 0, 1, 2)
-    call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
+    request = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
     with pytest.raises(StoreUnavailable):
-        store.acquire(call, timeout=0.6)
+        store.acquire(request, timeout=0.6)
     take(store, new_key())  # other tokens are not affected
 
 
@@ -447,12 +447,12 @@ def test_a_release_without_a_reply_bars_its_token_for_a_minute(
     take(store, key, token)
     release_without_a_reply(nodes, store, key, token, 2, 3, 4)
     node = store._fanout.nodes[4]
-    call = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
-    command = scripts.acquire_command(call, "0")
+    request = Acquire(slots=(key,), token=token, holder=call_for(key).holder, ttl=LONG)
+    command = scripts.acquire_command(request, "0")
     packed = scripts.pack(command)
-    assert node.acquire(call, command, packed, 0) == Granted(key=key, fence=None, ttl=0.0)
+    assert node.acquire(request, command, packed, 0) == Granted(key=key, fence=None, ttl=0.0)
     node._unconfirmed[token] -= 60
-    assert isinstance(node.acquire(call, command, packed, 0), Granted)
+    assert isinstance(node.acquire(request, command, packed, 0), Granted)
     node._note_unconfirmed([])
     assert node._unconfirmed == {}
 
@@ -480,7 +480,7 @@ def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message
     assert store.admit(Admit(key=claim, token=token, holder=holder, ttl=LONG), timeout=1) is None
     put_on(nodes, key, new_token(), 0, 1)
     put_on(nodes, key, new_token(), 2)  # two nodes grant
-    call = Acquire(
+    request = Acquire(
         slots=(key,),
         token=token,
         holder=holder,
@@ -488,14 +488,14 @@ def test_a_minority_that_grants_and_is_given_back_keeps_the_claim_of_the_message
         claim=ClaimChange(key=claim, phase=None),
     )
     with pytest.raises(StoreUnavailable, match="split"):
-        store.acquire(call, timeout=SILENCE)
+        store.acquire(request, timeout=SILENCE)
     assert set(nodes.holders(claim)) == {token.task}
     record = store.inspect(claim)
     assert record is not None
     assert (record.token, record.phase) == (token.task, Phase.QUEUED)
     assert nodes.holders(key).count(str(token)) == 0
     nodes.restore()
-    store.acquire(call, timeout=1)
+    store.acquire(request, timeout=1)
     assert store.inspect(claim) is None
 
 

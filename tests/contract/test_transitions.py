@@ -74,7 +74,7 @@ def acquire(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         key = key_of(name)
-        call = Acquire(
+        request = Acquire(
             slots=Keyspace.slots(key, limit),
             token=token,
             holder=Holder(task="t", task_id=token.task_id),
@@ -84,7 +84,7 @@ def acquire(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
             frees_claim=frees,
             refused_if_claimed=claimed,
         )
-        return store.acquire(call, timeout=TIMEOUT)
+        return store.acquire(request, timeout=TIMEOUT)
 
     return f"acquire {name} {token} {ttl} {limit=} {sequence=} {phase=} {frees=} {claimed=}", run
 
@@ -97,7 +97,7 @@ def release(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         key = key_of(name)
-        call = Release(
+        request = Release(
             keys=Keyspace.slots(key, limit),
             token=token,
             become=become,
@@ -107,7 +107,7 @@ def release(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple
             marker_ttl=ttl,
             claim=None if phase == "none" else change(phase, ttl, key),
         )
-        return store.release(call, timeout=TIMEOUT)
+        return store.release(request, timeout=TIMEOUT)
 
     return f"release {name} {token} {ttl} {become=} {marker=} {limit=} {phase=}", run
 
@@ -135,7 +135,7 @@ def admit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
 
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         key = key_of(name) if forged else claim_key(key_of(name))
-        call = Admit(
+        request = Admit(
             key=key,
             token=token,
             holder=Holder(task="p"),
@@ -143,7 +143,7 @@ def admit(draw: Any, name: str, token: Token, ttl: float, phase: Any) -> tuple[s
             instead_of=instead_of,
             wants_ttl=wants_ttl,
         )
-        found = store.admit(call, timeout=TIMEOUT)
+        found = store.admit(request, timeout=TIMEOUT)
         return found if wants_ttl or found is None else replace(found, ttl=0.0)
 
     return f"admit {name} {token} {ttl} {instead_of=} {forged=} {wants_ttl=}", run
@@ -178,10 +178,10 @@ def authorize_tick(
     def run(store: Store, key_of: Callable[[str], str]) -> Any:
         leader = key_of(name)
         entry = Keyspace.last_run(leader, "every minute")
-        call = AuthorizeTick(
+        request = AuthorizeTick(
             leader=leader, token=token, entry=entry, expected=expected, new=new, ttl=ttl
         )
-        return store.authorize_tick(call, timeout=TIMEOUT), store.last_runs(
+        return store.authorize_tick(request, timeout=TIMEOUT), store.last_runs(
             [entry], timeout=TIMEOUT
         )
 

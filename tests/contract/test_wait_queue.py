@@ -180,7 +180,7 @@ def test_a_client_that_comes_in_between_does_not_overtake(
         assert isinstance(late, Refused)
         assert late.relation is Relation.OTHER
         [_, handoff] = raw.blpop([list_name], 1)
-        for _ in range(2):  # twice, for a reply may be lost
+        for _ in range(2):  # twice, because a reply may be lost
             granted = ask(redis_store, key, first, wait_ttl=1.5, handoff=handoff.decode())
             assert isinstance(granted, Granted)
         assert give(redis_store, key, first) is Relation.OURS
@@ -476,10 +476,10 @@ def test_waiters_struck_anywhere_never_share_the_key_and_leave_nothing_behind(
     inside: list[str] = []
     stop = threading.Event()
 
-    def enter(who: str) -> None:
-        inside.append(who)
-        assert inside == [who]
-        inside.remove(who)
+    def enter(name: str) -> None:
+        inside.append(name)
+        assert inside == [name]
+        inside.remove(name)
 
     def others() -> None:
         while not stop.is_set():

@@ -274,14 +274,14 @@ def test_an_asynchronous_release_that_is_late_finds_what_its_next_copy_left(benc
     key = new_key()
     holder = take(bench.store, key)
     scene.waits(key, waiter)
-    call = Release(keys=(key,), token=holder)
-    assert bench.store.release(call, timeout=TIMEOUT) is Relation.OURS
+    request = Release(keys=(key,), token=holder)
+    assert bench.store.release(request, timeout=TIMEOUT) is Relation.OURS
     handoff = bench.raw.blpop([f"{Keyspace.wait_queue(key)}!"], 1)
     assert handoff is None or handoff[1].decode() == holder.nonce  # None: its half second was over
     bench.raw.delete(key)
     third = take(bench.store, key)
     scene.waits(key, waiter)
-    assert bench.store.release(call, timeout=TIMEOUT) is Relation.NOT_OURS
+    assert bench.store.release(request, timeout=TIMEOUT) is Relation.NOT_OURS
     assert record_of(bench.store, key).token == str(third)
     assert scene.woken(key) == []
 

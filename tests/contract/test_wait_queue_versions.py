@@ -197,20 +197,20 @@ def queue(store: RedisStore, key: str, rounds: int, inside: list[str]) -> int:
     """Take ``key`` some times, waiting as a body does; how often it was had."""
     locker = locker_on(store)
     for _ in range(rounds):
-        call = Acquire(slots=(key,), token=new_token(), holder=HOLDER, ttl=TTL)
-        waiter = Waiter(locker, call)
+        request = Acquire(slots=(key,), token=new_token(), holder=HOLDER, ttl=TTL)
+        waiter = Waiter(locker, request)
         try:
             while True:
-                reply = waiter.acquire(call, waits=True)
+                reply = waiter.acquire(request, waits=True)
                 if isinstance(reply, Lease):
                     break
                 waiter.wait(reply, TIMEOUT)
         finally:
             waiter.leave()
-        inside.append(str(call.token))
-        assert inside == [str(call.token)], "two have it"
-        inside.remove(str(call.token))
-        locker.give_back(reply, Release(keys=(key,), token=call.token))
+        inside.append(str(request.token))
+        assert inside == [str(request.token)], "two have it"
+        inside.remove(str(request.token))
+        locker.give_back(reply, Release(keys=(key,), token=request.token))
     if isinstance(store, Store):
         store.drain(timeout=TIMEOUT)
     return rounds

@@ -30,6 +30,6 @@ def test_a_forgotten_request_is_answered_behind_the_next_one(zookeeper: ZooKeepe
         for kind in (Kind.PASS, Kind.FORGET):
             proxy.set(Mode(kind=kind))
             assert isinstance(ask(store, key, token), Granted)
-            call = Release(keys=(key,), token=token)
-            assert store.release(call, timeout=TIMEOUT) is Relation.OURS
+            request = Release(keys=(key,), token=token)
+            assert store.release(request, timeout=TIMEOUT) is Relation.OURS
         proxy.set(Mode())

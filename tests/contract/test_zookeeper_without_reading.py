@@ -101,8 +101,8 @@ def test_a_message_is_claimed_in_one_request(
 ) -> None:
     def claim() -> None:
         key = Keyspace.claim("app.task", new_key())
-        call = Admit(key=key, token=new_token(), holder=Holder(), ttl=60)
-        assert store.admit(call, timeout=TIMEOUT) is None
+        request = Admit(key=key, token=new_token(), holder=Holder(), ttl=60)
+        assert store.admit(request, timeout=TIMEOUT) is None
 
     claim()  # the session stands
     assert usual_costs(zookeeper, [(claim,)] * 9) == [ONE]
@@ -210,10 +210,10 @@ def test_a_marker_that_came_beside_a_guessed_lease_decides_its_release(
 
 def test_a_grant_whose_reply_was_lost_is_granted_again(store: ZooKeeperStore) -> None:
     key, token = new_key(), new_token()
-    call = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=60)
-    first = store.acquire(call, timeout=TIMEOUT)
+    request = Acquire(slots=(key,), token=token, holder=lease_of(key, token).holder, ttl=60)
+    first = store.acquire(request, timeout=TIMEOUT)
     store._own.forget((key, str(token)))  # as if the reply had been lost
-    again = store.acquire(call, timeout=TIMEOUT)
+    again = store.acquire(request, timeout=TIMEOUT)
     assert isinstance(first, Granted)
     assert isinstance(again, Granted)
     assert first.fence is not None

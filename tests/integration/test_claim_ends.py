@@ -854,7 +854,7 @@ def test_a_late_twin_that_is_discarded_leaves_the_claim_of_the_live_one(
     revoke(stage, worker, call)
     RedisBroker(stage.redis).deliver_again(call.id)
     worker.wait_for_log(rf"Discarding revoked task: \S+\[{call.id}\]")
-    # A second message, for the worker settles what it discards after it has said so.
+    # A second message: the worker settles what it discards after it has said so.
     Claim(stage, "other", f"{name}-2").call().get(timeout=SOON)
     assert one.phase == "running"
     stage.open(name)

@@ -117,14 +117,14 @@ def test_rights_that_only_waiting_needs_are_a_note(server: PrivateServer, raw: A
 
 
 def test_waiting_clients_are_no_foreign_keys(server: PrivateServer, raw: Any) -> None:
-    line = Keyspace.wait_queue(Keyspace().lock("checked.work", "busy"))
-    raw.zadd(line, {"waiter": 1})
-    raw.rpush(f"{line}!", "a call")
-    for name in (line, f"{line}!"):
+    queue = Keyspace.wait_queue(Keyspace().lock("checked.work", "busy"))
+    raw.zadd(queue, {"waiter": 1})
+    raw.rpush(f"{queue}!", "a call")
+    for name in (queue, f"{queue}!"):
         raw.expire(name, 60)
     assert raw.keys("csl:{celery:0}:line|*")
     assert found(app_on(server.url()), "keys") == []
-    raw.persist(line)
+    raw.persist(queue)
     assert len(found(app_on(server.url()), "keys")) == 1
 
 

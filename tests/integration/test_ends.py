@@ -450,8 +450,8 @@ def test_a_store_whose_server_was_demoted_finds_the_new_one_behind_the_same_addr
 
     def acquire(key: str) -> Any:
         slots = (f"csl:{{celery:0}}:s:{key}",)
-        call = Acquire(slots=slots, token=new_token(), holder=Holder(), ttl=5)
-        return store.acquire(call, timeout=1)
+        request = Acquire(slots=slots, token=new_token(), holder=Holder(), ttl=5)
+        return store.acquire(request, timeout=1)
 
     assert isinstance(acquire("before"), Granted)
     fail_over()

@@ -239,8 +239,8 @@ def replace(bench: Bench, site: Site, keys: Sequence[str]) -> None:
             assert bench.store.free(key, None)
             # The beat must lead again in the next test.
             ttl = 1.0 if key == bench.leader else 60.0
-            call = Acquire(slots=(key,), token=new_token(), holder=Holder(task="other"), ttl=ttl)
-            assert isinstance(other.acquire(call, timeout=2.0), Granted)
+            request = Acquire(slots=(key,), token=new_token(), holder=Holder(task="other"), ttl=ttl)
+            assert isinstance(other.acquire(request, timeout=2.0), Granted)
 
 
 FAULTS: dict[str, Callable[[Bench, Site, Sequence[str]], None]] = {

@@ -25,7 +25,7 @@ def name() -> str:
 
 
 def blocked(stage: Stage) -> int:
-    """How many calls stand in a line of this database; kombu blocks, too, but in BRPOP."""
+    """How many calls are in a wait queue of this database; kombu blocks, too, but in BRPOP."""
     db = str(stage.redis.connection_pool.connection_kwargs["db"])
     return sum(
         client["cmd"] == "blpop" and "b" in client["flags"] and client["db"] == db
@@ -42,9 +42,9 @@ def start_waiting(stage: Stage, name: str, **options: Any) -> Any:
     return result
 
 
-def line_of(stage: Stage, name: str) -> list[str]:
-    line = Keyspace.wait_queue(stage.key(name))
-    return [key for key in (line, f"{line}!") if stage.redis.exists(key)]
+def wait_queue_of(stage: Stage, name: str) -> list[str]:
+    queue = Keyspace.wait_queue(stage.key(name))
+    return [key for key in (queue, f"{queue}!") if stage.redis.exists(key)]
 
 
 def test_a_soft_time_limit_ends_a_wait(stage: Stage, worker: CeleryWorker, name: str) -> None:
@@ -53,7 +53,7 @@ def test_a_soft_time_limit_ends_a_wait(stage: Stage, worker: CeleryWorker, name:
     with pytest.raises(SoftTimeLimitExceeded):
         result.get(timeout=30)
     assert blocked(stage) == 0
-    assert line_of(stage, name) == []
+    assert wait_queue_of(stage, name) == []
     stage.open(name)
     assert running.get(timeout=30) == name
     wait_until(lambda: stage.kind(name) is None, "the key is reserved for no waiter")
@@ -67,7 +67,7 @@ def test_terminate_ends_a_wait(stage: Stage, worker: CeleryWorker, name: str) ->
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
     wait_until(lambda: blocked(stage) == 0, "the server has forgotten it")
-    wait_until(lambda: line_of(stage, name) == [], "what it was counted for has expired")
+    wait_until(lambda: wait_queue_of(stage, name) == [], "what it was counted for has expired")
     stage.open(name)
     assert running.get(timeout=30) == name
     assert len(stage.starts(name)) == 1

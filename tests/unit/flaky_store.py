@@ -44,10 +44,10 @@ class FlakyStore(MemoryStore):
             for lease, reply in zip(leases, replies, strict=True)
         ]
 
-    def release(self, call: Release, *, timeout: float = 0) -> Relation:
+    def release(self, request: Release, *, timeout: float = 0) -> Relation:
         if self.away:
             raise StoreUnavailable("connection refused")
-        return super().release(call, timeout=timeout)
+        return super().release(request, timeout=timeout)
 
 
 class BatchingFlakyStore(FlakyStore):

@@ -582,7 +582,7 @@ def test_a_cancellation_by_others_stays_one_and_releases(
         task = asyncio.create_task(block())
         await started.wait()
         if loses:
-            lose_lease(leases[0], app=app)  # the callback is called in the next turn of the loop
+            lose_lease(leases[0], app=app)  # the callback is called in the next round of the loop
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -225,10 +225,10 @@ class Lives(RuleBasedStateMachine):
     @rule(in_canvas=st.booleans())
     def publish(self, in_canvas: bool) -> None:
         message = Message(len(self.messages), duplicate=False)
-        call = Admit(key=CLAIM, token=message.token, holder=Holder(task="t"), ttl=1e6)
-        existing = self.store.admit(call)
+        request = Admit(key=CLAIM, token=message.token, holder=Holder(task="t"), ttl=1e6)
+        existing = self.store.admit(request)
         if existing is None:
-            assert self.store.admit(call) is None, "sent again after a lost reply, it is its own"
+            assert self.store.admit(request) is None, "sent again after a lost reply, it is its own"
             self.messages.append(message)
             return
         owners = [m.token.task for m in self.alive()]
@@ -244,7 +244,7 @@ class Lives(RuleBasedStateMachine):
         message.deliveries += 1
         message.token = replace(message.token, nonce=f"n{message.deliveries}")
         claim = replace(self.claim, duplicate=message.duplicate)
-        call = Acquire(
+        request = Acquire(
             slots=KEYSPACE.slots(LOCK, self.limit),
             token=message.token,
             holder=Holder(task="t", task_id=message.token.task_id),
@@ -254,7 +254,7 @@ class Lives(RuleBasedStateMachine):
             refused_if_claimed=claim.refused_if_claimed and not message.started,
         )
         before = self.holder()
-        reply = self.store.acquire(call)
+        reply = self.store.acquire(request)
         if isinstance(reply, Refused):
             assert reply.relation is Relation.OTHER
             assert reply.record is not None
@@ -269,11 +269,11 @@ class Lives(RuleBasedStateMachine):
             key=reply.key,
             token=message.token,
             ttl=TTL,
-            holder=call.holder,
+            holder=request.holder,
             valid_until=self.clock.now() + TTL,
             acquired_at=self.clock.now(),
             clock=self.clock,
-            claim_key=CLAIM if call.claim and call.claim.phase else "",
+            claim_key=CLAIM if request.claim and request.claim.phase else "",
         )
 
     def put_back(self, message: Message, claim: Claim) -> None:
@@ -315,16 +315,16 @@ class Lives(RuleBasedStateMachine):
             replaced=end == "replace",
         )
         claim = change if self.settles else None
-        call = Release(keys=(lease.key,), token=lease.token, claim=claim)
+        request = Release(keys=(lease.key,), token=lease.token, claim=claim)
         if end == "retry":
             following = message.token.next_attempt()
-            call = replace(
-                call, become=Kind.RESERVED, become_ttl=TTL, next_token=following, marker=None
+            request = replace(
+                request, become=Kind.RESERVED, become_ttl=TTL, next_token=following, marker=None
             )
         if end == "success" and self.acks_late:
-            call = replace(call, marker=MarkerState.DONE, marker_ttl=1e6)
-        self.store.release(call)
-        self.store.release(call)  # sent again after a lost reply
+            request = replace(request, marker=MarkerState.DONE, marker_ttl=1e6)
+        self.store.release(request)
+        self.store.release(request)  # sent again after a lost reply
         if end == "retry":
             message.token = replace(message.token, retries=message.token.retries + 1)
             message.sequence = 0

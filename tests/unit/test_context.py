@@ -398,10 +398,10 @@ class DeafStore(MemoryStore):
 
     deaf = False
 
-    def release(self, call: Release, *, timeout: float = 0) -> Relation:
+    def release(self, request: Release, *, timeout: float = 0) -> Relation:
         if self.deaf:
             raise StoreUnavailable("connection refused")
-        return super().release(call)
+        return super().release(request)
 
 
 def read_of_a_child(record: SharedMemory, life: Callable[[], None]) -> list[LeaseNote]:

@@ -58,26 +58,26 @@ class CuedStore(MemoryStore):
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, trusted=self.trusted)
 
-    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
+    def acquire(self, request: Acquire, *, timeout: float = 0) -> Granted | Refused:
         self._check()
-        return super().acquire(call, timeout=timeout)
+        return super().acquire(request, timeout=timeout)
 
     def renew(self, leases: Any, *, timeout: float = 0) -> Any:
         self._check()
         return super().renew(leases, timeout=timeout)
 
-    def release(self, call: Any, *, timeout: float = 0) -> Any:
+    def release(self, request: Any, *, timeout: float = 0) -> Any:
         self._check()
-        reply = super().release(call, timeout=timeout)
+        reply = super().release(request, timeout=timeout)
         if self.lost_releases:
             self.lost_releases -= 1
             raise StoreUnavailable("no reply")
         return reply
 
-    def authorize_tick(self, call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
+    def authorize_tick(self, request: AuthorizeTick, *, timeout: float = 0) -> Authorization:
         self._check()
         self.before_authorization()
-        reply = super().authorize_tick(call, timeout=timeout)
+        reply = super().authorize_tick(request, timeout=timeout)
         if self.lost_replies:
             self.lost_replies -= 1
             raise StoreUnavailable("no reply")
@@ -364,11 +364,11 @@ def test_without_the_token_in_the_script_it_would_be_authorized(
     b.campaign()
     lease.valid_until = float("inf")
 
-    def trusting(call: AuthorizeTick, *, timeout: float = 0) -> Authorization:
-        record = bench.store.inspect(call.leader)
+    def trusting(request: AuthorizeTick, *, timeout: float = 0) -> Authorization:
+        record = bench.store.inspect(request.leader)
         assert record is not None
-        object.__setattr__(call, "token", Token.parse(record.token))
-        return CuedStore.authorize_tick(bench.store, call)
+        object.__setattr__(request, "token", Token.parse(record.token))
+        return CuedStore.authorize_tick(bench.store, request)
 
     monkeypatch.setattr(bench.store, "authorize_tick", trusting)
     assert a.authorize_tick("e", 1.0)

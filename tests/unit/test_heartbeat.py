@@ -66,20 +66,20 @@ def hold(
     max_hold: float | None,
     on_lost: Callable[[Lease], None],
 ) -> Lease:
-    call = Acquire(
+    request = Acquire(
         slots=(KEYSPACE.lock("s", name),),
         token=new_token(),
         holder=HOLDER,
         ttl=ttl,
     )
     sent = clock.now()
-    reply = store.acquire(call)
+    reply = store.acquire(request)
     assert isinstance(reply, Granted)
     lease = Lease(
         key=reply.key,
-        token=call.token,
+        token=request.token,
         ttl=ttl,
-        holder=call.holder,
+        holder=request.holder,
         valid_until=sent + ttl - drift(ttl),
         acquired_at=sent,
         clock=clock,
@@ -496,8 +496,8 @@ def test_a_replaced_lease_is_lost_at_the_next_heartbeat(bench: Bench) -> None:
 
 def test_a_lease_whose_process_is_being_killed_is_left_to_its_parent(bench: Bench) -> None:
     lease = bench.hold(ttl=60)
-    call = Release(keys=(lease.key,), token=lease.token, become=Kind.DYING, become_ttl=60)
-    bench.store.release(call, timeout=1)
+    request = Release(keys=(lease.key,), token=lease.token, become=Kind.DYING, become_ttl=60)
+    bench.store.release(request, timeout=1)
     bench.advance(120)
     assert bench.lost == []
     assert len(bench.heartbeat) == 0

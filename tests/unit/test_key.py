@@ -511,8 +511,8 @@ def test_what_stands_beside_a_key_has_one_name_however_it_is_asked_for(slot: str
     key = KEYSPACE.lock("s", "x:{y}:z")
     fence, marker = Keyspace.beside_acquire(key + slot, "a|0.0")
     assert (fence, marker) == (Keyspace.fence(key), Keyspace.marker(key, "a|0.0"))
-    line = Keyspace.wait_queue(key)
-    assert Keyspace.beside_release(key + slot, "a|0.0") == [marker, line, f"{line}!"]
+    queue = Keyspace.wait_queue(key)
+    assert Keyspace.beside_release(key + slot, "a|0.0") == [marker, queue, f"{queue}!"]
 
 
 @pytest.mark.parametrize(

@@ -154,10 +154,10 @@ class StoreLife(RuleBasedStateMachine):
     def release(self, number: int, ttl: float, become: Kind | None) -> None:
         token = self.token(number)
         following = token.next_attempt() if become is Kind.RESERVED else None
-        call = Release(
+        request = Release(
             keys=(KEY,), token=token, become=become, become_ttl=ttl, next_token=following
         )
-        reply = self.store.release(call)
+        reply = self.store.release(request)
         there = self.stands()
         if there is None or there.token.attempt != token.attempt:
             assert reply is Relation.NOT_OURS
@@ -278,13 +278,13 @@ class SharedStore(RuleBasedStateMachine):
     def acquire(self, which: int, fates: list[str]) -> None:
         process = self.processes[which]
         self.store.fates = list(fates)
-        call = Acquire(slots=(KEY,), token=new_token(), holder=HOLDER, ttl=TTL)
+        request = Acquire(slots=(KEY,), token=new_token(), holder=HOLDER, ttl=TTL)
         try:
-            reply = process.locker.acquire(call, on_lost=process.lose)
+            reply = process.locker.acquire(request, on_lost=process.lose)
         except StoreError:
             # The last that was sent is a release by token.
             answered, record = self.store.answered, self.store.inspect(KEY)
-            assert not answered or record is None or record.token != str(call.token)
+            assert not answered or record is None or record.token != str(request.token)
             return
         finally:
             self.store.fates = []

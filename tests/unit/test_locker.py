@@ -49,22 +49,22 @@ class CuedStore(MemoryStore):
         self.cues: dict[str, list[tuple[bool, BaseException | Callable[[], Any]]]] = {}
         self.calls: list[tuple[str, Any, float]] = []
 
-    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
-        reply: Granted | Refused = self._perform("acquire", call, timeout)
+    def acquire(self, request: Acquire, *, timeout: float = 0) -> Granted | Refused:
+        reply: Granted | Refused = self._perform("acquire", request, timeout)
         return reply
 
-    def release(self, call: Release, *, timeout: float = 0) -> Relation:
-        reply: Relation = self._perform("release", call, timeout)
+    def release(self, request: Release, *, timeout: float = 0) -> Relation:
+        reply: Relation = self._perform("release", request, timeout)
         return reply
 
-    def _perform(self, name: str, call: Any, timeout: float) -> Any:
-        self.calls.append((name, call, timeout))
+    def _perform(self, name: str, request: Any, timeout: float) -> Any:
+        self.calls.append((name, request, timeout))
         method = getattr(super(), name)
         cues = self.cues.get(name)
         if not cues:
-            return method(call)
+            return method(request)
         carried_out, then = cues.pop(0)
-        reply = method(call) if carried_out else None
+        reply = method(request) if carried_out else None
         if isinstance(then, BaseException):
             raise then
         then()
@@ -114,7 +114,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench()
 
 
-def call(ttl: float = 6, slots: tuple[str, ...] = (KEY,)) -> Acquire:
+def request(ttl: float = 6, slots: tuple[str, ...] = (KEY,)) -> Acquire:
     return Acquire(
         slots=slots, token=new_token(), holder=Holder(task="a", task_id="t", worker="w"), ttl=ttl
     )
@@ -147,7 +147,7 @@ def record(kind: Kind, token: str, fence: int) -> Record:
 
 
 def test_a_grant_is_a_lease_that_is_renewed_noted_and_reported(bench: Bench) -> None:
-    asked = call()
+    asked = request()
     lease = bench.locker.acquire(asked, max_hold=30)
     assert isinstance(lease, Lease)
     assert (lease.key, lease.token, lease.ttl) == (KEY, asked.token, 6)
@@ -163,15 +163,15 @@ def test_a_grant_is_a_lease_that_is_renewed_noted_and_reported(bench: Bench) -> 
 def test_renewal_stops_max_hold_after_the_acquisition(
     bench: Bench, max_hold: float | None, lasts: float
 ) -> None:
-    lease = bench.locker.acquire(call(), max_hold=max_hold)
+    lease = bench.locker.acquire(request(), max_hold=max_hold)
     assert isinstance(lease, Lease)
     assert lease.hold_until == bench.clock.now() + lasts
 
 
 def test_a_refusal_is_a_value_and_leaves_nothing_behind(bench: Bench) -> None:
-    bench.locker.acquire(call())
+    bench.locker.acquire(request())
     events, held = list(bench.events), dict(bench.notes.held)
-    reply = bench.locker.acquire(call())
+    reply = bench.locker.acquire(request())
     assert isinstance(reply, Refused)
     assert reply.relation is Relation.OTHER
     assert (bench.events, bench.notes.held) == (events, held)
@@ -180,7 +180,7 @@ def test_a_refusal_is_a_value_and_leaves_nothing_behind(bench: Bench) -> None:
 
 def test_an_acquire_whose_reply_was_lost_is_sent_again_with_the_same_token(bench: Bench) -> None:
     bench.store.cues["acquire"] = [(True, StoreUnavailable("lost"))]
-    asked = call()
+    asked = request()
     lease = bench.locker.acquire(asked)
     assert isinstance(lease, Lease)
     assert bench.names() == ["acquire", "acquire"]
@@ -193,7 +193,7 @@ def test_the_deadline_counts_from_the_try_that_was_answered(bench: Bench) -> Non
         raise StoreUnavailable("timeout")
 
     bench.store.cues["acquire"] = [(False, late)]
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     assert lease.valid_until == bench.clock.now() + 6 - drift(6)
 
@@ -202,7 +202,7 @@ def test_the_deadline_counts_from_the_try_that_was_answered(bench: Bench) -> Non
 def test_an_acquire_never_answered_is_released_by_token(bench: Bench, carried_out: bool) -> None:
     bench.store.cues["acquire"] = [(carried_out, StoreUnavailable("lost"))] * 2
     with pytest.raises(StoreUnavailable):
-        bench.locker.acquire(call())
+        bench.locker.acquire(request())
     assert bench.names() == ["acquire", "acquire", "release"]
     assert bench.nothing_is_held()
     assert bench.events == []
@@ -211,7 +211,7 @@ def test_an_acquire_never_answered_is_released_by_token(bench: Bench, carried_ou
 def test_a_refusing_store_is_not_asked_twice(bench: Bench) -> None:
     bench.store.cues["acquire"] = [(False, StoreError("read-only"))]
     with pytest.raises(StoreError, match="read-only"):
-        bench.locker.acquire(call())
+        bench.locker.acquire(request())
     assert bench.names() == ["acquire", "release"]
     assert bench.nothing_is_held()
 
@@ -220,7 +220,7 @@ def test_a_failing_release_of_an_unknown_acquire_keeps_the_first_error(bench: Be
     bench.store.cues["acquire"] = [(True, StoreUnavailable("first"))] * 2
     bench.store.cues["release"] = [(False, StoreUnavailable("second"))]
     with pytest.raises(StoreUnavailable, match="first"):
-        bench.locker.acquire(call())
+        bench.locker.acquire(request())
     assert not bench.notes.held
 
 
@@ -231,7 +231,7 @@ def test_an_exception_thrown_into_an_acquire_leaves_nothing_held(
 ) -> None:
     bench.store.cues["acquire"] = [(carried_out, error)]
     with pytest.raises(type(error)):
-        bench.locker.acquire(call())
+        bench.locker.acquire(request())
     assert bench.nothing_is_held()
 
 
@@ -241,7 +241,7 @@ def test_an_exception_thrown_while_observers_run_leaves_nothing_held(bench: Benc
 
     bench.heartbeat._events.sinks.append(terminated)
     with pytest.raises(SystemExit):
-        bench.locker.acquire(call())
+        bench.locker.acquire(request())
     assert bench.nothing_is_held()
 
 
@@ -253,20 +253,20 @@ def test_a_heartbeat_that_cannot_start_leaves_nothing_held(
 
     monkeypatch.setattr(native, "start_new_thread", no_threads)
     with pytest.raises(RuntimeError, match="new thread"):
-        bench.locker.acquire(call())
+        bench.locker.acquire(request())
     assert bench.nothing_is_held()
 
 
 def test_a_grant_that_arrives_after_its_deadline_is_given_back(bench: Bench) -> None:
     bench.store.cues["acquire"] = [(True, lambda: bench.clock.advance(5.95))]
     with pytest.raises(StoreUnavailable, match="arrived after its ttl of 6 s"):
-        bench.locker.acquire(call())
+        bench.locker.acquire(request())
     assert bench.names() == ["acquire", "release"]
     assert bench.nothing_is_held()
 
 
 def test_what_is_asked_for_is_written_down_before_it_is_sent(bench: Bench) -> None:
-    asked = call(slots=(f"{KEY}#0", f"{KEY}#1"))
+    asked = request(slots=(f"{KEY}#0", f"{KEY}#1"))
     seen: list[dict[str, tuple[str, ...]]] = []
     bench.store.cues["acquire"] = [(True, lambda: seen.append(dict(bench.notes.held)))]
     lease = bench.locker.acquire(asked)
@@ -277,11 +277,11 @@ def test_what_is_asked_for_is_written_down_before_it_is_sent(bench: Bench) -> No
 
 def test_an_unknown_acquire_of_slots_is_forgotten_in_all_of_them(bench: Bench) -> None:
     slots = (f"{KEY}#0", f"{KEY}#1")
-    first = bench.locker.acquire(call(slots=slots))
+    first = bench.locker.acquire(request(slots=slots))
     assert isinstance(first, Lease)
     bench.store.cues["acquire"] = [(True, SystemExit())]
     with pytest.raises(SystemExit):
-        bench.locker.acquire(call(slots=slots))
+        bench.locker.acquire(request(slots=slots))
     assert bench.store.inspect(slots[0]) is not None
     assert bench.store.inspect(slots[1]) is None
 
@@ -290,7 +290,7 @@ def test_an_unknown_acquire_of_slots_is_forgotten_in_all_of_them(bench: Bench) -
 
 
 def test_a_release_frees_the_key_and_reports_how_long_it_was_held(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.clock.advance(1.5)
     assert bench.locker.release(lease, give(lease)) is Relation.OURS
@@ -301,7 +301,7 @@ def test_a_release_frees_the_key_and_reports_how_long_it_was_held(bench: Bench) 
 
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_a_release_whose_reply_was_lost_is_sent_again(bench: Bench, carried_out: bool) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(carried_out, StoreUnavailable("lost"))]
     bench.locker.release(lease, give(lease))
@@ -312,7 +312,7 @@ def test_a_release_whose_reply_was_lost_is_sent_again(bench: Bench, carried_out:
 
 
 def test_a_loss_met_by_a_release_whose_first_try_was_never_sent_is_reported(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     unsent = StoreUnavailable("connection refused")
     unsent.was_sent = False
@@ -330,7 +330,7 @@ class Interrupted(BaseException):
 def test_a_release_made_again_after_an_interruption_is_no_loss(
     bench: Bench, carried_out: bool
 ) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(carried_out, Interrupted())]
     with pytest.raises(Interrupted):
@@ -343,7 +343,7 @@ def test_a_release_made_again_after_an_interruption_is_no_loss(
 def test_a_loss_met_by_a_release_that_was_made_again_after_an_interruption_is_reported(
     bench: Bench,
 ) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, Interrupted())]
     with pytest.raises(Interrupted):
@@ -372,7 +372,7 @@ def test_a_loss_met_by_a_release_that_was_made_again_after_an_interruption_is_re
 def test_the_trace_of_a_lease_distinguishes_a_loss_from_a_release_that_was_sent_twice(
     bench: Bench, trace: Trace, lost: bool | None
 ) -> None:
-    lease = bench.locker.acquire(replace(call(), token=TOKEN))
+    lease = bench.locker.acquire(replace(request(), token=TOKEN))
     assert isinstance(lease, Lease)
     lease.fence_number = 7
     released = replace(give(lease), next_token=TOKEN.next_attempt())
@@ -380,7 +380,7 @@ def test_the_trace_of_a_lease_distinguishes_a_loss_from_a_release_that_was_sent_
 
 
 def test_a_release_without_an_answer_is_reported_and_never_raises(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, StoreUnavailable("away"))] * 2
     assert bench.locker.release(lease, give(lease)) is None
@@ -391,7 +391,7 @@ def test_a_release_without_an_answer_is_reported_and_never_raises(bench: Bench) 
 
 
 def test_a_release_that_the_store_refuses_is_reported_and_never_raises(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, StoreError("read-only"))]
     assert bench.locker.release(lease, give(lease)) is None
@@ -399,10 +399,10 @@ def test_a_release_that_the_store_refuses_is_reported_and_never_raises(bench: Be
 
 
 def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None)
-    other = bench.locker.acquire(call())
+    other = bench.locker.acquire(request())
     assert isinstance(other, Lease)
     assert bench.locker.release(lease, give(lease)) is Relation.NOT_OURS
     record = bench.store.inspect(KEY)
@@ -412,7 +412,7 @@ def test_a_lease_that_another_has_is_not_released(bench: Bench) -> None:
 
 
 def test_a_loss_that_the_release_is_the_first_to_meet_is_reported(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None)
     bench.locker.release(lease, give(lease))
@@ -424,7 +424,7 @@ def test_a_loss_that_the_release_is_the_first_to_meet_is_reported(bench: Bench) 
 
 
 def test_a_loss_that_the_release_is_the_first_to_detect_names_the_operator(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None, OperatorRelease(user="ann", host="ops-1", reason="stuck"))
     bench.locker.release(lease, give(lease))
@@ -434,7 +434,7 @@ def test_a_loss_that_the_release_is_the_first_to_detect_names_the_operator(bench
 
 
 def test_the_note_of_an_operator_proves_a_loss_that_a_resent_release_meets(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, StoreUnavailable("away"))]
     bench.store.free(KEY, None, OperatorRelease(user="ann", host="ops-1"))
@@ -444,7 +444,7 @@ def test_the_note_of_an_operator_proves_a_loss_that_a_resent_release_meets(bench
 
 
 def test_a_loss_that_the_heartbeat_has_reported_is_not_reported_again(bench: Bench) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.free(KEY, None)
     bench.heartbeat.ask(lease)
@@ -455,7 +455,7 @@ def test_a_loss_that_the_heartbeat_has_reported_is_not_reported_again(bench: Ben
 def test_without_asynchronous_releases_the_end_of_a_task_waits_for_the_reply(
     bench: Bench,
 ) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     bench.store.cues["release"] = [(False, StoreUnavailable("away"))]
     bench.locker.give_back(lease, give(lease))
@@ -467,7 +467,7 @@ def test_without_asynchronous_releases_the_end_of_a_task_waits_for_the_reply(
 def test_an_exception_thrown_into_the_end_of_a_task_ends_the_renewing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
 
     def terminated() -> float:
@@ -489,7 +489,7 @@ def test_a_sink_that_raises_breaks_no_lock_and_no_other_sink(
         raise ZeroDivisionError
 
     bench.heartbeat._events.sinks.insert(0, broken)
-    lease = bench.locker.acquire(call())
+    lease = bench.locker.acquire(request())
     assert isinstance(lease, Lease)
     assert bench.locker.release(lease, give(lease)) is Relation.OURS
     assert [event.name for event in bench.events] == [EventName.ACQUIRED, EventName.RELEASED]
@@ -514,7 +514,7 @@ def dead() -> Holder:
 
 def on_this_host(*slots: str) -> Acquire:
     return replace(
-        call(slots=slots or (KEY,)),
+        request(slots=slots or (KEY,)),
         holder=Holder(task="b", task_id="new", worker="w", pid=os.getpid(), process=OWN),
     )
 
@@ -554,7 +554,7 @@ def test_a_lease_whose_process_is_not_proven_dead_stays_and_costs_one_request(
 @needs_identity
 def test_a_process_without_an_identity_frees_nothing(bench: Bench, dead: Holder) -> None:
     hold_as(bench, dead)
-    assert isinstance(bench.locker.acquire(call()), Refused)
+    assert isinstance(bench.locker.acquire(request()), Refused)
     assert bench.names() == ["acquire"]
 
 

@@ -15,8 +15,8 @@ def test_expired_entries_go() -> None:
     clock = ManualClock()
     store = MemoryStore(clock)
     for _ in range(3000):
-        call = Acquire(slots=(new_key(),), token=new_token(), holder=Holder(), ttl=10)
-        assert isinstance(store.acquire(call, timeout=1), Granted)
+        request = Acquire(slots=(new_key(),), token=new_token(), holder=Holder(), ttl=10)
+        assert isinstance(store.acquire(request, timeout=1), Granted)
         clock.advance(1)
     assert len(store._entries) < _KEPT
     assert len(list(store.scan("*"))) == 9, "and no others"

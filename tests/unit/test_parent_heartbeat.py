@@ -69,13 +69,13 @@ class Bench:
 
     def hold(self, name: str = "a", **options: Any) -> Lease:
         max_hold = options.pop("max_hold", None)
-        call = Acquire(
+        request = Acquire(
             slots=(KEYSPACE.lock("s", name),),
             token=new_token(),
             holder=Holder(task="app.sync", task_id="t"),
             **{"ttl": TTL, **options},
         )
-        lease = self.locker.acquire(call, max_hold=max_hold, on_lost=self.lost.append)
+        lease = self.locker.acquire(request, max_hold=max_hold, on_lost=self.lost.append)
         assert isinstance(lease, Lease)
         return lease
 
@@ -242,8 +242,8 @@ def test_a_claim_that_the_grant_freed_is_not_renewed_with_its_lease(bench: Bench
     key = KEYSPACE.claim("app.sync", KEYSPACE.lock("s", "a"))
     lease = bench.hold(claim=ClaimChange(key=key, phase=None))
     # The same task again, for its next attempt: that claim has a time of its own.
-    call = Admit(key=key, token=lease.token, holder=lease.holder, ttl=TTL)
-    assert bench.store.admit(call, timeout=1.0) is None
+    request = Admit(key=key, token=lease.token, holder=lease.holder, ttl=TTL)
+    assert bench.store.admit(request, timeout=1.0) is None
     bench.beat(3 * TTL)
     assert not lease.lost
     assert bench.store.inspect(key) is None

@@ -62,13 +62,13 @@ class CuedStore(MemoryStore):
         self.slow = 0.0
         self.clock = clock
 
-    def admit(self, call: Admit, *, timeout: float = 0) -> Record | None:
+    def admit(self, request: Admit, *, timeout: float = 0) -> Record | None:
         self.timeouts.append(timeout)
         if not self.cues:
-            return super().admit(call)
+            return super().admit(request)
         carried_out, error = self.cues.pop(0)
         if carried_out:
-            super().admit(call)
+            super().admit(request)
         self.clock.advance(self.slow)
         raise error
 

@@ -35,16 +35,16 @@ class LateStore(MemoryStore):
         self.silent = True
         self.on_their_way: list[Release] = []
 
-    def acquire(self, call: Acquire, *, timeout: float = 0) -> Granted | Refused:
+    def acquire(self, request: Acquire, *, timeout: float = 0) -> Granted | Refused:
         if self.silent:
             raise StoreUnavailable("timed out")
-        return super().acquire(call, timeout=timeout)
+        return super().acquire(request, timeout=timeout)
 
-    def release(self, call: Release, *, timeout: float = 0) -> Relation:
+    def release(self, request: Release, *, timeout: float = 0) -> Relation:
         if self.silent:
-            self.on_their_way.append(call)
+            self.on_their_way.append(request)
             raise StoreUnavailable("timed out")
-        return super().release(call, timeout=timeout)
+        return super().release(request, timeout=timeout)
 
     def arrive(self) -> None:
         """What was given up by its sender reaches the server all the same."""
@@ -65,7 +65,7 @@ class OutageEndsClock(ManualClock):
 def test_a_release_of_an_unanswered_acquire_that_comes_late_frees_no_later_grant() -> None:
     clock = OutageEndsClock()
     clock.store = store = LateStore(clock)
-    # Neither the store nor the broker answers, so the message is held and the store is asked again.
+    # Neither the store nor the broker answers: the message is retained and the store asked again.
     app = Celery("late", broker=UNREACHABLE, set_as_current=False)
     app.conf.task_publish_retry = False
     app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
@@ -161,7 +161,7 @@ def test_a_message_that_is_put_back_for_an_unresponsive_store_releases_its_token
         queued = connection.default_channel.queue_purge("silenced")
     app.close()
     assert (state.state, queued) == ("IGNORED", 1), "it was not put back"
-    assert [str(call.token) for call in store.on_their_way] == ["t|0.0|a1"]
+    assert [str(request.token) for request in store.on_their_way] == ["t|0.0|a1"]
 
 
 def test_a_soft_time_limit_just_before_an_early_release_leaves_no_lease(

@@ -1,7 +1,7 @@
 """What importing the package costs, in fresh interpreters, over what Celery's own import costs.
 
-Processor time, for what an interpreter waits for is the disk's and the machine's other work; and
-the middle of differences, each of two interpreters that follow each other. All modules are compiled
+Processor time, because an interpreter waits for the disk and the machine's other work; and the
+middle of differences, each of two interpreters that follow each other. All modules are compiled
 before, as pip compiles what it installs: each interpreter may compile an editable copy again.
 """
 
@@ -19,7 +19,7 @@ from tests.benchmarks.micro.finding import Finding
 __all__ = ["imports"]
 
 # Both packages import what a name stands for when asked for it. So the bare imports say what they
-# cost who uses nothing of them; an app with one task, ready to be called, what it costs to use it.
+# cost a program that uses none; an app with one task, ready to be called, what it costs to use it.
 _APP: Final = """from celery import Celery
 app = Celery("costs", broker="memory://")
 {}

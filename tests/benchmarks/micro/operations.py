@@ -84,7 +84,7 @@ def _key(task: Any) -> Callable[[str], Any]:
 
 
 def _refused(runtime: Runtime) -> Callable[[str], Any]:
-    def call(task_id: str) -> Acquire:
+    def request(task_id: str) -> Acquire:
         return Acquire(
             slots=(runtime.keyspace.lock("benchmark.task", "held"),),
             token=Token(task_id, 0, 0, "n"),
@@ -92,11 +92,11 @@ def _refused(runtime: Runtime) -> Callable[[str], Any]:
             ttl=TTL,
         )
 
-    runtime.locker.acquire(call("holder"))
+    runtime.locker.acquire(request("holder"))
     numbers = count()
 
     def refused(_: str) -> None:
-        assert isinstance(runtime.locker.acquire(call(f"other-{next(numbers)}")), Refused)
+        assert isinstance(runtime.locker.acquire(request(f"other-{next(numbers)}")), Refused)
 
     return refused
 
@@ -107,14 +107,14 @@ def _claimed(runtime: Runtime) -> Callable[[str], Any]:
     def claimed(_: str) -> None:
         task_id = f"claimed-{next(numbers)}"
         key = runtime.keyspace.claim("task", runtime.keyspace.lock("benchmark.task", task_id))
-        call = Admit(
+        request = Admit(
             key=key,
             token=Token(task_id, 0, 0, "-"),
             holder=_holder(runtime, task_id),
             ttl=TTL,
             instead_of="",
         )
-        assert runtime.store.admit(call, timeout=_ADMIT_TIMEOUT) is None
+        assert runtime.store.admit(request, timeout=_ADMIT_TIMEOUT) is None
 
     return claimed
 

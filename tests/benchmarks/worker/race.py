@@ -18,7 +18,7 @@ _COUNTED_TASKS: Final = 20
 _PAIRS: Final = 30
 #: Messages of one contender in a row. Where children run them, some are under way at once.
 _RUN: Final = {"solo": 5, "prefork": 20}
-# Celery alone is the other side of every difference: it has more runs, for its noise is in all.
+# Celery alone is the other side of every difference: it has more runs, because its noise is in all.
 _RUNS_OF_CELERY: Final = 3
 _WARM_UP: Final = 20
 
