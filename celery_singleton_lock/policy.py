@@ -461,11 +461,14 @@ def check_claim_options(policy: Policy, given: Mapping[str, Any], *, where: str)
     Raises:
         ValueError: One of the options would have no effect.
     """
+    fitting = 'unique="until_start"'
+    if policy.on_duplicate is not OnDuplicate.REPLACE:
+        fitting = f'unique="until_done" or {fitting}'
     for name in ("on_duplicate", "unique_for"):
         if policy.unique is None and name in given:
             raise ValueError(
-                f"{where}: {name}={given[name]!r} has no effect without unique: add "
-                'unique="until_done" or unique="until_start", or drop it'
+                f"{where}: {name}={given[name]!r} has no effect without unique: add {fitting}, or "
+                "drop it"
             )
 
 

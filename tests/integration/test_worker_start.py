@@ -848,6 +848,14 @@ def test_options_of_a_claim_that_nothing_makes_are_refused_at_the_call() -> None
             app.tasks["claiming"].apply_async(**where)
 
 
+def test_the_error_about_replaced_arguments_advises_no_claim_that_refuses_them() -> None:
+    app = Celery(set_as_current=False, broker="memory://")
+    plain = singleton_task(app=app, name="plain", shared=False)(nothing)
+    where: dict[str, Any] = {"singleton": {"on_duplicate": "replace"}}
+    with pytest.raises(ValueError, match=r'without unique: add unique="until_start", or drop it'):
+        plain.apply_async(**where)
+
+
 @pytest.mark.parametrize("options", [{"on_duplicate": "skip"}, {"unique_for": 60}])
 def test_options_of_a_claim_that_nothing_makes_are_refused_where_they_are_written(
     options: dict[str, Any],
