@@ -65,8 +65,8 @@ class Bank:
             account_id: Whose balance.
             balance: The new one in cents, computed from an old one that was read some time ago.
             cents: The payment itself.
-            fence: Of the lease under which the old balance was read. None is no protection at all:
-                what the run without the lock does.
+            fence: The fence of the lease under which the old balance was read. None, as in the run
+                without the lock, is no protection at all.
 
         Returns:
             False when this payment was booked before.

@@ -17,8 +17,8 @@ class Consumers:
     """The workers of one run, as the broker sees them.
 
     Args:
-        redis_url: Of the broker.
-        prefix: Of the run.
+        redis_url: The URL of the broker.
+        prefix: The prefix of the run.
     """
 
     def __init__(self, redis_url: str, prefix: str) -> None:

@@ -73,7 +73,7 @@ class Processes:
         return process is not None and process.poll() is None
 
     def name_of(self, pid: int) -> str:
-        """Of the process that runs as `pid` or did so; empty for a stranger."""
+        """The name of the process that runs as `pid` or did so; empty for a stranger."""
         return self._names.get(pid, "")
 
     def freeze(self, name: str) -> None:

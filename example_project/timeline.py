@@ -19,7 +19,7 @@ from example_project.ticks import BEATS, by_beat, doubled, ticks
 WIDTH, LEFT, RIGHT = 1240, 190, 30
 TOP, PANEL_HEAD, PANEL_GAP, LEGEND = 20, 64, 34, 76
 
-#: Of a bar in the legend, and of the bars of a lane that isn't crowded.
+#: The height of a bar in the legend, and in a lane that isn't crowded.
 BAR = ROW - 4
 
 #: Distinguished also by people who see no red or green, and in grey by their labels.

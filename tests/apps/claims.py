@@ -238,7 +238,7 @@ def generous(self: Any, name: str, way: str = "succeed", gate: str | None = None
 
 @singleton_task(**SHARED)
 def other(self: Any, name: str, way: str = "succeed", gate: str | None = None) -> str:
-    """Of the same keys, with claims of its own."""
+    """A task of the same keys, with claims of its own."""
     return body(self, name, way, gate)
 
 

@@ -9,8 +9,8 @@ class Gate:
     """A list in Redis, open once there is something in it: for all waiters, also later ones.
 
     Args:
-        client: Of the database that test and worker share.
-        name: Of the gate.
+        client: A client of the database that test and worker share.
+        name: The name of the gate.
     """
 
     def __init__(self, client: redis.Redis, name: str) -> None:

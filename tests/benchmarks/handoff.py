@@ -109,7 +109,7 @@ def as_table(found: Mapping[str, Sequence[Handoff]]) -> str:
     """Markdown: a row per lock; of its crowds the median, and the worst of the longest wait.
 
     Args:
-        found: Of each crowd's name.
+        found: The results, by the crowd's name.
     """
     rows = [
         "| crowd, lock | release to next start p50, ms | p99, ms | wait p50, ms "

@@ -37,7 +37,7 @@ return 0
 
 
 def redis_py_lock(client: Any, name: str = "redis-py Lock") -> Contender:
-    """Of a client of one server, of Sentinel's master, or of a cluster."""
+    """The lock of a client of one server, of Sentinel's master, or of a cluster."""
     return Contender(
         name,
         Role.PEER,

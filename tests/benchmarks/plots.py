@@ -31,7 +31,7 @@ class Chart:
     """One picture.
 
     Attributes:
-        name: Of its files.
+        name: The name of its files.
         title: Above it.
         unit: Below it: of what the bars are multiples.
         bars: From top to bottom.

@@ -113,8 +113,8 @@ def crowd(
     """Have ``count`` processes queue for one key.
 
     Args:
-        name: Of a queuer.
-        url: Of the server.
+        name: The name of a queuer.
+        url: The URL of the server.
         count: How many processes.
         seconds: How long, counted from when all are at it.
         work: Seconds that each holds the key.

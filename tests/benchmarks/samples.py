@@ -22,7 +22,7 @@ class Spread:
 
 
 def spread(numbers: Sequence[float]) -> Spread:
-    """Of one number, all three are that."""
+    """The quartiles of ``numbers``; one number alone is all three."""
     if len(numbers) == 1:
         return Spread(numbers[0], numbers[0], numbers[0])
     low, middle, high = quantiles(numbers, n=4, method="inclusive")

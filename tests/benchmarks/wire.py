@@ -122,7 +122,7 @@ class Wire:
 
 
 def _port_of(sock: socket.socket) -> int:
-    """Of the server at the other end; 0: none of the kind that is counted."""
+    """The port of the server at the other end; 0: its kind is not counted."""
     try:
         address = sock.getpeername()
     except OSError:

@@ -27,7 +27,7 @@ from tests.harness.worker import CeleryBeat
 
 #: Seconds: of the entry, of the leader's lease, between two tries of a standby.
 EVERY, TTL, POLL = 0.5, 3.0, 0.2
-#: Of the broker.
+#: The broker's.
 DATABASE = 2
 #: Seconds in which a standby takes over, and in which all recover from what struck all.
 _TAKEOVER = 3.0

@@ -22,7 +22,7 @@ class Guard(Protocol):
 
     @property
     def fence(self) -> int | None:
-        """Of the grant; None where the lock gives none."""
+        """The fence of the grant; None where the lock gives none."""
         ...
 
     def check(self) -> None:

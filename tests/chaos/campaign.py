@@ -37,7 +37,7 @@ class Campaign:
 
     Attributes:
         seconds: How long things are broken.
-        seed: Of the timetable and of what is published.
+        seed: The seed of the timetable and of what is published.
         plan: The processes.
         faults: Names of the sorts of faults; all if empty, with ``calm`` none.
         calm: Nothing is broken.

@@ -46,7 +46,7 @@ def judge(
     Args:
         records: Its history.
         writes: The decisions of each key's resource, in their order.
-        ttl: Of the leases, seconds.
+        ttl: The ttl of the leases, in seconds.
         drained: Whether every job had its time to end.
         observer: Seconds by which a slow observer delays the report of a loss.
     """

@@ -93,7 +93,7 @@ def keys_left(client: redis.Redis) -> dict[str, str]:
     """What should not be in a store that is used no more, and why; by key.
 
     Args:
-        client: Of the store, decoding responses.
+        client: A client of the store, decoding responses.
     """
     left = {}
     for key in client.scan_iter("*", count=1000):

@@ -142,7 +142,7 @@ def jobs_lost(
     Args:
         records: The history.
         found: The bodies in it.
-        ttl: Of the leases, seconds.
+        ttl: The ttl of the leases, in seconds.
         excused: Counts what is excused.
         drained: Whether every job had its time to end. If not, only those are lost that have failed
             for good.
@@ -252,7 +252,7 @@ class _Ends:
         """Whether a message was never taken up, and something was killed that may have had it.
 
         Args:
-            records: Of one message and its deliveries, by time.
+            records: The records of one message and its deliveries, by time.
         """
         if requeued := events(records, "requeued"):
             # Nothing but the queue had it then, though a body may have been running.

@@ -37,7 +37,7 @@ def unreported_losses(
     Args:
         records: The history, by time.
         found: The bodies in it.
-        ttl: Of the leases, seconds; with the time that a slow observer may delay a report.
+        ttl: The ttl of the leases, in seconds; a slow observer may delay a report beyond it.
         excused: Counts what is excused.
     """
     reports: dict[tuple[str, int | None], list[str]] = defaultdict(list)

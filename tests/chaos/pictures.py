@@ -17,7 +17,7 @@ WIDTH, LEFT, RIGHT, TOP, ROW = 1200, 330, 20, 56, 26
 AROUND = 5.0
 #: Characters that fit.
 _MOST_TEXT = 165
-#: Of one campaign; a broken lock has thousands of violations.
+#: The most pictures of one campaign; a broken lock has thousands of violations.
 MOST = 10
 INK, MUTED, ALARM, BODY, SECTION, FAULT = (
     "#1f2733",

@@ -46,7 +46,7 @@ class Mode:
     Attributes:
         kind: See the module.
         delay: Seconds, of SLOW.
-        probability: Of LOSE_REPLIES.
+        probability: The probability of LOSE_REPLIES.
     """
 
     kind: Kind = Kind.PASS
@@ -63,7 +63,7 @@ class Proxy:
 
     Args:
         target: The server's port on 127.0.0.1.
-        seed: Of the chances that it takes.
+        seed: The seed of the chances that it takes.
     """
 
     def __init__(self, target: int, *, seed: int = 0) -> None:
@@ -72,7 +72,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
-        # Of the loop's thread alone.
+        # Only the loop's thread uses these.
         self._mode = Mode()
         self._changed = asyncio.Event()
         self._open: set[asyncio.StreamWriter] = set()

@@ -66,7 +66,7 @@ class Publisher:
         keys: Over which jobs are spread.
         mix: See `MIX`.
         lengths: See `LENGTHS`.
-        seed: Of its chances.
+        seed: The seed of its chances.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class Fault:
     """One entry of the timetable.
 
     Attributes:
-        name: Of its sort.
+        name: The name of its sort.
         at: Seconds after the beginning of the campaign; later if the lane is not free.
         seconds: How long it lasts; 0.0 for what happens at once.
         chance: 0.0 to 1.0, from which the fault takes what else is left to chance (which worker).

@@ -41,10 +41,10 @@ class Plan:
 
     Attributes:
         app: The module of the tasks.
-        ttl: Of the leases, seconds.
+        ttl: The ttl of the leases, in seconds.
         workers: How many.
         concurrency: Pool processes of each; threads if ``pool`` says so.
-        pool: Of each.
+        pool: The pool of each.
         beats: How many, of one schedule.
         observer: Seconds that an observer of losses takes, now and then.
         broken: The breakage, see tests.chaos.broken; empty for none.
@@ -106,14 +106,14 @@ class Site:
     Args:
         plan: What there is.
         directory: For the history, the resources and the logs.
-        seed: Of the proxies' chances.
+        seed: The seed of the proxies' chances.
     """
 
     def __init__(self, plan: Plan, directory: Path, seed: int) -> None:
         self.plan = plan
         self.directory = directory
         self.history = History(directory / "history")
-        #: Of the lane that strikes processes, alone.
+        #: Used only by the lane that strikes processes.
         self.bodies = RunningBodies(self.history.directory)
         self._seed = seed
         self._stack = ExitStack()
@@ -137,7 +137,7 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the workers and of the publisher; LOCK_URL leads past the proxies."""
+        """The environment of the workers and the publisher; LOCK_URL leads past the proxies."""
         return {
             "BROKER_URL": self.broker.url(0),
             "RESULT_URL": self.broker.url(1),

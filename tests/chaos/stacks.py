@@ -50,7 +50,7 @@ def dumps(worker: Process, directory: Path) -> str:
 
     Args:
         worker: Its processes have called `dump_on_signal` with ``directory``.
-        directory: Of the dumps.
+        directory: The directory of the dumps.
     """
     pids = [worker.pid, *worker.children()]
     return "\n".join(f"{HEAD}{pid}:\n{_dump(_path(directory, pid), pid)}" for pid in pids)

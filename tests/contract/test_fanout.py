@@ -35,7 +35,7 @@ def store(nodes: RedlockNodes) -> Iterator[RedlockStore]:
 
 @pytest.fixture
 def fanout() -> Iterator[Fanout]:
-    """Of nodes that are not asked anything."""
+    """A fan-out to nodes that get no request."""
     members = read_nodes("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")[0]
     with closing(Fanout(members, CLOCK)) as fanout:
         yield fanout

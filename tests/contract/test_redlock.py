@@ -591,7 +591,7 @@ def test_of_several_leases_each_is_answered_by_itself(
     give(store, leases[3].key, leases[3].token, become=Kind.DYING, become_ttl=LONG)
     nodes[4].kill()
     nodes[3].kill()
-    # Of the first, three are renewed; of the second none can be; of the third it is not known.
+    # The first is renewed on three nodes, the second can be on none; the third's end is unknown.
     assert store.renew(leases, timeout=TIMEOUT) == [
         RENEWED,
         LossReason.GONE,

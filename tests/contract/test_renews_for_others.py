@@ -31,7 +31,7 @@ TTL = 30.0
     ]
 )
 def url(request: pytest.FixtureRequest) -> str:
-    """Of a store that can."""
+    """The URL of a store that can."""
     if request.param == "redis":
         server: PrivateServer = request.getfixturevalue("server")
         return server.url()

@@ -161,7 +161,7 @@ def test_a_handoff_costs_four_commands_however_many_wait(desk: Desk, raw: redis.
         waiting = [desk.queue(str(number)) for number in range(8)]
     for one in waiting:
         one.result(PATIENCE)
-    # Of each: refused, blocked, granted, released; and the release of the one that they met.
+    # Each waiter: refused, blocked, granted, released; and the release of the one that they met.
     assert asked(raw, "blpop") - before == 4 * len(waiting) + 1
 
 

@@ -81,7 +81,7 @@ def _as_older(command: Command) -> Command:
 
 
 class OlderStore(RedisStore):
-    """Of a worker of the version before."""
+    """The store of a worker of the version before."""
 
     def ticket(self, *_: Any, **__: Any) -> None:
         return None  # it wakes no waiters

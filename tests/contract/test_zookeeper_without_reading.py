@@ -62,10 +62,10 @@ def give(store: ZooKeeperStore, key: str, token: Token, **options: Any) -> Relat
 def usual_costs(
     ensemble: ZooKeeperEnsemble, rounds: list[tuple[Callable[[], object], ...]]
 ) -> list[Count]:
-    """Of the first, second ... operation of most rounds.
+    """The counts of the first, second ... operation of most rounds.
 
-    Of most: a session's own heartbeat may fall into one or the other, and on a busy machine a new
-    session, which knows nothing of what stands.
+    Most, because a session's own heartbeat may fall into one or the other, and on a busy machine
+    a new session, which knows nothing of what stands.
     """
     wire, costs = Wire(ensemble.ports), [Counter[Count]() for _ in rounds[0]]
     with wire.listening():

@@ -40,7 +40,7 @@ class Site:
     """An app and its runtime.
 
     Args:
-        url: Of the store.
+        url: The URL of the store.
         others: How many more singleton tasks the app has.
         results: URL of a result backend; None: there is none.
 

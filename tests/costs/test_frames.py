@@ -58,7 +58,7 @@ class Calls:
 
 
 def calls_of(site: Site) -> Calls:
-    """Of one task that does nothing, in a process that has run others."""
+    """The calls of one task that does nothing, in a process that has run others."""
     # The least of several: the reply to the release of the task before comes with that to the
     # acquire, or alone, by chance.
     return min((_calls_of(site) for _ in range(_TIMES)), key=lambda found: len(found.entered))

@@ -65,7 +65,7 @@ def take(url: str, site: Site) -> Iterator[Take]:
 
 
 def linked(site: Site) -> dict[str, Any]:
-    """Of a message whose body triggers another: it lets go before that is sent."""
+    """The options of a message with a callback: it releases before that one is sent."""
     return {"callbacks": [site.plain.si("next")]}
 
 

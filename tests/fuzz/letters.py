@@ -74,7 +74,7 @@ class Writer:
     """Writes letters, the same ones for the same seed.
 
     Args:
-        seed: Of all choices.
+        seed: The seed of all choices.
         tasks: Names of tasks.
         names: Arguments to choose from; one of its own for every third letter.
         loot: What belongs to others: keys, claims, tokens, ids.
@@ -173,7 +173,7 @@ class Writer:
         return period | {"claim": claim if self._random.random() < 0.95 else self.odd()}
 
     def _beside(self) -> dict[str, Any]:
-        """Of other names: what Celery, or this library, makes attributes of the request of."""
+        """Headers of other names, which Celery or this library makes attributes of the request."""
         name = self._random.choice(
             [
                 *("singleton_task_run", "singleton_task_run", "singleton_claim", "is_eager"),

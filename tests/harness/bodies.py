@@ -11,7 +11,7 @@ from tests.harness.worker import CeleryWorker
 
 
 def ids(results: Iterable[Any]) -> set[str]:
-    """Of the tasks whose results these are."""
+    """The ids of the tasks whose results these are."""
     return {result.id for result in results}
 
 

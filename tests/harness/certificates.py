@@ -53,11 +53,11 @@ class Certificates:
 
     @property
     def query(self) -> str:
-        """Of the URL of etcd or ZooKeeper, whose servers ask clients for a certificate."""
+        """The query of a URL of etcd or ZooKeeper, whose servers ask clients for a certificate."""
         return f"ca={self.ca}&cert={self.cert}&key={self.key}"
 
     def redis_arguments(self, port: int) -> list[str]:
-        """Of a Redis server that speaks TLS on ``port``, to clients and to its replicas."""
+        """The arguments of a Redis server that speaks TLS to clients and replicas on ``port``."""
         return [
             *("--tls-port", str(port), "--tls-replication", "yes", "--tls-auth-clients", "no"),
             *("--tls-cert-file", str(self.cert), "--tls-key-file", str(self.key)),

@@ -77,7 +77,7 @@ class RedisBroker:
     """The messages of a Redis broker, queued or delivered and not acknowledged.
 
     Args:
-        client: Of the broker's database, decoding responses.
+        client: A client of the broker's database, decoding responses.
         queues: Their names.
     """
 

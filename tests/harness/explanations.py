@@ -17,8 +17,8 @@ def explained(app: Celery, result: Any, fate: Fate, *, timeout: float = 1.0) -> 
     Of a message that was put back, the key is known once a worker has it again.
 
     Args:
-        app: Of the task.
-        result: Of the call, or the id.
+        app: The app of the task.
+        result: The result of the call, or the id.
         fate: The one to wait for.
         timeout: Seconds to wait for the replies of workers, each time.
     """

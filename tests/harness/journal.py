@@ -45,7 +45,7 @@ class Record:
         at: CLOCK_MONOTONIC, seconds.
         pid: The process that wrote it; of a death, the process that died.
         run: The same for the start and the end of one body; empty otherwise.
-        task_id: Of the task, or empty.
+        task_id: The id of the task, or empty.
         key: What the body works on: bodies of one key must not overlap.
         fence: The fence of the body's lease, if it has one.
         data: Whatever else was given.
@@ -85,7 +85,7 @@ class Journal:
     """The file; any number of processes and threads may write it.
 
     Args:
-        path: Of the file; made with the first line.
+        path: The path of the file; made with the first line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -236,7 +236,7 @@ def runs(
     """All runs, in the order of their starts.
 
     Args:
-        records: Of a journal.
+        records: The records of a journal.
         key: Only the runs of this key.
         deaths: When (CLOCK_MONOTONIC, seconds) which process id was killed, added to the deaths
             that the journal records. A run without an end ended then; the moment before the

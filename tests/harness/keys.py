@@ -15,7 +15,7 @@ class Keys:
     """The keys in the store that an app's tasks use.
 
     Args:
-        app: Of the test's own process, as ``load_app("tests.apps.loss").app``.
+        app: The app of the test's own process, as ``load_app("tests.apps.loss").app``.
     """
 
     def __init__(self, app: Celery) -> None:

@@ -28,7 +28,7 @@ class LocalContainer(CeleryTestContainer):
     """A process in the clothes of a Docker container.
 
     Args:
-        name: Of the node.
+        name: The name of the node.
         process: What runs in it.
     """
 
@@ -145,8 +145,8 @@ def worker_node(module: str, app: celery.Celery, **options: Any) -> CeleryTestWo
     """A worker node.
 
     Args:
-        module: Of the app that the worker loads.
+        module: The module of the app that the worker loads.
         app: The app that the test itself uses, for ``node.app``.
-        options: Of `CeleryWorker`.
+        options: The options of `CeleryWorker`.
     """
     return CeleryTestWorker(WorkerContainer(module, options), app)

@@ -47,7 +47,7 @@ class Ticks:
     """The ticks in the queue.
 
     Args:
-        client: Of the broker's database, decoding responses.
+        client: A client of the broker's database, decoding responses.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -75,7 +75,7 @@ class RabbitTicks(Ticks):
     """The ticks in the queue of a RabbitMQ node, from which this takes them; a context manager.
 
     Args:
-        url: Of the broker.
+        url: The URL of the broker.
     """
 
     def __init__(self, url: str) -> None:

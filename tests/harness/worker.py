@@ -23,7 +23,7 @@ class CeleryWorker(Process):
         name: The worker's name before the ``@``; a unique one when not given.
         env: Added to the environment of the test; None as a value takes the name out.
         args: More arguments, as ``["--max-tasks-per-child", "1"]``.
-        loglevel: Of the worker.
+        loglevel: The loglevel of the worker.
         prefix: What runs the command of the worker, as ``["unshare", "--pid"]``.
         python: The interpreter.
         cwd: The directory it starts in; modules there come before all others.

@@ -46,6 +46,6 @@ def severities(app: Celery) -> dict[str, Severity]:
 
 
 def worst(app: Celery) -> Severity:
-    """Of all that is found: what the exit status follows from."""
+    """The worst severity that is found, which decides the exit status."""
     order = list(Severity)
     return max((finding.severity for finding in findings(app)), key=order.index)

@@ -27,7 +27,7 @@ class Stage:
     """A database, a journal, the app, and the workers that were asked for.
 
     Args:
-        url: Of the database.
+        url: The URL of the database.
         directory: For the journal, and the logs of the workers.
         stack: What ends with the stage.
         name: The module of the app.

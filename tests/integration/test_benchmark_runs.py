@@ -63,7 +63,7 @@ def test_every_contender_runs_at_a_worker_and_its_waits_are_counted(pool: str) -
     assert (waits[OURS], waits[SKIP]) == ("1", "1")
     assert waits["redis-py Lock in the body"] == "2"
     assert waits["a plain task beside singleton tasks (no lock)"] == "0"
-    # Of each part something was seen: a stopwatch around what is never called measures nothing.
+    # Each part was seen: a stopwatch around what is never called measures nothing.
     spent = rows_of(output[output.index("| part of a no-op") :])
     for part in PARTS:
         rows_of_part = [cells for name, cells in spent.items() if name.endswith(part.name)]

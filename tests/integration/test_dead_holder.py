@@ -200,7 +200,7 @@ def script(url: str, then: str, wait: float = 0.0) -> Process:
     ]
 )
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of a store."""
+    """The URL of a store."""
     if request.param == "redlock":
         with RedlockNodes(3) as nodes:
             yield nodes.url()

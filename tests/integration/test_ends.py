@@ -183,7 +183,7 @@ def test_a_second_call_with_the_same_task_id_runs(
 ) -> None:
     task_id = f"fixed-{name}"
     called = getattr(stage.app, task)
-    # Of the first call there is left, in the store, how often it was put back or that it is done.
+    # The store still has a note of the first call: how often it was put back, or that it is done.
     with ExitStack() as stack:
         if task == "patient":
             stack.enter_context(holding(stage, name))

@@ -65,9 +65,9 @@ def run_copies(
     """Send one message, of which each worker gets one copy; the workers that ran it, in order.
 
     Args:
-        task: Of what.
-        route: Of Celery, to where.
-        queues: Of each worker.
+        task: The task.
+        route: Celery's routing options.
+        queues: The queues of each worker.
         worker, journal, client: The fixtures.
         site: The app, where its workers have to be subscribed first.
     """

@@ -214,8 +214,8 @@ class Releases(NamedTuple):
     Attributes:
         publishers: By side.
         workers: By side; they consume what `run` names.
-        client: Of their database.
-        journal: Of their bodies.
+        client: A client of their database.
+        journal: The journal of their bodies.
         app: Controls the workers.
     """
 

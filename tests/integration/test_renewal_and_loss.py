@@ -27,8 +27,9 @@ LOSS = "tests.apps.loss"
 StartWorker = Callable[..., CeleryWorker]
 LoadApp = Callable[..., ModuleType]
 
-# Of most tests here, in seconds. A loss is noticed within a heartbeat (ttl/3); by its own deadline
-# alone a process would end the body after 2/3 of a ttl at the earliest. The slack lies between.
+# The ttl of most tests here, in seconds. A loss is noticed within a heartbeat (ttl/3); by its own
+# deadline alone a process would end the body after 2/3 of a ttl at the earliest. The slack lies
+# between.
 TTL = 3.0
 HEARTBEAT = TTL / 3
 SLACK = 0.9

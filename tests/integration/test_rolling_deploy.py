@@ -58,7 +58,7 @@ class Deploy:
         first: The directory of the version that acts first.
         second: That of the other one.
         start: Starts a worker; the fixture `worker`.
-        environment: Of all processes.
+        environment: The environment of all processes.
         stack: Ends the publishers.
     """
 

@@ -17,7 +17,7 @@ class Sample:
     """Memory at one moment, in MiB.
 
     Attributes:
-        share: Of the run, from 0 to 1.
+        share: The share of the run, from 0 to 1.
         parents: Resident, the largest of the long-lived processes.
         children: Resident, the largest of their children.
         server: What the server says that it uses.

@@ -48,7 +48,7 @@ class TaskLoad:
         workers: `celery worker` processes.
         processes: Pool processes of each.
         kills: Share of the tasks whose first run is killed.
-        seed: Of keys and kills.
+        seed: The seed of keys and kills.
         timeout: Seconds without any task ending, after which the run is given up.
         without_lock: Take the lock out; then the run has to fail.
     """

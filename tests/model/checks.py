@@ -22,7 +22,7 @@ class Check:
     Attributes:
         claim: In words; of a refuted one, what is taken out.
         model: The file.
-        definitions: Of its preprocessor.
+        definitions: The definitions of its preprocessor.
         violated: A part of the statement that has to be violated; empty: nothing may be.
         search: How.
     """

@@ -51,7 +51,7 @@ class Run:
     Attributes:
         error: What was violated; empty: nothing is.
         states: How many states were stored.
-        steps: Of the trail, or of the longest path.
+        steps: The steps of the trail, or of the longest path.
         seconds: That the search took, without compiling.
         reached: Lines of the model that a path came by; of a search through everything.
         trail: The steps to the error, in spin's words.

@@ -223,7 +223,7 @@ def test_a_sleep_counts_the_time_in_which_the_machine_is_suspended() -> None:
 
 
 def _seconds_left() -> Iterator[int]:
-    """Of each timer of this process on the clock that counts suspended time."""
+    """The seconds of each timer of this process on the clock that counts suspended time."""
     for path in Path("/proc/self/fdinfo").iterdir():
         try:
             text = path.read_text()

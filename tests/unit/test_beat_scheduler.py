@@ -30,7 +30,7 @@ clock = ManualClock()
 
 
 def now() -> datetime:
-    """Of the schedules: a module's function, for entries are pickled."""
+    """The schedules' clock: a module's function, because entries are pickled."""
     return datetime.fromtimestamp(clock.wall(), UTC)
 
 

@@ -99,7 +99,7 @@ class StoreLife(RuleBasedStateMachine):
         self.tokens = [token, replace(token, nonce="twin"), other]
 
     def token(self, number: int) -> Token:
-        """Of few: so they meet, and are met again."""
+        """One of few, so that they meet often."""
         return self.tokens[number]
 
     @rule(number=NUMBERS, ttl=TTLS)

@@ -48,7 +48,7 @@ class Request(SingletonRequestMixin):
 
 
 class Parent:
-    """Of one pool child."""
+    """The parent of one pool child."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(SystemClock())

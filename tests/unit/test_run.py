@@ -235,7 +235,7 @@ def test_an_interruption_that_strikes_within_a_task_group_is_one(grouped: Celery
 
 @contextmanager
 def transaction() -> Iterator[None]:
-    """Of a database that is as unreachable as the store."""
+    """A transaction of a database that is as unreachable as the store."""
     try:
         yield
     finally:

@@ -115,7 +115,7 @@ def verdicts(starts: Sequence[Sequence[Round]], share: float) -> list[str]:
 
     Args:
         starts: The rounds of each start of the workers.
-        share: Of a core, that `serve` took.
+        share: The share of a core, that `serve` took.
     """
     lines = []
     for column, what in {"time": "time", "processor time": "processor"}.items():

@@ -18,8 +18,8 @@ class Finding:
 
     Attributes:
         what: Was measured.
-        value: Of it.
-        unit: Of the value.
+        value: The measured value.
+        unit: The unit of the value.
         most: Its goal, an upper bound, in the same unit; None where there is no goal.
         digits: Behind the point.
         middle: Between what the middle lies, in 95 of 100 cases, where that is known: more rounds

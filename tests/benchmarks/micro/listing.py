@@ -85,7 +85,7 @@ def _listing(url: str, keys: int) -> list[Finding]:
     scans = client.info("commandstats")["cmdstat_scan"]
     return [
         Finding(f"`celery singleton ls --json` with {keys:,} keys", spread([seconds]), "s"),
-        # Of the largest process that this one has started and seen the end of.
+        # The largest process that this one has started and seen the end of.
         Finding("its memory", spread([_largest_child()]), "MiB", digits=0),
         Finding("its longest command, at the server", spread([slowest]), "ms", 5),
         Finding(

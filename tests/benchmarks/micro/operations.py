@@ -33,7 +33,7 @@ def operations(rounds: int, block: float, order: random.Random) -> list[Finding]
     """Time them all.
 
     Args:
-        rounds: Of blocks in shuffled order.
+        rounds: The number of rounds, each of blocks in shuffled order.
         block: Seconds of a block.
         order: Shuffles.
     """

@@ -52,7 +52,7 @@ def renewal(counts: list[int], sweeps: int, body_seconds: float) -> list[Finding
     Args:
         counts: How many leases, from few to many.
         sweeps: For each number.
-        body_seconds: Of a body's loop, with and without renewals, each ``sweeps`` times.
+        body_seconds: The duration of a body's loop; ``sweeps`` with renewals, as many without.
     """
     found: list[Finding] = []
     with PrivateServer(binary=find_binary()) as server:

@@ -125,7 +125,7 @@ def _parts(calls: dict[str, _Call], number: int, order: random.Random) -> list[d
 
 
 def _instructions(calls: dict[str, _Call]) -> dict[str, int]:
-    """Of the interpreter, of each call beyond a plain one; clients' own included."""
+    """What each call adds to a plain one in the interpreter, clients' own included."""
 
     def counted(name: str) -> Instructions:
         return least(lambda: calls[name](next(_numbers)), left_out=())

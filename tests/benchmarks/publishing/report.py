@@ -28,10 +28,10 @@ class Start:
     """What one process has reported; seconds, but for the server's, which are microseconds.
 
     Attributes:
-        rounds: Of each call, by contender.
-        parts: Of calls of ours, by part.
-        server: Of a command, by its name, by the server's own count.
-        instructions: Of the interpreter, of a call beyond a plain one, by contender.
+        rounds: The time of each call, by contender.
+        parts: The time of our calls, by part.
+        server: The time of a command, by its name, as the server counts it.
+        instructions: The instructions that a call adds to a plain one, by contender.
     """
 
     rounds: Rounds

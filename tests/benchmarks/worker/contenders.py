@@ -67,7 +67,7 @@ def contenders_of(
     """The contenders where bodies take ``seconds``: what is skipped has no body to compare.
 
     Args:
-        seconds: Of a body.
+        seconds: The duration of a body.
         before: Whether the earlier revision of ours is among them.
         only: Names of those that contend with Celery alone, the raw pair and ours; empty: all.
     """

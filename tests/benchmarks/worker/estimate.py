@@ -32,7 +32,7 @@ def estimate(starts: Sequence[Sequence[T]], statistic: Callable[[Sequence[T]], f
 
     Args:
         starts: The blocks of each start of the worker.
-        statistic: Of blocks, in any order and with repetitions.
+        statistic: Computed from blocks, in any order and with repetitions.
     """
     draw = random.Random(0)  # the same data give the same interval
     results = []

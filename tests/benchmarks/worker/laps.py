@@ -22,11 +22,11 @@ class Block:
     """What was seen of one: middles, in seconds, by contender.
 
     Attributes:
-        tasks: Of a task that follows one of its own kind.
-        first: Of one that follows another's; solo alone.
-        processor: Of the processor time of one that follows one of its own kind; in prefork, of all
+        tasks: The time of a task that follows one of its own kind.
+        first: The time of one that follows another's; solo alone.
+        processor: The processor time of one that follows one of its own kind; in prefork, of all
             the worker's processes.
-        publishing: Of a call that follows one of its own kind.
+        publishing: The time of a call that follows one of its own kind.
         pair: A raw pair among others.
     """
 
@@ -87,7 +87,7 @@ class Laps:
 
     @property
     def names(self) -> list[str]:
-        """Of the contenders."""
+        """The names of the contenders."""
         return list(self.starts[0][0].tasks)
 
     @property

@@ -84,7 +84,7 @@ _CALIBRATING: Final = 20_000
 
 
 class Stopwatch:
-    """Of the thread that makes it, which runs the bodies.
+    """A stopwatch of the thread that makes it, which runs the bodies.
 
     Args:
         clock: Seconds.
@@ -97,7 +97,7 @@ class Stopwatch:
         self._clock = clock
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._thread = threading.get_ident()
-        # Of each part under way, the innermost last: the seconds of the parts within.
+        # For each part under way, the innermost last: the seconds of the parts within.
         self._within = [0.0]
         self._step = ""
         # Seconds that a stopwatch adds to its own part, and to the one around it.

@@ -23,7 +23,7 @@ _RUN: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Of a no-op of ours that follows another of its kind, in a solo worker; seconds.
+    """The profile of a no-op of ours after another of its kind, in a solo worker; seconds.
 
     Attributes:
         parts: By part, one number per task.

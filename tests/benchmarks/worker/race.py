@@ -30,7 +30,7 @@ class Plan:
     Attributes:
         courses: Which.
         starts: How often each worker is started again.
-        blocks: Of each course in each start, the same number in all pools.
+        blocks: The blocks of each course in each start, the same number in all pools.
         order: Shuffles the runs of each block.
         run: Messages of one contender in a row; None: as many as suit the pool.
     """

@@ -57,7 +57,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one block; lists are in the order of its messages, and a pool lacks what isn't its own.
+    """What one block gave. Lists are in the order of its messages; a pool lacks what isn't its own.
 
     Attributes:
         publishing: Seconds that each call took in the process that published.
