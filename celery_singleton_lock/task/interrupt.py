@@ -40,8 +40,9 @@ _R = TypeVar("_R")
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
 
-# Celery uses SIGUSR1 (soft time limit) and SIGUSR2 (debugger). No library is known to use the
-# eleventh real-time signal. macOS has none; SIGURG is ignored there by default.
+# Celery uses SIGUSR1 (soft time limit) and SIGUSR2 (debugger). docs/how-to/pools.md says which
+# software was examined. SIGRTMIN is above the signals that the C library reserves. macOS has no
+# real-time signals; SIGURG is ignored there by default.
 _SIGNAL: Final = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGURG
 
 
@@ -85,7 +86,8 @@ class Body:
         if self._on_main:
             # signal.getsignal() converts its result to an Enum, at several times the cost.
             if _signal.getsignal(_SIGNAL) is not _on_signal:
-                signal.signal(_SIGNAL, _on_signal)
+                # Scalene replaces signal.signal() by a function that refuses signals without names.
+                _signal.signal(_SIGNAL, _on_signal)
             _on_main_thread.append(self)
         try:
             try:

@@ -170,6 +170,56 @@ def test_a_signal_from_elsewhere_ends_nothing() -> None:
     assert body.run(lambda: signal.raise_signal(interrupt_module._SIGNAL) or 7) == 7
 
 
+@pytest.fixture
+def signal_of_others() -> Iterator[int]:
+    """The signal without this library's handler, as before the first body of a process."""
+    before = signal.signal(interrupt_module._SIGNAL, signal.SIG_DFL)
+    yield interrupt_module._SIGNAL
+    signal.signal(interrupt_module._SIGNAL, before)
+
+
+def test_a_body_is_ended_where_a_profiler_has_replaced_the_function_that_sets_handlers(
+    signal_of_others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = signal.signal
+
+    def replaced(number: int, handler: Any) -> Any:
+        # As Scalene's, which wants a name of each signal: 45 has none.
+        return original(signal.Signals(number), handler)
+
+    monkeypatch.setattr(signal, "signal", replaced)
+    with pytest.raises(ValueError, match="is not a valid Signals"):
+        signal.signal(signal_of_others, signal.SIG_DFL)
+    body, started = Body(), threading.Event()
+    thread = interrupted_once_started(body, started)
+    with pytest.raises(LeaseInterrupt):
+        body.run(lambda: sleep(started))
+    thread.join()
+
+
+def test_a_handler_that_was_there_before_the_body_is_replaced(signal_of_others: int) -> None:
+    signal.signal(signal_of_others, lambda *_: pytest.fail("it was called"))
+    body, started = Body(), threading.Event()
+    thread = interrupted_once_started(body, started)
+    with pytest.raises(LeaseInterrupt):
+        body.run(lambda: sleep(started))
+    thread.join()
+
+
+def test_a_body_that_takes_the_signal_for_itself_is_not_ended(signal_of_others: int) -> None:
+    body, started, caught = Body(), threading.Event(), threading.Event()
+
+    def take_it() -> bool:
+        signal.signal(signal_of_others, lambda *_: caught.set())
+        started.set()
+        return caught.wait(LONG)
+
+    thread = interrupted_once_started(body, started)
+    assert body.run(take_it)
+    assert body.fired
+    thread.join()
+
+
 def test_the_outer_body_is_ended_from_within_an_inner_one() -> None:
     outer, inner, started = Body(), Body(), threading.Event()
     thread = interrupted_once_started(outer, started)
