@@ -16,8 +16,10 @@ from typing import Any, Final, Self
 from example_project.private_server import tied_to_parent
 from tests.harness.processes import ROOT
 
-#: The commit whose workers and publishers the present ones have to work beside.
-DEPLOYED: Final = "a210256"
+#: The commit whose workers and publishers the present ones have to work beside; of version 0.2.
+DEPLOYED: Final = "65bc26a"
+#: A commit of version 0.1, which lacks some options.
+OLDEST: Final = "a210256"
 
 #: What an app for both versions is made of, beside the package; taken from the present version.
 _SHARED: Final = (
@@ -34,19 +36,19 @@ class HistoryNotFound(Exception):
     """This tree has no git history that reaches back to the deployed version."""
 
 
-def export_deployed(directory: Path) -> Path:
-    """Put the package of the deployed version into ``directory``, with the tests' apps beside it.
+def export_deployed(directory: Path, commit: str = DEPLOYED) -> Path:
+    """Put the package of an earlier version into ``directory``, with the tests' apps beside it.
 
     Raises:
         HistoryNotFound: There is no repository here, or no such commit in it.
     """
-    command = ["git", "archive", "--format=tar", DEPLOYED, "celery_singleton_lock"]
+    command = ["git", "archive", "--format=tar", commit, "celery_singleton_lock"]
     try:
         archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", b"").decode(errors="replace").strip() or error
         raise HistoryNotFound(
-            f"no git history with {DEPLOYED} here ({why}); a shallow clone lacks it"
+            f"no git history with {commit} here ({why}); a shallow clone lacks it"
         ) from error
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         # Python below 3.11.4 has no filters; later ones warn where none is given.

@@ -24,10 +24,18 @@ from tests.harness.journal import Journal, most_at_once
 from tests.harness.processes import ROOT
 from tests.harness.rabbit import RabbitServer
 from tests.harness.ticks import Ticks, faults, longest_gap
-from tests.harness.versions import HistoryNotFound, Publisher, export_deployed, imports_from
+from tests.harness.versions import (
+    DEPLOYED,
+    OLDEST,
+    HistoryNotFound,
+    Publisher,
+    export_deployed,
+    imports_from,
+)
 from tests.harness.worker import CeleryBeat, CeleryWorker
 
 pytestmark = pytest.mark.slow
+without_new_options = pytest.mark.parametrize("deployed", [OLDEST], indirect=True)
 
 APP = "tests.apps.rolling"
 #: Seconds; short where a lease has to expire.
@@ -41,10 +49,11 @@ swept = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="session")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the deployed version."""
+def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the deployed version, or of the commit that is the parameter."""
+    commit = getattr(request, "param", DEPLOYED)
     try:
-        return export_deployed(tmp_path_factory.mktemp("deployed"))
+        return export_deployed(tmp_path_factory.mktemp("deployed"), commit)
     except HistoryNotFound as error:
         # Not a missing part, which would be a failure in CI: a source archive or a shallow clone
         # has no way to get it.
@@ -172,15 +181,18 @@ CALLS += [
     {"task": "by_template", "args": ["a", {"a": [2], "b": 1}], "key": True},
     {"task": "work", "args": ["a"], "key": True},
 ]
-# Changed on purpose, and written down in the changelog: the order of a dict no longer counts.
+# Changed after 0.1, on purpose and as the changelog says: the order of a dict no longer counts.
 CHANGED = [{"task": "by_template", "args": ["a", {"b": 1, "a": [2]}], "key": True}]
 
 
-def test_both_versions_make_the_same_keys(deploy: Deploy) -> None:
+@pytest.mark.parametrize(
+    ("deployed", "changed"), [(DEPLOYED, []), (OLDEST, CHANGED)], indirect=["deployed"]
+)
+def test_both_versions_make_the_same_keys(deploy: Deploy, changed: list[dict[str, Any]]) -> None:
     calls = CALLS + CHANGED
     first, second = (publisher.ask(calls) for publisher in deploy.publishers())
     different = [call for call, *keys in zip(calls, first, second, strict=True) if len({*keys}) > 1]
-    assert different == CHANGED
+    assert different == changed
 
 
 def test_duplicates_of_both_versions_never_overlap(
@@ -257,6 +269,7 @@ def test_a_duplicate_of_the_other_version_is_answered_until_the_run_is_done(
     assert_clean(journal, redis_client)
 
 
+@without_new_options
 def test_a_deployed_worker_says_that_it_does_not_know_the_newest_arguments(
     deployed: Path,
     deploy: Deploy,
@@ -300,6 +313,7 @@ def test_the_call_after_a_start_runs_whichever_version_makes_it(
     assert_clean(journal, redis_client)
 
 
+@without_new_options
 @pytest.mark.parametrize("roots", ["deployed first"], indirect=True)
 @pytest.mark.parametrize(
     ("task", "args"),
