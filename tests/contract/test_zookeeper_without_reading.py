@@ -170,7 +170,7 @@ def test_a_proof_that_no_marker_stands_leaves_none_behind(
     assert [seen.exists for seen in view.values()] == [False]
 
 
-def test_of_many_who_guess_that_a_key_is_free_one_is_granted(
+def test_of_many_clients_that_guess_that_a_key_is_free_one_is_granted(
     store: ZooKeeperStore, other: ZooKeeperStore
 ) -> None:
     with ThreadPoolExecutor(8) as threads:
