@@ -5,6 +5,8 @@ from typing import Annotated
 from celery.result import AsyncResult
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 from tasks import FOLDER, app, build
 
 from celery_singleton_lock import (
@@ -60,6 +62,8 @@ async def busy(request: Request, error: LockConflict) -> JSONResponse:
 
 @web.exception_handler(LeaseLost)
 @web.exception_handler(StoreUnavailable)
+@web.exception_handler(OperationalError)
+@web.exception_handler(RedisError)
 async def unavailable(request: Request, error: Exception) -> JSONResponse:
-    """Redis does not answer, or the lease is lost."""
+    """The lease is lost; or the lock store, the broker or the result backend does not answer."""
     return JSONResponse({"detail": "try again later"}, 503, {"Retry-After": "2"})

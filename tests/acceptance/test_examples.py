@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from example_project.private_server import free_port
+from example_project.private_server import PrivateServer, free_port
 from tests.acceptance.test_readme import ROOT, blocks
 from tests.conftest import missing
 from tests.harness.processes import Process
@@ -96,13 +96,13 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, redis_url: str) -> Iterator[Callable[[str], Project]]:
+def project(tmp_path: Path, redis_url: str) -> Iterator[Callable[..., Project]]:
     if shutil.which("curl") is None:
         missing("curl is not installed")
     projects: list[Project] = []
 
-    def copy(name: str) -> Project:
-        projects.append(Project(ROOT / "examples" / name, tmp_path / name, redis_url))
+    def copy(name: str, url: str = redis_url) -> Project:
+        projects.append(Project(ROOT / "examples" / name, tmp_path / name, url))
         return projects[-1]
 
     yield copy
@@ -164,3 +164,16 @@ def test_the_fastapi_project(project: Callable[[str], Project]) -> None:
         sys.executable, "-m", "celery", "-A", "tasks", "singleton", "explain", task[1]
     )
     assert "ran" in explained
+
+
+def test_the_fastapi_project_asks_to_come_back_later_while_redis_is_down(
+    project: Callable[..., Project],
+) -> None:
+    with PrivateServer() as server:
+        reports = project("fastapi", server.url())
+        reports.start("uvicorn web:web", "--port", f"{reports.port}", until="Uvicorn running")
+        assert reports.status("/customers/7/report", "-X", "POST") == 202
+        server.kill()
+        assert reports.status("/customers/8/report", "-X", "POST") == 503
+        assert reports.status("/tasks/some-task") == 503
+        assert reports.status("/customers/8", "-X", "DELETE") == 503
