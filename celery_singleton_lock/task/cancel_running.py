@@ -134,7 +134,7 @@ class CancelRunning(Feature):
         """Note the call, which waits for the holder; delete the reservation of an older call."""
         record = refused.record
         if refused.relation is not Relation.OTHER or (record and record.kind is Kind.CLAIM):
-            return False  # there is no holder to wait for: a period has its call
+            return False  # the call of a period refuses, which holds no key
         order = self._order
         reservation = order.reservation(refused)
         order.note(self.run.delivery.token, reservation)

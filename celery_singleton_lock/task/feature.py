@@ -54,9 +54,9 @@ class Run(Protocol):
 class Feature:
     """What an option adds to a run.
 
-    Each method is called at one point of the run. By default it adds nothing. A method
-    that raises `celery.exceptions.Ignore` has ended the delivery: it has put the message back, or
-    stored a result.
+    Each method is called at one point of the run. By default it adds nothing. A method that raises
+    `celery.exceptions.Ignore` has ended the delivery: it has put the message back, or stored a
+    result.
     """
 
     def __init__(self, run: Run) -> None:
@@ -82,7 +82,7 @@ class Feature:
         """
 
     def refused(self, refused: Refused) -> bool:
-        """The store has refused the lease. Returns whether to ask it again at once.
+        """The lease was refused. Returns whether to ask for it again at once.
 
         Raises:
             Ignore: The delivery has ended.

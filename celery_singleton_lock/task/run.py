@@ -12,6 +12,9 @@ Overview
         after_return    release, marker "done"       (SUCCESS, FAILURE, REVOKED)
         task_postrun    release what is still held   (Retry, Ignore, Reject, SystemExit ...)
 
+    What only some options need is in the features of a run (see `feature`), which it calls on the
+    way.
+
 Guarantees
     The body runs only under a lease. (Exceptions: ``on_store_error="run"``, and keys that are
     None.) A delivery is given up only if the message was put back, its work is done, or its body
@@ -344,7 +347,7 @@ class TaskRun:
                     if isinstance(reply, Lease):
                         self._lease = reply
                         if self._features:
-                            self._begin_features(request, reply)
+                            self._notify_of_grant(request, reply)
                         return reply
                     self._asked = None
                     if self._is_of_another_message(reply):
@@ -375,8 +378,8 @@ class TaskRun:
         answers = (feature.answer(request) for feature in self._features)
         return next((refused for refused in answers if refused is not None), None)
 
-    def _begin_features(self, request: Acquire, lease: Lease) -> None:
-        """Tell the features of the grant.
+    def _notify_of_grant(self, request: Acquire, lease: Lease) -> None:
+        """Call the features after a grant.
 
         Raises:
             Ignore: A feature has ended the delivery.

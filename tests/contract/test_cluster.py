@@ -12,6 +12,7 @@ from celery_singleton_lock.core.heartbeat import notes_on
 from celery_singleton_lock.core.key import Keyspace
 from celery_singleton_lock.core.lease import (
     Holder,
+    Kind,
     Lease,
     LossReason,
     OperatorRelease,
@@ -446,6 +447,24 @@ def test_a_claim_in_another_shard_is_freed_by_a_refusal_that_ends_its_message(
     acquire(store, key, token, running, frees_claim=True)
     assert store.inspect(claim) is None
     give(store, key, holder)
+
+
+@slow
+def test_a_claim_in_another_shard_is_not_queued_by_a_dying_holder(store: ClusterStore) -> None:
+    # The worker parent has reported the end of the message, and keeps its claim as long as the key.
+    key, token = new_key(), new_token()
+    claim = claim_in_another_shard(key)
+    assert admitted(store, claim, token)
+    take(store, key, token)
+    kept = ClaimChange(key=claim, phase=Phase.RUNNING, ttl=60)
+    dying = Release(keys=(key,), token=token, become=Kind.DYING, become_ttl=60, claim=kept)
+    assert store.release(dying, timeout=TIMEOUT) is Relation.OURS
+    queued = ClaimChange(key=claim, phase=Phase.QUEUED, ttl=3600)
+    last = Release(keys=(key,), token=token, claim=queued)
+    assert store.release(last, timeout=TIMEOUT) is Relation.OURS
+    record = store.inspect(claim)
+    assert record is not None
+    assert record.phase is Phase.RUNNING
 
 
 @slow

@@ -446,7 +446,7 @@ end:
         child[me].at = BODY
       fi }
 
-  /* No reply to the note: the lease is released, and the message put back. [task/run.py TaskRun._begin_features] [task/run.py TaskRun._retain] */
+  /* No reply to the note: the lease is released, and the message put back. [task/run.py TaskRun._notify_of_grant] [task/run.py TaskRun._retain] */
   :: d_step { child[me].at == GRANTED && faults > 0 ->
       faults--;
       release(FREE, UNKNOWN);

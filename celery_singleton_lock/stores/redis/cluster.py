@@ -417,8 +417,12 @@ class ClusterStore(RedisStore):
         claim = _remote_claim(request.keys[0], request.claim)
         if claim is None:
             return super().release(request, timeout=timeout)
+        # The claim of a dying holder can only be freed, see release.lua.
+        record = None if claim.phase is None else self._read(request.keys[0], timeout)
+        is_kept = record is not None and record.kind is Kind.DYING
         reply = super().release(replace(request, claim=None), timeout=timeout)
-        if reply is Relation.OURS or (reply is Relation.NOT_OURS and claim.phase is None):
+        frees = reply is not Relation.TWIN and claim.phase is None
+        if frees or (reply is Relation.OURS and not is_kept):
             self._settle_remote(request.token, claim, timeout)
         return reply
 
