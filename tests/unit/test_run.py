@@ -12,9 +12,10 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock import LeaseLost, current_lease, singleton_task
+from celery_singleton_lock import LeaseLost, OnConflict, current_lease, singleton_task
+from celery_singleton_lock.core.lease import Holder, Token
 from celery_singleton_lock.core.locker import Locker
-from celery_singleton_lock.core.store import Acquire, Granted, Refused, Relation, Release
+from celery_singleton_lock.core.store import Acquire, Call, Granted, Refused, Relation, Release
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.message.header import NONCE_KEY
 from celery_singleton_lock.runtime import Runtime
@@ -120,6 +121,45 @@ def test_a_loss_that_is_handled_when_its_run_has_just_been_settled_found_the_bod
     app.close()
     run, lease = kept
     assert run._on_lost(lease) == "body-ended"
+
+
+class KeepsReservations(MemoryStore):
+    """A store in which the newest call does not delete the reservation of an older one."""
+
+    asked = 0
+
+    def acquire(self, request: Acquire, *, timeout: float) -> Granted | Refused:
+        self.asked += 1
+        assert self.asked < 1000, "the key is asked for without a pause"
+        return super().acquire(request, timeout=timeout)
+
+    def note_call(self, key: str, call: Call, **options: Any) -> Call:
+        return super().note_call(key, call, **{**options, "reservation": ""})
+
+
+def test_a_reservation_that_stays_is_waited_for_as_any_holder() -> None:
+    clock = ManualClock()
+    store = KeepsReservations(clock)
+    app = Celery("reserved", broker="memory://", set_as_current=False)
+    Runtime.install(app, Runtime(app, store=store, clock=clock))
+    rule = OnConflict.cancel_running(within=1, timeout=5)
+
+    @singleton_task(app=app, name="work", shared=False, on_conflict=rule)
+    def work() -> None: ...
+
+    key = app.tasks["work"].lock_key()
+    assert key is not None
+    token = Token("earlier", 0, 0, "n0")
+    holder = Holder(task="work", task_id="earlier")
+    store.acquire(Acquire(slots=(key,), token=token, holder=holder, ttl=600), timeout=1)
+    release = Release(keys=(key,), token=token)
+    release.reserve(600)
+    store.release(release, timeout=1)
+    trace = build_tracer("work", app.tasks["work"], app=app)
+    request = {"id": "t", "task": "work", "delivery_info": {}, NONCE_KEY: "a1"}
+    found = trace("t", [], {}, request)
+    app.close()
+    assert "waiting for 5 s was not enough" in str(found.info.retval)
 
 
 def test_what_becomes_of_a_lost_body_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
