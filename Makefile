@@ -5,7 +5,8 @@
 #   make bench ARGS="stores --only Redis --rounds 10"
 
 PYTHON ?= python3
-JOBS ?= 2
+# The tests wait for processes more than they compute: two jobs for each of two cores.
+JOBS ?= 4
 ARGS ?=
 DEMO_ARGS ?=
 
@@ -17,7 +18,20 @@ BENCH_READY := $(VENV)/.bench-ready
 DOCS_READY := $(VENV)/.docs-ready
 OLDEST := .venv-oldest
 AGENTS := .venv-agents
+OLDEST_PACKAGES := 'celery==5.5.*' 'redis==5.2.*'
+AGENT_PACKAGES := hypothesis psutil pytest pytest-celery pytest-timeout pytest-xdist \
+  ddtrace sentry-sdk newrelic opentelemetry-distro opentelemetry-instrumentation-celery
+OLDER_AGENTS := 'ddtrace==2.21.*' 'sentry-sdk==2.54.*'
+# One file for all versions of Python that are supported.
+COMPILE = $(BIN)/python -m uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header
+# What builds this package and those that have no wheel.
+BUILD_PACKAGES := hatchling editables setuptools wheel
 
+# What is installed is pinned, so that a release on the index changes nothing here; the newest of
+# everything: make test CONSTRAINTS= VENV=.venv-newest
+CONSTRAINTS ?= constraints/dev.txt
+# With its whole path: pip is called in other directories, too, to build this package.
+export PIP_CONSTRAINT := $(abspath $(CONSTRAINTS))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
@@ -32,9 +46,13 @@ demo: $(DEMO_READY)  ## the example project, with the lock and without it; optio
 test: $(DEV_READY)  ## the tests that take less than 5 minutes together; options in ARGS
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
-.PHONY: test-all
-test-all: $(DEV_READY)  ## the slow rest
+.PHONY: test-slow
+test-slow: $(DEV_READY) $(BENCH_READY)  ## the slow tests; a tenth of them with ARGS=--part=3/10
 	$(BIN)/python -m pytest -m slow -n $(JOBS) $(ARGS)
+
+.PHONY: test-all
+test-all:  ## everything that make test leaves out: slow, oldest, agents, newest Python
+	$(PYTHON) -m tests.ci --rest
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.ready  ## units and contracts with the oldest Celery and redis-py allowed
@@ -79,6 +97,15 @@ docs: $(DOCS_READY)  ## the documentation site, in build/docs; every warning is 
 	$(BIN)/python -m sphinx -E -W -n -q -b html docs build/docs
 	@echo "build/docs/index.html"
 
+.PHONY: constraints
+constraints: | $(BIN)/python  ## the newest versions of everything that make installs, into constraints/
+	$(BIN)/python -m pip install --quiet uv
+	printf '%s\n' $(BUILD_PACKAGES) | $(COMPILE) --all-extras pyproject.toml - -o constraints/dev.txt
+	printf '%s\n' $(BUILD_PACKAGES) $(OLDEST_PACKAGES) | \
+	  $(COMPILE) --all-extras pyproject.toml - -o constraints/oldest.txt
+	printf '%s\n' $(BUILD_PACKAGES) $(AGENT_PACKAGES) | $(COMPILE) pyproject.toml - -o constraints/agents.txt
+	printf '%s\n' $(BUILD_PACKAGES) $(OLDER_AGENTS) | $(COMPILE) - -o constraints/older-agents.txt
+
 .PHONY: build
 build: $(DEV_READY)  ## wheel and source archive in dist/
 	rm -rf dist
@@ -91,34 +118,35 @@ clean:  ## remove everything that was made here
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: installed again only when pyproject.toml is newer. Whatever dev needs, demo has too.
-$(DEV_READY): pyproject.toml | $(BIN)/python
+$(DEV_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "make: installing packages into $(VENV), which takes about a minute"
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(DEMO_READY)
 
-$(BENCH_READY): pyproject.toml | $(BIN)/python
+$(BENCH_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@
 
-$(DOCS_READY): pyproject.toml | $(BIN)/python
+$(DOCS_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
-$(OLDEST)/.ready: pyproject.toml | $(BIN)/python
+$(OLDEST)/.ready: pyproject.toml constraints/oldest.txt | $(BIN)/python
+	@echo "make: installing packages into $(OLDEST), which takes about a minute"
 	$(BIN)/python -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --editable '.[dev]' 'celery==5.5.*' 'redis==5.2.*'
+	PIP_CONSTRAINT=constraints/oldest.txt $(OLDEST)/bin/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 # The newest agents; in a directory of their own, the last ones that nest headers in every message.
-$(AGENTS)/.ready: pyproject.toml Makefile | $(BIN)/python
+$(AGENTS)/.ready: pyproject.toml constraints/agents.txt constraints/older-agents.txt | $(BIN)/python
+	@echo "make: installing packages into $(AGENTS), which takes about a minute"
 	$(BIN)/python -m venv $(AGENTS)
-	$(AGENTS)/bin/python -m pip install --quiet --editable . hypothesis psutil pytest pytest-celery \
-	  pytest-timeout pytest-xdist \
-	  ddtrace sentry-sdk newrelic opentelemetry-distro opentelemetry-instrumentation-celery
-	$(AGENTS)/bin/python -m pip install --quiet --upgrade --target $(AGENTS)/older \
-	  'ddtrace==2.21.*' 'sentry-sdk==2.54.*'
+	PIP_CONSTRAINT=constraints/agents.txt $(AGENTS)/bin/python -m pip install --quiet --editable . $(AGENT_PACKAGES)
+	PIP_CONSTRAINT=constraints/older-agents.txt \
+	  $(AGENTS)/bin/python -m pip install --quiet --upgrade --target $(AGENTS)/older $(OLDER_AGENTS)
 	@touch $@
 
-$(DEMO_READY): pyproject.toml | $(BIN)/python
+$(DEMO_READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	@touch $@
 

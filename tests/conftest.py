@@ -29,6 +29,7 @@ from example_project.private_server import (
     find_binary,
     find_server,
 )
+from tests.ci.parts import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 from tests.harness import nodes
 from tests.harness.app_module import fresh_module
 from tests.harness.cluster import Cluster

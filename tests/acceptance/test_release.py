@@ -19,6 +19,7 @@ import pytest
 import celery_singleton_lock
 from celery_singleton_lock.errors import DOCS
 from tests.acceptance.test_package import PACKAGE, run, source_files
+from tests.ci.__main__ import SLOW_PARTS
 from tests.conftest import missing
 from tests.harness.processes import ROOT
 
@@ -136,6 +137,12 @@ def test_the_workflows_call_targets_that_exist() -> None:
     assert {"build", "test", "chaos"} <= set(commands)
     assert all(f"\n{target}:" in makefile for target in commands)
     assert "run: bash .ci/run\n" in CI
+
+
+def test_the_workflow_takes_every_part_of_the_slow_rest_and_a_release_needs_them() -> None:
+    (listed,) = re.findall(r"part: \[(.*)\]", CI)
+    assert [int(number) for number in listed.split(",")] == list(range(1, SLOW_PARTS + 3))
+    assert "needs: [ci, build]" in WORKFLOWS["release.yml"]
 
 
 def test_a_release_is_published_without_a_stored_token() -> None:

@@ -1,0 +1,158 @@
+"""One step of a run: a command with a limit, and for tests one repetition of what failed.
+
+Guarantees:
+    A step ends at its limit, with the stacks of its processes in the log, and leaves none behind.
+    A test that failed is repeated once, alone. If it passes then, it is named as unsteady.
+Non-guarantees:
+    More than `MOST_REPEATED` failed tests are not repeated: that is no unsteadiness.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.ci.processes import MARK, end_all, print_stacks
+
+MOST_REPEATED = 10
+
+#: Seconds for the repetition of failed tests: each may take the limit of one test (120 s).
+_REPETITION = 300.0
+
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A command of the Makefile, or another one.
+
+    Attributes:
+        limit: Seconds after which it is ended.
+        tests: Whether it is a target of the Makefile that calls pytest with ARGS.
+        args: The ARGS of such a target.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit: float
+    tests: bool = False
+    args: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a step ended; `failed` and `unsteady` are names of tests, `seconds` its duration."""
+
+    step: Step
+    word: str
+    seconds: float = 0.0
+    passed: int = 0
+    failed: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it does not stop a delivery."""
+        return self.word == "passed"
+
+
+class Runner:
+    """Runs steps one after another, within one deadline.
+
+    Args:
+        run: The mark of this run's processes.
+        folder: Where results of the tests are written, and temporary files go.
+        seconds: The time for all steps together.
+    """
+
+    def __init__(self, *, run: str, folder: Path, seconds: float) -> None:
+        self._run = run
+        self._folder = folder
+        self._deadline = time.monotonic() + seconds
+
+    def take(self, step: Step) -> Result:
+        """Run the step to its end or to its limit, whichever comes first."""
+        print(f"\n=== {step.name}", flush=True)
+        begin = time.monotonic()
+        result = self._tests(step) if step.tests else self._command(step)
+        result = replace(result, seconds=time.monotonic() - begin)
+        print(f"=== {step.name}: {result.word}, {result.seconds:.0f} s", flush=True)
+        return result
+
+    def _command(self, step: Step) -> Result:
+        return Result(step=step, word=self._execute(step.command, step.limit))
+
+    def _tests(self, step: Step) -> Result:
+        folder = self._folder / step.name.replace(" ", "-")
+        cache = folder / "cache"
+        first = folder / "first.xml"
+        args = f"{step.args} -o cache_dir={cache} --junitxml={first}"
+        word = self._execute((*step.command, f"ARGS={args}"), step.limit)
+        passed = _passed(first)
+        failed = _last_failed(cache)
+        if word != "failed" or not failed or len(failed) > MOST_REPEATED:
+            return Result(step=step, word=word, passed=passed, failed=tuple(failed))
+        print(f"=== {step.name}: {len(failed)} failed, repeated alone", flush=True)
+        # Without `args`: --lf leaves out modules, so that the parts would be dealt differently.
+        args = f"-o cache_dir={cache} -n 0 --lf --lfnf=none"
+        word = self._execute((*step.command, f"ARGS={args}"), _REPETITION)
+        still = failed if word == "hung" else _last_failed(cache)
+        unsteady = [each for each in failed if each not in still]
+        return Result(
+            step=step,
+            word=word,
+            passed=passed + len(unsteady),
+            failed=tuple(still),
+            unsteady=tuple(unsteady),
+        )
+
+    def _execute(self, command: tuple[str, ...], limit: float) -> str:
+        """Returns "passed", "failed" or "hung"; "not run" if there was no time left."""
+        limit = min(limit, self._deadline - time.monotonic())
+        if limit <= 0:
+            return "not run"
+        environment = {**os.environ, MARK: self._run, "TMPDIR": str(self._folder), "CI": "true"}
+        process = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            # The signals of a terminal or of `timeout` end this program, which then ends the step.
+            start_new_session=True,
+        )
+        try:
+            word = "passed" if process.wait(limit) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            print(f"=== ended after {limit:.0f} s; its processes were:", flush=True)
+            print_stacks(self._run, _ROOT / ".venv/bin/py-spy")
+            word = "hung"
+        finally:
+            left = end_all(self._run)
+            process.wait()
+        if word != "hung":
+            for each in left:
+                print(f"=== left behind: {each[:200]}", flush=True)
+        return word
+
+
+def _passed(report: Path) -> int:
+    """How many tests passed, by pytest's report; 0 if pytest did not come to write it."""
+    if not report.exists():
+        return 0
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    return sum(
+        int(suite.get("tests", 0))
+        - sum(int(suite.get(name, 0)) for name in ("failures", "errors", "skipped"))
+        for suite in suites
+    )
+
+
+def _last_failed(cache: Path) -> list[str]:
+    """The tests that `--last-failed` would run."""
+    names = cache / "v/cache/lastfailed"
+    return sorted(json.loads(names.read_text())) if names.exists() else []
